@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['ewgs_round']
 
-# %% ../nbs/12_ewgs.ipynb #9a2c5ad4
+# %% ../nbs/12_ewgs.ipynb #f9d247ed
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
-from .core import check_input, check_knob, estimator, _broadcasts, _number, _pieces, _widen, _wide
+from .core import check_input, check_knob, estimator, _number, _pieces, _widen, _wide
 
-# %% ../nbs/12_ewgs.ipynb #c0b29580
+# %% ../nbs/12_ewgs.ipynb #28b0d7d6
 class _Pull(Function):
     "The identity; backward adds `delta*|g|` times the distance from the grid."
     generate_vmap_rule = True
@@ -27,11 +27,11 @@ class _Pull(Function):
     def backward(ctx, g):
         x,*tensors = ctx.saved_tensors
         tensors = iter(tensors)
-        delta,step,offset = (_widen(next(tensors) if k is None else k, _wide(x.dtype)) for k in ctx.numbers)
-        def pulled(x, g):
+        def pulled(x, g, delta, step, offset):
             v = (x-offset)/step
-            return (g + delta*g.abs()*torch.nan_to_num(v-torch.round(v)),)
-        return *_pieces(pulled, x, g, whole=torch.is_grad_enabled() or _broadcasts((delta, step, offset))),None,None,None
+            return g + delta*g.abs()*torch.nan_to_num(v-torch.round(v)),None,None,None
+        knobs = [_widen(next(tensors) if k is None else k, _wide(x.dtype)) for k in ctx.numbers]
+        return _pieces(pulled, (x, g), knobs)
 
 _round = estimator('ewgs_round', torch.round)
 

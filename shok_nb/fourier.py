@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['fourier_round', 'poisson_round']
 
-# %% ../nbs/23_fourier.ipynb #bbbebdd2
-import math, numbers
+# %% ../nbs/23_fourier.ipynb #3879548a
+import math
+from functools import lru_cache
 import torch
 from torch import Tensor
-from .core import staircase
+from .core import check_count, staircase, _minus_sine
 
-# %% ../nbs/23_fourier.ipynb #c979221b
+# %% ../nbs/23_fourier.ipynb #71393da1
 def _plan(terms, fejer):
     "The slope at an integer, and the coefficients of the recurrence."
     d,b,coefs = 0.,0.,[]
@@ -21,41 +22,31 @@ def _plan(terms, fejer):
         coefs.append(b)
     return (terms+1)%2/(terms+1) if fejer else (-1)**terms,coefs[:-1]
 
-def _one(q):
-    "q - sin(2πq)/2π, by the series of t - sin t where the two cancel."
-    small = q.clamp(max=.1)
-    t,s = (2*math.pi*small)**2,0.
-    for k in range(8 if q.dtype == torch.float64 else 4, 0, -1): s = 1/math.prod(range(2, 2*k+2)) - t*s
-    return torch.where(q < .1, small*t*s, q - torch.sin(2*math.pi*q)/(2*math.pi))
+def _away(q): return (.5-q.abs()).clamp(min=1e-30)         # from the tie, where 0/0 has a limit
 
 def _ratio(q, m):
-    "sin(mπu)/sin(πu) at u = ½-q, from the integer in the lower half; up to its sign there if m is even."
-    u = (.5-q).clamp(min=1e-30)
-    low = (-1)**(m//2)*torch.cos(m*math.pi*q) if m%2 else torch.sin(m*math.pi*q)
-    return torch.where(q < .25, low, torch.sin(m*math.pi*u))/torch.sin(math.pi*u)
+    "sin(mπu)/sin(πu) at u = ½-|q|."
+    u = _away(q)
+    return torch.sin((m*math.pi)*u)/torch.sin(math.pi*u)
 
+@lru_cache
 def _series(terms, fejer):
     "The staircase with `terms` sines."
     flat,coefs = _plan(terms, fejer)
     def rise(q):
         if terms == 0: return q
-        d,c,e = 4*torch.sin(math.pi*q)**2,0.,0.
+        s = torch.sin(math.pi*q)
+        d,c,e = 4*s*s,0.,0.
         for b in coefs:
-            e = e + b - d*c
+            e = e - d*c + b
             c = c + e
-        return _one(q) + torch.sin(2*math.pi*torch.where(q < .25, q, .5-q))*(flat/(2*math.pi) + d*c)
+        return _minus_sine(q) + s*torch.sin(math.pi*_away(q))*(d*c + flat/(2*math.pi))*2
     def slope(q):
         if terms == 0: return torch.ones_like(q)
         return _ratio(q, terms+1)**2/(terms+1) if fejer else _ratio(q, 2*terms+1)
-    return staircase('fourier_round', rise, slope)
+    return staircase('fourier_round', rise, slope, odd=True)
 
-def _check(terms, damping):
-    if isinstance(terms, bool) or not isinstance(terms, numbers.Integral):
-        raise TypeError(f'fourier_round: terms must be an int, got {type(terms).__name__}')
-    if terms < 0: raise ValueError(f'fourier_round: terms must be >= 0, got {terms}')
-    if damping not in (None, 'fejer'): raise ValueError(f"fourier_round: damping must be None or 'fejer', got {damping!r}")
-
-# %% ../nbs/23_fourier.ipynb #cb663df0
+# %% ../nbs/23_fourier.ipynb #d9f7dec6
 def fourier_round(
     x:Tensor,               # Values; any shape, floating dtype
     terms:int=5,            # Number of sines >= 0: 0 is the identity
@@ -66,8 +57,8 @@ def fourier_round(
     offset:float|Tensor=0., # A point of the grid, in the units of `x`
 )->Tensor:                  # Dtype and shape of `x`
     "Fourier partial sum of the staircase (Stack Overflow 46596636, 2017). Integer `x` or `terms` < 0 raises."
-    _check(terms, damping)
-    return _series(terms, damping == 'fejer')(x, hard=hard, step=step, offset=offset)
+    if damping not in (None, 'fejer'): raise ValueError(f"fourier_round: damping must be None or 'fejer', got {damping!r}")
+    return _series(check_count(terms, 'fourier_round', 'terms'), damping == 'fejer')(x, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/23_fourier.ipynb #52089aba
 def _sides(q, rho): return (1-rho)*torch.sin(math.pi*q),(1+rho)*torch.sin(math.pi*(.5-q))

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 from .core import estimator
 
-# %% ../nbs/11_ratio.ipynb #8241969b
-def _ratio(v):
-    n = torch.round(v)
-    return torch.where((v == n) | torch.isinf(v), 1., torch.where(n == 0, 0., v/n)).to(v.dtype)
+# %% ../nbs/11_ratio.ipynb #5e785199
+def _ratio(v): return torch.nan_to_num(v/torch.round(v), 1., 0., 0.)       # 0/0 and inf/inf are nan, v/0 is infinite
 
 def _plain(v):
     "`torch.round` with the slope of a function whose derivative is the ratio, as plain ops."

@@ -5,40 +5,32 @@
 # %% auto #0
 __all__ = ['sine_round', 'cosine_round']
 
-# %% ../nbs/22_sine.ipynb #bbbebdd2
-import math, numbers
+# %% ../nbs/22_sine.ipynb #4b33e2a5
+import math
+from functools import lru_cache
 import torch
 from torch import Tensor
-from .core import staircase
+from .core import check_count, staircase, _bridge, _minus_sine, _tails
 
-# %% ../nbs/22_sine.ipynb #cfa3acdc
-def _rise(q):
-    "q - sin(2πq)/2π, by the series of t - sin t where the two cancel."
-    small = q.clamp(max=.1)
-    t,s = (2*math.pi*small)**2,0.
-    for k in range(8 if q.dtype == torch.float64 else 4, 0, -1): s = 1/math.prod(range(2, 2*k+2)) - t*s
-    return torch.where(q < .1, small*t*s, q - torch.sin(2*math.pi*q)/(2*math.pi))
-
+# %% ../nbs/22_sine.ipynb #fec946e5
 def _slope(q): return 2*torch.sin(math.pi*q)**2
 
+@lru_cache
 def _again(depth):
-    "Rise and slope of `depth` applications."
+    "The staircase of `depth` applications."
     def rise(q):
-        for _ in range(depth): q = _rise(q)
+        for _ in range(depth): q = _minus_sine(q)
         return q
     def slope(q):
-        w = torch.ones_like(q)
-        for _ in range(depth): q,w = _rise(q),w*_slope(q)
+        if depth == 0: return torch.ones_like(q)
+        w = _slope(q)
+        for _ in range(depth-1):
+            q = _minus_sine(q)
+            w = w*_slope(q)
         return w
-    return rise,slope
+    return staircase('sine_round', rise, slope, odd=True)
 
-def _check(depth):
-    if isinstance(depth, bool) or not isinstance(depth, numbers.Integral):
-        raise TypeError(f'sine_round: depth must be an int, got {type(depth).__name__}')
-    if depth < 0: raise ValueError(f'sine_round: depth must be >= 0, got {depth}')
-    return depth
-
-# %% ../nbs/22_sine.ipynb #12befbd5
+# %% ../nbs/22_sine.ipynb #88acdc1c
 def sine_round(
     x:Tensor,               # Values; any shape, floating dtype
     depth:int=1,            # How often it is applied to its own result >= 0: 0 is the identity
@@ -48,14 +40,15 @@ def sine_round(
     offset:float|Tensor=0., # A point of the grid, in the units of `x`
 )->Tensor:                  # Dtype and shape of `x`
     "`x - sin(2πx)/2π`, `depth` times (Stack Overflow 46596636, 2017). Integer `x` or `depth` < 0 raises."
-    return staircase('sine_round', *_again(_check(depth)))(x, hard=hard, step=step, offset=offset)
+    return _again(check_count(depth, 'sine_round', 'depth'))(x, hard=hard, step=step, offset=offset)
 
-# %% ../nbs/22_sine.ipynb #f8d9ada0
+# %% ../nbs/22_sine.ipynb #208a5070
+_COSINE = _tails([(-1)**k*(math.pi/2)**(2*k+2)/(2*math.factorial(2*k+2)) for k in range(30)])
+
 def _half(q):
-    "sin²(πq/2), as ½ - ½ sin(π(½-q)) near the tie, which makes the tie exact."
-    low = q < .25
-    s = torch.sin(math.pi*torch.where(low, q/2, .5-q))
-    return torch.where(low, s*s, .5-.5*s)
+    "sin²(πq/2), by its series in w = 4q²: exact at the tie."
+    w = 4*q*q
+    return w*_bridge(w, .5, _COSINE)
 
 _cosine = staircase('cosine_round', _half, lambda q: math.pi/2*torch.sin(math.pi*q))
 

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['soft_round', 'soft_round_inverse', 'soft_round_conditional_mean', 'logistic_round']
 
-# %% ../nbs/20_soft.ipynb #54899d2d
+# %% ../nbs/20_soft.ipynb #43ea7a8f
 import math
 import torch
 from torch import Tensor
-from .core import pick, staircase
+from .core import maths, pick, staircase
 
-# %% ../nbs/20_soft.ipynb #d511a650
+# %% ../nbs/20_soft.ipynb #8e2fabca
 def _small(q):
     "Below this alpha a series is as accurate as the closed form, and more so in its alpha derivative."
     return torch.finfo(q.dtype).eps**(1/6)
@@ -20,9 +20,12 @@ def _large(q):
     "Above this alpha sinh(alpha) would overflow."
     return .9*math.log(torch.finfo(q.dtype).max)
 
-def _below(a, q): return torch.as_tensor(a, dtype=q.dtype).clamp(max=_small(q))
-def _between(a, q): return torch.as_tensor(a, dtype=q.dtype).clamp(_small(q), _large(q))
-def _beyond(a, q): return torch.as_tensor(a, dtype=q.dtype).clamp(min=_large(q))
+def _clamp(a, lo, hi):
+    "A tensor takes part in all formulas, so each must survive every alpha."
+    return a.clamp(lo, hi) if isinstance(a, Tensor) else min(max(a, lo), hi)
+def _below(a, q): return _clamp(a, 0., _small(q))
+def _between(a, q): return _clamp(a, _small(q), _large(q))
+def _beyond(a, q): return _clamp(a, _large(q), math.inf)
 
 def _three(series, closed, large):
     "A rise in `q` with one formula for each range of alpha."
@@ -30,12 +33,12 @@ def _three(series, closed, large):
     return lambda q, a: pick(a < _small(q), series, rest, q, a)
 
 def _closed(q, a):
-    a = _between(a, q)
-    u = torch.expm1(2*a*q)
-    return u/(2*torch.sinh(a) - u*torch.expm1(-a))
+    a,m = _between(a, q),maths(a)
+    u = torch.expm1((2*a)*q)
+    return u/(-m.expm1(-a)*u + 2*m.sinh(a))
 
 def _large_alpha(q, a):
-    a = _beyond(a, q).clamp(max=1e30)              # inf*0 at a tie would be nan
+    a = _clamp(_beyond(a, q), 0., 1e30)                 # inf*0 at a tie would be nan
     return torch.sigmoid(a*(2*q-1)) * -torch.expm1(-2*a*q)
 
 def _series(q, a):
@@ -44,10 +47,13 @@ def _series(q, a):
     return q + d*q*(1-q)*s*(1/3 - s*(2/15*d*d + 1/180))
 
 def _slope(q, a):
-    a = torch.as_tensor(a, dtype=q.dtype)
-    b = a.clamp(1e-12, 1e30)
-    s = torch.sigmoid(b*(2*q-1))
-    return s*(1-s) * torch.where(torch.isinf(a), 0., 2*b/torch.tanh(b/2))
+    b = _clamp(a, 1e-12, 1e30)
+    s = torch.sigmoid((q-.5)*(2*b))
+    return (s - s*s)*_unless_inf(a, 2*b/maths(a).tanh(b/2))
+
+def _unless_inf(a, k):
+    "`k`, 0 where `a` is infinite."
+    return torch.where(torch.isinf(a), 0., k) if isinstance(a, Tensor) else 0. if a == math.inf else k
 
 _rise = _three(_series, _closed, _large_alpha)
 _soft = staircase('soft_round', _rise, _slope, alpha=dict(lo=0.))
@@ -64,10 +70,10 @@ def soft_round(
     "Staircase through every integer and half-integer (arXiv:2006.09952, 4.1). Integer `x` or `alpha` < 0 raises."
     return _soft(x, alpha, hard=hard, step=step, offset=offset)
 
-# %% ../nbs/20_soft.ipynb #0331ea8d
+# %% ../nbs/20_soft.ipynb #fec533d7
 def _undo_closed(u, a):
-    a = _between(a, u)
-    return torch.log1p(2*u*torch.sinh(a)/(1 + u*torch.expm1(-a)))/(2*a)
+    a,m = _between(a, u),maths(a)
+    return torch.log1p((2*m.sinh(a))*u/(m.expm1(-a)*u + 1))*(.5/a)
 
 def _undo_large(u, a):
     inside = torch.where(u > 0, u, .5)
@@ -80,8 +86,8 @@ def _undo_series(u, a):
     return u - d*u*(1-u)*s*(1/3 - s*(1/30 - d*d/5))
 
 def _mean_closed(q, a):
-    a = _between(a, q)
-    return torch.log1p(4*q*torch.tanh(a/2)/(1-2*q + 4*q*torch.sigmoid(-a))).div(2*a).clamp(max=.5)
+    a,m = _between(a, q),maths(a)
+    return (torch.log1p((4*m.tanh(a/2))*q/((4/(1+m.exp(a)))*q + (1-2*q)))*(.5/a)).clamp(max=.5)
 
 def _mean_large(q, a):
     inside = torch.where(q < .5, q, 0.)
@@ -95,9 +101,8 @@ def _mean_series(q, a):
 
 def _steepness(p, a):
     "Slope of the inverse where u*(1-u) = `p`."
-    a = torch.as_tensor(a, dtype=p.dtype)
-    b,c = a.clamp(1e-12, 1e30),a.clamp(1e-12, _large(p))
-    return torch.where(torch.isinf(a), 0., 1.)/(2*b*torch.tanh(b/2)*p + c/torch.sinh(c))
+    b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _large(p)),maths(a)
+    return _unless_inf(a, 1.)/((2*b*m.tanh(b/2))*p + c/m.sinh(c))
 
 _undo = staircase('soft_round_inverse', _three(_undo_series, _undo_closed, _undo_large), lambda u, a: _steepness(u*(1-u), a), alpha=dict(lo=0.))
 _mean = staircase('soft_round_conditional_mean', _three(_mean_series, _mean_closed, _mean_large), lambda q, a: _steepness(.25-q*q, a), alpha=dict(lo=0.))
