@@ -1,20 +1,25 @@
-# Needs python3 (3.10 or newer, with venv), make and git. Every target makes .venv first where it is missing or old.
+# Needs python3 (3.10 or newer, with venv), make and git. Every target makes its venv first where it is missing or old.
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
 PY := .venv/bin/python
+PEERS := .venv-peers/bin/python
+INSTALL := -m pip install -q --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test docs lab bench clean chromium
+.PHONY: help demo test peers docs lab bench bench-gpu clean chromium
 
 help:    ## This list
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/ready    ## Hide a message in a photo, through a JPEG; ARGS="--device cuda --image my.jpg"
 	$(PY) -m shok_nb.demo $(ARGS)
 
 test: .venv/ready chromium    ## Everything: notebooks, export, README, metadata, site, tests; ARGS="-k soft"
 	$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+peers: .venv-peers/ready    ## Compare with other packages, and run the trainers' callbacks; ARGS="-k fsq"
+	$(PEERS) -m pytest tests/peers tests/test_schedules.py $(ARGS)
 
 docs: .venv/ready    ## The site, in docs/_build/html; warnings are errors, no network is used
 	@mkdir -p docs/nbs
@@ -24,18 +29,32 @@ docs: .venv/ready    ## The site, in docs/_build/html; warnings are errors, no n
 lab: .venv/ready    ## The sliders, live in JupyterLab
 	$(PY) -m jupyter lab nbs/62_widgets.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-bench: .venv/ready    ## The benchmarks
+bench: .venv/ready    ## The benchmarks, about 25 minutes; ARGS="--quick", ARGS="--part small peers"
 	$(PY) bench/bench.py $(ARGS)
 
-clean:    ## Remove what the other commands made, but not .venv
+bench-gpu: .venv/ready    ## The contract, the probes and the benchmarks on a CUDA GPU
+	@$(PY) bench/bench.py --device cuda --check
+	PYTHONPATH=bench $(PY) -m pytest -p on_cuda tests/test_contract.py tests/test_probes.py
+	$(PY) -m pytest tests -k cuda
+	$(PY) bench/bench.py --device cuda $(ARGS)
+
+clean:    ## Remove what the other commands made, but not the venvs
 	rm -rf docs/nbs docs/_build build dist *.egg-info .pytest_cache .hypothesis
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
 
 .venv/ready: settings.ini setup.py pyproject.toml constraints.txt
 	@echo "Installing into .venv; this takes a few minutes the first time"
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt setuptools
-	$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[dev]'
+	$(PY) $(INSTALL) setuptools
+	$(PY) $(INSTALL) --no-build-isolation -e '.[dev]'
+	@touch $@
+
+.venv-peers/ready: settings.ini setup.py pyproject.toml constraints.txt tests/peers/requirements.txt
+	@echo "Installing into .venv-peers: Python 3.11 and 0.9 GB beside torch"
+	$(PYTHON) -m venv .venv-peers
+	$(PEERS) $(INSTALL) setuptools
+	$(PEERS) $(INSTALL) --no-build-isolation -e . pytest
+	$(PEERS) $(INSTALL) --no-deps -r tests/peers/requirements.txt
 	@touch $@
 
 chromium:    # for the browser tests, which skip without it

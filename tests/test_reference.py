@@ -1,9 +1,13 @@
 """The soft family against mpmath at 50 digits: value, slope and derivative in alpha, written from the paper's tanh form
-and not from ours. Points: seed 0. float64 bounds are 1e-11 relative; float32 bounds are stated at each test."""
+and not from ours. Points: seed 0. float64 bounds are 1e-11 relative; float32 bounds are stated at each test.
+The hard ones against gfloat, bit for bit."""
 import math
+from functools import partial
 import mpmath, pytest, torch
-from estimators import generator, slope
-from shok_nb import logistic_round, soft_round, soft_round_conditional_mean, soft_round_inverse
+from gfloat import Domain, FormatInfo, RoundMode, round_float
+from estimators import FLOATS, generator, same, slope
+from shok_nb import (ceil_ste, floor_ste, logistic_round, round_ste, soft_round, soft_round_conditional_mean, soft_round_inverse,
+    stochastic_round, trunc_ste)
 
 ALPHAS = 1e-6,1e-3,.05,.0699,.0701,.5,1.,3.,5.,12.,20.,50.,79.
 mp = mpmath.mp.clone() if hasattr(mpmath.mp, 'clone') else mpmath.mp
@@ -102,3 +106,46 @@ def test_expected_rounding():
     e = torch.log(p/(1-p))/(2*a)
     x = torch.linspace(-1, 1, 17, dtype=torch.float64)
     assert torch.allclose((x+e).round().mean(0), soft_round(x, a), rtol=0, atol=.0056)
+
+def fixed(step):
+    "A format of gfloat's without exponents: below 2**53 steps its numbers are the multiples of `step`, a power of two."
+    return FormatInfo('fixed', 61, 53, bias=-51-round(math.log2(step)), is_signed=True, domain=Domain.Extended, has_nz=True,
+        num_high_nans=1, has_subnormals=True, is_twos_complement=False)
+
+def nearest(rule, v, step):
+    "gfloat's ties to even; at a tie the other rules choose between its floor and ceiling."
+    go = partial(round_float, fixed(step), v)
+    low,high = go(RoundMode.TowardNegative),go(RoundMode.TowardPositive)
+    if rule == 'even' or low == high or v-low != high-v: return go(RoundMode.TiesToEven)
+    return dict(up=high, down=low, away=high if v > 0 else low, zero=low if v > 0 else high)[rule]
+
+HARD = [(partial(round_ste, ties=t), partial(nearest, t)) for t in ('even', 'away', 'zero', 'up', 'down')] + [
+    (f, lambda v, step, mode=mode: round_float(fixed(step), v, mode))
+    for f,mode in ((floor_ste, RoundMode.TowardNegative), (ceil_ste, RoundMode.TowardPositive), (trunc_ste, RoundMode.TowardZero))]
+
+@pytest.mark.parametrize('step', [1., .25, 8.])
+@pytest.mark.parametrize('dtype', FLOATS, ids=str)
+@pytest.mark.parametrize('f, oracle', HARD, ids=['even', 'away', 'zero', 'up', 'down', 'floor', 'ceil', 'trunc'])
+def test_hard_rounding(f, oracle, dtype, step):
+    "Ties, their neighbours on either side, numbers large and tiny, infinity and nan; the sign of zero where there is no grid."
+    x = torch.cat([torch.arange(-24, 25)/8*step, torch.randn(200, generator=generator())*10, torch.tensor([1e-7, 1025., 2.**22+.5, 2.**23-.5])]).to(dtype)
+    x = x[x != 0]
+    x = torch.cat([x, *(torch.nextafter(x, x+by) for by in (-1, 1)), torch.tensor([0., math.inf, math.nan], dtype=dtype)])
+    x = torch.cat([x, -x])
+    got,want = f(x, step=step),torch.tensor([oracle(v, step) for v in x.tolist()], dtype=dtype)
+    assert same(got, want) if step == 1 else same(got+0, want+0)
+
+@pytest.mark.parametrize('step', [1., .25])
+@pytest.mark.parametrize('dtype', FLOATS, ids=str)
+def test_stochastic_rounding(dtype, step, monkeypatch):
+    """Every toss of a coin with 16 sides, for every sixteenth of a step: bit for bit gfloat's, which counts from zero outwards
+    where we count up. So the mean over the sides is x itself, exactly."""
+    sides,x = 16,(torch.arange(-48, 49)/16*step).to(dtype)
+    toss = torch.arange(sides)
+    monkeypatch.setattr(torch, 'rand', lambda shape, dtype, **kw: (toss/sides).to(dtype).expand(shape))
+    got = stochastic_round(x[:, None].expand(-1, sides), step=step)
+    away = lambda v, u: round_float(fixed(step), v, RoundMode.Stochastic, srbits=u if v < 0 else sides-1-u, srnumbits=4)
+    assert torch.equal(got, torch.tensor([[away(v, u) for u in range(sides)] for v in x.tolist()], dtype=dtype))
+    assert torch.equal(got.double().mean(1), x.double())
+    limits = torch.tensor([[math.inf], [-math.inf], [math.nan]], dtype=dtype).expand(-1, sides)
+    assert same(stochastic_round(limits, step=step), limits)
