@@ -5,27 +5,29 @@
 # %% auto #0
 __all__ = ['check_input', 'check_knob', 'check_count', 'pick', 'maths', 'estimator', 'staircase', 'straight_through']
 
-# %% ../nbs/00_core.ipynb #38ced778
-import math, numbers
-from functools import partial
+# %% ../nbs/00_core.ipynb #dda8af79
+import math, numbers, warnings
+from functools import lru_cache, partial
+from types import BuiltinFunctionType
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
+import torch.utils._triton
 
-# %% ../nbs/00_core.ipynb #10215d1a
-def _finite(t, v):
-    "`t`, 0 where `v` is infinite or nan and so `t` is nan."
-    return torch.where(torch.isfinite(v), t, 0.) if torch.compiler.is_compiling() else torch.nan_to_num(t)  # each the faster one there
+# %% ../nbs/00_core.ipynb #3f9e382a
+def _finite(t):
+    "`t`, 0 where it is nan because there is no distance from infinity."
+    return torch.where(t == t, t, 0.) if torch.compiler.is_compiling() else torch.nan_to_num(t)      # each the faster one there
 
 def _centre(v):
     "The nearest integer to `v` and the error of rounding to it, 0 where `v` is infinite."
     n = torch.round(v)
-    return n, _finite(n-v, v)
+    return n, _finite(n-v)
 
 def _sign(v):
-    "1 or -1, never 0: with `abs` or `sign` the slope at zero would be lost."
-    return torch.where(v < 0, -1., 1.).to(v.dtype)
+    "1 or -1, never 0, and nan where `v` is."
+    return 2*v.floor().clamp(-1, 0) + 1
 
 def _spread(y, *knobs):
     "`y` in the shape it has together with the knobs."
@@ -44,7 +46,7 @@ def _pass(v, hard):
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
 
-# %% ../nbs/00_core.ipynb #802f851b
+# %% ../nbs/00_core.ipynb #dfc17358
 _PIECE = 1<<16
 _FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 _PLAIN = Tensor,torch.nn.Parameter
@@ -69,9 +71,16 @@ def _into(f, to, ts, knobs):
     to.copy_(y)
     return sums
 
-_OUT = {k: getattr(torch, k) for k in ('abs add atan atan2 ceil clamp clamp_max clamp_min copysign cos div eq exp expm1 floor frac ge gt isfinite '
-    'le log log1p logit lt maximum minimum mul nan_to_num neg pow reciprocal round sigmoid sign sin sqrt sub tan tanh trunc where').split()}
+_TEST = {k: getattr(torch, k) for k in 'eq ge gt le lt ne'.split()}
+_BOTH = dict(bitwise_and=torch.mul, bitwise_or=torch.maximum)               # of masks that are 0. and 1.
+_OUT = _TEST | {k: getattr(torch, k) for k in ('abs add addcmul atan atan2 ceil clamp clamp_max clamp_min copysign cos div exp expm1 floor frac '
+    'log log1p logit maximum minimum mul nan_to_num neg pow reciprocal round sigmoid sign sin sqrt sub tan tanh trunc where').split()}
 _OUT['rsub'],_OUT['_to_copy'] = torch.add,lambda t, out: out.copy_(t)
+_SCALARS = {'add', 'sub', 'mul', 'div', 'rsub', 'where', *_TEST}            # a number as a tensor saves wrapping it each time
+
+def _place(t):
+    "Where a tensor lies, which tells it from all others that are alive; autograd hands out the same memory as a new object."
+    return (t.data_ptr(), t.dtype, t.shape, t.stride()) if isinstance(t, Tensor) else None
 
 class _Tape(TorchDispatchMode):
     "Writes down every operation, to be played again on other pieces of the same shape without allocating."
@@ -84,29 +93,47 @@ class _Tape(TorchDispatchMode):
         self.ops.append((func, args, kwargs or {}, out))
         return out
 
+    def masks(self, results):
+        "The bool tensors that end in arithmetic: written as 0. and 1., they cost a tenth."
+        ops = [(func.overloadpacket.__name__, [_place(a) for a in args], out) for func,args,_,out in self.ops if isinstance(out, Tensor)]
+        found = {_place(out) for name,_,out in ops if out.dtype == torch.bool and (name in _TEST or name in _BOTH)} - {_place(r) for r in results}
+        while True:
+            lost = set()
+            for name,args,out in ops:
+                if name in _BOTH and found.issuperset(args) and _place(out) in found or name in ('_to_copy', 'mul') and out.is_floating_point(): continue
+                lost.update(args)
+                if name in _BOTH: lost.add(_place(out))
+            if not lost & found: return found
+            found -= lost
+
     def player(self, given, results, dtype):
         "`play(to, *given)`: the first result goes into `to` of that dtype, the others are returned. None if it cannot be done."
-        values,at,steps,own = [None]*(len(given)+1),{id(t): i for i,t in enumerate(given)},[],set()
+        values,at,steps,own = [None]*(len(given)+1),{_place(t): i for i,t in enumerate(given)},[],set()
+        masks,wide = self.masks(results),_wide(dtype)
         def put(v):
             values.append(v)
             return len(values)-1
+        def known(a): return isinstance(a, Tensor) and _place(a) in at
+        def find(a): return at[_place(a)] if known(a) else put(a)
         for func,args,kwargs,out in self.ops:
             name = func.overloadpacket.__name__
-            if any(isinstance(a, (list, tuple)) and any(id(t) in at for t in a) for a in args) or any(id(a) in at for a in kwargs.values()): return None
-            if not any(id(a) in at for a in args): continue                            # of constants alone: known already
-            if name == 'detach':
-                at[id(out)] = at[id(args[0])]
+            if any(isinstance(a, (list, tuple)) and any(known(t) for t in a) for a in args) or any(known(a) for a in kwargs.values()): return None
+            if any(isinstance(a, Tensor) and not known(a) and a.untyped_storage().data_ptr() in own for a in args): return None
+            if not any(known(a) for a in args): continue                               # of constants alone: known already
+            if name == 'detach' or name == '_to_copy' and _place(args[0]) in masks and out.dtype == wide:
+                at[_place(out)] = at[_place(args[0])]
                 continue
             if name[-1] == '_' or type(out) is not Tensor or out.untyped_storage().data_ptr() in own: return None
-            fast = name in _OUT and out.dtype in (torch.float32, torch.float64, torch.bool)
-            if fast: own.add(out.untyped_storage().data_ptr())
+            mask = _place(out) in masks
+            call = _BOTH[name] if mask and name in _BOTH else _OUT.get(name) if out.dtype in (wide, torch.bool) else None
+            if call: own.add(out.untyped_storage().data_ptr())
             if name == 'rsub': args,kwargs = args[1::-1],dict(alpha=-1)
             if name == '_to_copy': kwargs = {}
-            if name in ('add', 'sub', 'mul', 'div', 'rsub', 'where'):
+            if name in _SCALARS:
                 args = [torch.tensor(a, dtype=torch.float64 if name != 'where' else out.dtype) if isinstance(a, (float, int)) else a for a in args]
-            steps.append((_OUT[name] if fast else func, [at[id(a)] if id(a) in at else put(a) for a in args], kwargs, put(None), out if fast else None))
-            at[id(out)] = len(values)-1
-        ends = [at[id(r)] if id(r) in at else put(r) for r in results]
+            steps.append((call or func, [find(a) for a in args], kwargs, put(None), out.to(wide) if mask else out if call else None))
+            at[_place(out)] = len(values)-1
+        ends = [find(r) for r in results]
         last = {v: i for i,s in enumerate(steps) for v in s[1]} | {v: len(steps) for v in ends}
         where,free,to,play = {},[],len(given),[]
         for i,(f,args,kwargs,v,out) in enumerate(steps):
@@ -128,7 +155,7 @@ class _Tape(TorchDispatchMode):
                 if fast: f(*[values[a] for a in args], out=values[v], **kwargs)
                 else: values[v] = f(*[values[a] for a in args], **kwargs)
             if ends[0] != to: dest.copy_(values[ends[0]])
-            return [values[v] for v in ends[1:]]
+            return [None if values[v] is None else values[v].clone() for v in ends[1:]]     # its place is used again
         return run
 
 def _cut(f, size, to, ts, knobs):
@@ -158,21 +185,29 @@ def _pieces(f, ts, knobs, fused=None):
         y,*sums = f(*(t.to(_wide(t.dtype)) for t in ts), *knobs)
         return y.to(x.dtype),*sums
     y = torch.empty_like(x)
-    lie = y,*ts
+    lie = [y, *ts]
     if not any(k.ndim for k in tensors) and all(t.stride() == y.stride() for t in ts): lie = [t.as_strided((t.numel(),), (1,)) for t in lie]
-    return y,*(fused(*lie[:1], lie[1:], knobs) if fused else _cut(f, _PIECE*torch.get_num_threads(), lie[0], lie[1:], knobs))
+    return y,*(fused(lie[0], [t.detach() for t in lie[1:]], knobs) if fused else _cut(f, _PIECE*torch.get_num_threads(), lie[0], lie[1:], knobs))
 
-# %% ../nbs/00_core.ipynb #6aa59653
-def _fusible(x): return x.is_cuda and not torch.compiler.is_compiling() and torch.utils._triton.has_triton()
+# %% ../nbs/00_core.ipynb #1900d1d5
+def _fusible(x):
+    "Is `x` where kernels are worth compiling, and is this a moment to do it?"
+    return x.is_cuda and not torch.compiler.is_compiling() and torch.utils._triton.has_triton() and not torch.cuda.is_current_stream_capturing()
 
-def _fuse(f, name):
-    "`_into` of `f` as one kernel, or None where it cannot be made now."
-    def into(to, ts, knobs): return _into(f, to, ts, knobs)
+def _fuse(f, name, grid, backend='inductor'):
+    "`_into` of `f` as one kernel for any size; `grid` says that step and offset are not 1 and 0."
+    def into(to, ts, knobs): return _into(f, to, ts, knobs if grid else [1., 0., *knobs])
     into.__code__ = into.__code__.replace(co_name=name)        # Dynamo limits the graphs of one code object
-    kernel = torch.compile(into, dynamic=True, fullgraph=True)
+    kernel = torch.compile(into, dynamic=True, fullgraph=True, backend=backend)
     def run(to, ts, knobs):
-        knobs = [torch.tensor(k, dtype=_wide(to.dtype)) if i > 1 and isinstance(k, float) else k for i,k in enumerate(knobs)]
-        return kernel(to, ts, knobs)
+        nonlocal kernel
+        if kernel is not None:
+            tensors = [k if isinstance(k, Tensor) else torch.tensor(k, dtype=_wide(to.dtype)) for k in knobs[0 if grid else 2:]]
+            try: return kernel(to, ts, tensors)
+            except torch._dynamo.exc.TorchDynamoException as e:
+                kernel = None
+                warnings.warn(f'{name} runs unfused: {e}')
+        return _into(f, to, ts, knobs)
     return run
 
 # %% ../nbs/00_core.ipynb #b1ad95f4
@@ -184,21 +219,23 @@ def _on_grid(f, near, x, step, offset, *knobs):
     xd,margin = x.detach(),2*(step.detach() if isinstance(step, Tensor) else step)
     return torch.minimum(torch.maximum(y, xd-margin), xd+margin)
 
-# %% ../nbs/00_core.ipynb #c07de46e
-def _tails(p): return [-math.fsum(p[j+1:]) for j in range(12)]
+# %% ../nbs/00_core.ipynb #0feb2a54
+_SINE = [(-1)**k*math.pi**(2*k+2)/math.factorial(2*k+3) for k in range(30)]
+_SINE = [-math.fsum(_SINE[j+1:]) for j in range(12)]
 
-def _bridge(w, top, tails):
-    "The series with these tails, for w in [0, 1]; exactly `top` at 1."
-    s = 0.
-    for c in reversed(tails[:12 if w.dtype == torch.float64 else 6]): s = w*s + c
-    return (1-w)*s + top
+def _fit(p, n):
+    "The polynomial of `n` terms that meets `p` at the Chebyshev points of [0, 1]."
+    w = (1-torch.cos(math.pi/n*(torch.arange(n, dtype=torch.float64, device='cpu')+.5)))/2
+    return torch.linalg.solve(w[:, None]**torch.arange(n, device='cpu'), sum(c*w**k for k,c in enumerate(p))).tolist()
 
-_SINE = _tails([(-1)**k*math.pi**(2*k+2)/math.factorial(2*k+3) for k in range(30)])
+_SHORT = _fit(_SINE, 5)
 
 def _minus_sine(q):
     "q - sin(2πq)/2π for q in [-½, ½]."
     w = 4*q*q
-    return q*w*_bridge(w, 1., _SINE)
+    *lower,s = _SINE if q.dtype == torch.float64 else _SHORT
+    for c in reversed(lower): s = w*s + c
+    return q*w*((1-w)*s + 1)
 
 # %% ../nbs/00_core.ipynb #e2eed36c
 def check_input(
@@ -297,7 +334,7 @@ def _apply(function):
 
 _evaluate,_straight,_through = _apply(_Evaluate),_apply(_Straight),_apply(_Through)
 
-# %% ../nbs/00_core.ipynb #23c067fe
+# %% ../nbs/00_core.ipynb #b7bffe04
 def pick(
     condition, # A bool, or a Tensor of them
     yes,       # Called as `yes(*args)`
@@ -307,6 +344,11 @@ def pick(
     "`yes(*args)` where `condition`, else `no(*args)`: a bool calls only one of them, a Tensor both."
     if isinstance(condition, Tensor): return torch.where(condition, yes(*args), no(*args))
     return (yes if condition else no)(*args)
+
+def _cached(f):
+    "`lru_cache`, hidden from Dynamo, which warns of it and makes the thing anew in any case."
+    kept = lru_cache(f)
+    return lambda *args: (f if torch.compiler.is_compiling() else kept)(*args)
 
 def maths(
     k # A knob: a number or a Tensor
@@ -330,7 +372,7 @@ class estimator:
         self.plain = plain or (lambda v, *knobs: _pass(v, value(v.detach(), *knobs)))
         self.ranges = [('step', 0., math.inf, True), ('offset', -math.inf, math.inf, True),
             *((arg, kw.get('lo', 0.), kw.get('hi', math.inf), kw.get('open', False)) for arg,kw in ranges.items())]
-        self.fused = {}
+        self.single,self.fused = isinstance(value, BuiltinFunctionType),{}     # one operation gains nothing from pieces
 
     def __call__(self, x, *knobs, step=1., offset=0.):
         check_input(x, self.name)
@@ -348,7 +390,7 @@ class estimator:
         elif _transformed(): return self.composite(x, *rest)
         elif tensors: rest[2:] = [_number(k) for k in rest[2:]]
         if not (torch.is_grad_enabled() and (learns or x.requires_grad)): return self.forward(x, *rest)
-        if self.slope is None and len(rest) == 2 and _default(*rest): return _straight(x, self.value)
+        if self.slope is None and len(rest) == 2 and _default(*rest): return _straight(x, self.value if self.single else partial(self.forward, step=1., offset=0.))
         return _evaluate(self, x, *rest)
 
     def composite(self, x, *rest):
@@ -358,10 +400,10 @@ class estimator:
         dtype = _wide(x.dtype)
         return _on_grid(f, self.near, x.to(dtype), *(_widen(t, dtype) for t in rest)).to(x.dtype)
 
-    def forward(self, x, *rest):
+    def forward(self, x, step, offset, *knobs):
         "The value, in pieces."
-        if self.hard and _default(*rest[:2]): return self.value(x, *rest[2:])
-        return self.run(self._value, (x,), rest)[0]
+        if self.single and _default(step, offset): return self.value(x, *knobs)
+        return self.run(self._value, (x,), (step, offset, *knobs))[0]
 
     def backward(self, g, x, *rest, needs):
         "Gradients for `x`, `step`, `offset` and the knobs where `needs` says so, in pieces."
@@ -375,10 +417,11 @@ class estimator:
 
     def run(self, f, ts, rest, needs=()):
         "`f(needs, *ts, *rest)` in the wide dtype, fused on a GPU, in pieces on a CPU."
-        rest = [_widen(t, _wide(ts[0].dtype)) for t in rest]
-        key = (f.__name__, needs, ts[0].dtype) if _fusible(ts[0]) and not any(needs[3:]) else None
-        if key and key not in self.fused: self.fused[key] = _fuse(partial(f, needs), f'{self.name}{f.__name__}')
-        return _pieces(partial(f, needs), ts, rest, self.fused.get(key))
+        x,f = ts[0],partial(f, needs)
+        rest = [_widen(t, _wide(x.dtype)) for t in rest]
+        key = f.func.__name__,needs,x.dtype,not _default(*rest[:2])
+        if key not in self.fused and _fusible(x) and not any(needs[3:]): self.fused[key] = _fuse(f, self.name+key[0], key[-1])
+        return _pieces(f, ts, rest, self.fused.get(key))
 
     def _value(self, needs, x, *rest): return _on_grid(self.value, self.near, x, *rest),*(None for _ in rest)
 
@@ -409,19 +452,19 @@ class staircase:
     ):
         def value(v, *knobs):
             n,e = _centre(v)
-            h = rise(e, *knobs) if odd else torch.copysign(rise(e.abs(), *knobs), e)
+            h = rise(e, *knobs) if odd else rise(e.abs(), *knobs)*e.sign()
             if torch.compiler.is_compiling(): return torch.where(e == 0, v, n-h)     # generated code may make rise(0) a -1e-9
             return n - h
         def hard(v, *knobs): return _spread(torch.round(v), *knobs)
         def incline(v, *knobs):
             e = torch.round(v) - v
-            return _finite(slope(e if odd else e.abs(), *knobs), v)
+            return _finite(slope(e if odd else e.abs(), *knobs))
         def height(v, *knobs):
             "The nearest integer and the signed height above it, as plain ops."
             n = torch.round(v).detach()
             e = torch.where(torch.isfinite(v), n-v, 0.)
             if odd: return n,rise(-e, *knobs)
-            sign = _sign(-e)
+            sign = _sign(-e.detach())
             return n,sign*rise(-e*sign, *knobs)
         def plain(v, *knobs):
             n,h = height(v, *knobs)
@@ -431,6 +474,7 @@ class staircase:
             return n - (h.detach()-h)
         self.soft = estimator(name, value, incline, plain, hard=False, **ranges)
         self.hard = estimator(name, hard, incline, through, **ranges)
+        self.hard.single = True
 
     def __call__(self, x, *knobs, hard=False, step=1., offset=0.):
         return (self.hard if hard else self.soft)(x, *knobs, step=step, offset=offset)

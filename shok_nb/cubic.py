@@ -9,8 +9,8 @@ __all__ = ['cubic_round']
 from torch import Tensor
 from .core import staircase
 
-# %% ../nbs/24_cubic.ipynb #da24204c
-_cubic = staircase('cubic_round', lambda q: q*q*q, lambda q: 3*q*q)
+# %% ../nbs/24_cubic.ipynb #2d707d79
+_cubic = staircase('cubic_round', lambda q: q*q*q, lambda q: 3*q*q, odd=True)
 
 # %% ../nbs/24_cubic.ipynb #c6ed1d65
 def cubic_round(

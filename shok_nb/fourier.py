@@ -5,21 +5,20 @@
 # %% auto #0
 __all__ = ['fourier_round', 'poisson_round']
 
-# %% ../nbs/23_fourier.ipynb #3879548a
+# %% ../nbs/23_fourier.ipynb #7255a7c1
 import math
-from functools import lru_cache
 import torch
 from torch import Tensor
-from .core import check_count, staircase, _minus_sine
+from .core import check_count, staircase, _cached, _minus_sine
 
-# %% ../nbs/23_fourier.ipynb #71393da1
+# %% ../nbs/23_fourier.ipynb #3d03f459
 def _plan(terms, fejer):
     "The slope at an integer, and the coefficients of the recurrence."
     d,b,coefs = 0.,0.,[]
     for k in range(terms, 0, -1):
         d += (-1)**(k+1)*(1-k/(terms+1) if fejer else 1)/(math.pi*k)
         b += d
-        coefs.append(b)
+        coefs.append(8*b)
     return (terms+1)%2/(terms+1) if fejer else (-1)**terms,coefs[:-1]
 
 def _away(q): return (.5-q.abs()).clamp(min=1e-30)         # from the tie, where 0/0 has a limit
@@ -29,18 +28,21 @@ def _ratio(q, m):
     u = _away(q)
     return torch.sin((m*math.pi)*u)/torch.sin(math.pi*u)
 
-@lru_cache
+def _less(e, d, c): return torch.addcmul(e, d, c, value=-4) if isinstance(c, Tensor) else e - 4*c*d
+
+@_cached
 def _series(terms, fejer):
     "The staircase with `terms` sines."
     flat,coefs = _plan(terms, fejer)
     def rise(q):
         if terms == 0: return q
         s = torch.sin(math.pi*q)
-        d,c,e = 4*s*s,0.,0.
-        for b in coefs:
-            e = e - d*c + b
+        d,c = s*s,coefs[0] if coefs else 0.
+        e = c
+        for b in coefs[1:]:
+            e = _less(e+b, d, c)
             c = c + e
-        return _minus_sine(q) + s*torch.sin(math.pi*_away(q))*(d*c + flat/(2*math.pi))*2
+        return _minus_sine(q) + s*torch.sin(math.pi*(.5-q.abs()))*(d*c + flat/math.pi)
     def slope(q):
         if terms == 0: return torch.ones_like(q)
         return _ratio(q, terms+1)**2/(terms+1) if fejer else _ratio(q, 2*terms+1)
@@ -60,17 +62,18 @@ def fourier_round(
     if damping not in (None, 'fejer'): raise ValueError(f"fourier_round: damping must be None or 'fejer', got {damping!r}")
     return _series(check_count(terms, 'fourier_round', 'terms'), damping == 'fejer')(x, hard=hard, step=step, offset=offset)
 
-# %% ../nbs/23_fourier.ipynb #52089aba
+# %% ../nbs/23_fourier.ipynb #4b40c0ad
 def _sides(q, rho): return (1-rho)*torch.sin(math.pi*q),(1+rho)*torch.sin(math.pi*(.5-q))
 
 def _poisson_rise(q, rho):
     a,b = _sides(q, rho)
-    return torch.atan2(torch.where((a == 0) & (b == 0), 1., a), b)/math.pi
+    return torch.atan2(a + ((a == 0) & (b == 0)).to(a.dtype), b)/math.pi
 
 def _poisson_slope(q, rho):
     a,b = _sides(q, rho)
     s = a*a + b*b
-    return torch.where(s > 0, (1-rho)*(1+rho)/torch.where(s > 0, s, 1.), 0.)
+    there = (s > 0).to(s.dtype)
+    return there*((1-rho)*(1+rho))/(s + (1-there))
 
 _poisson = staircase('poisson_round', _poisson_rise, _poisson_slope, rho=dict(lo=0., hi=1.))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from .core import estimator, pick, staircase
 
-# %% ../nbs/21_sigmoid.ipynb #d7117517
+# %% ../nbs/21_sigmoid.ipynb #65b24d3e
 def _finite(t, q): return torch.as_tensor(t, dtype=q.dtype).clamp(max=1e30)      # 0*inf has no value
 
 def _one(v, s, c):
@@ -19,10 +19,9 @@ def _one(v, s, c):
     return torch.sigmoid(_finite(s, v)*(v.clamp(-big, big) - c))
 
 def _incline(v, s, c):
-    y = _one(v, s, c)
-    z = _one(c-v, s, 0.)
+    y = _one(-(v-c).abs(), s, 0.)                           # the smaller half, where 1-y has all its digits
     s = torch.as_tensor(s, dtype=v.dtype)
-    return torch.nan_to_num(y*z*torch.where(torch.isinf(s), 0., s))
+    return torch.nan_to_num((y - y*y)*torch.where(torch.isinf(s), 0., s))
 
 _sigmoid = estimator('sigmoid_round', _one, _incline, _one, hard=False, slope=dict(lo=0.), center=dict(lo=-math.inf, open=True))
 

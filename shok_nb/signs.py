@@ -5,29 +5,28 @@
 # %% auto #0
 __all__ = ['clipped_sign', 'approx_sign', 'ede_sign', 'swish_sign', 'reste_sign']
 
-# %% ../nbs/14_signs.ipynb #cff52624
+# %% ../nbs/14_signs.ipynb #b6bc41da
 import torch
 from torch import Tensor
-from .core import estimator
+from .core import estimator, _sign, _spread
 
-# %% ../nbs/14_signs.ipynb #ccd26052
-def _sign(v, *knobs):
-    "Two values, nan stays; shape of `v` broadcast with the knobs."
-    y = torch.where(torch.isnan(v), v, torch.where(v < 0, -1., 1.).to(v.dtype))
-    shape = torch.broadcast_shapes(v.shape, *(k.shape for k in knobs if isinstance(k, Tensor)))
-    return y if y.shape == shape else y.expand(shape).clone()
+# %% ../nbs/14_signs.ipynb #91178ff4
+def _value(v, *knobs): return _spread(_sign(v), *knobs)
 
 def _surrogate(name, curve, slope, **ranges):
-    "`_sign` with the slope of an odd `curve`, given for q = |v|."
+    "The sign with the slope of an odd `curve`, given for q = |v|."
     def plain(v, *knobs):
-        sign = torch.where(v < 0, -1., 1.).to(v.dtype)       # never 0: `abs` would lose the slope at zero
+        sign = _sign(v.detach())                                 # `abs` would lose the slope at zero
         y = sign*curve(v*sign, *knobs)
-        return _sign(v.detach(), *knobs) - (y.detach()-y)
-    return estimator(name, _sign, lambda v, *knobs: torch.nan_to_num(slope(v.abs(), *knobs)), plain, **ranges)
+        return _value(v.detach(), *knobs) - (y.detach()-y)
+    return estimator(name, _value, lambda v, *knobs: torch.nan_to_num(slope(v.abs(), *knobs)), plain, **ranges)
 
 def _upto(q, clip): return torch.where(q <= clip, q, clip)       # a compiled `clamp` gives the end itself either slope
 
-def _bell(z): return 4*torch.sigmoid(2*z)*torch.sigmoid(-2*z)    # sech squared, without its overflow
+def _bell(z):
+    "sech² for z >= 0, without its overflow."
+    s = torch.sigmoid(-2*z)
+    return 4*(s - s*s)
 
 def _swish(q, beta):
     z = (beta*q).clamp(max=1e4)                                  # inf*0 would be nan
@@ -35,7 +34,8 @@ def _swish(q, beta):
 
 def _swish_slope(q, beta):
     z = beta*q
-    return beta/2*_bell(z/2)*(2 - z*torch.tanh(z/2))
+    s = torch.sigmoid(-z)
+    return (2*beta)*(s - s*s)*(2 - z*(1-2*s))
 
 _NEAR = .1                                                       # a power law has no slope at 0: a chord replaces it up to here
 
@@ -44,7 +44,7 @@ def _power(q, o, clip):
     return torch.where(q <= _NEAR, q*_NEAR**(1/o-1), q.clamp(min=_NEAR)**(1/o))
 
 def _power_slope(q, o, clip):
-    return torch.where(q <= _NEAR, _NEAR**(1/o-1), q.clamp(min=_NEAR)**(1/o-1)/o) * (q <= clip)
+    return q.clamp(min=_NEAR)**(1/o-1) * (1/o + (1-1/o)*(q <= _NEAR).to(q.dtype)) * (q <= clip)
 
 _clipped = _surrogate('clipped_sign', _upto, lambda q, c: (q <= c).to(q.dtype), clip=dict(lo=0.))
 _approx = _surrogate('approx_sign', lambda q: (2-q.clamp(max=1))*q.clamp(max=1), lambda q: 2-2*q.clamp(max=1))

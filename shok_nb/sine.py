@@ -5,17 +5,16 @@
 # %% auto #0
 __all__ = ['sine_round', 'cosine_round']
 
-# %% ../nbs/22_sine.ipynb #4b33e2a5
+# %% ../nbs/22_sine.ipynb #7255a7c1
 import math
-from functools import lru_cache
 import torch
 from torch import Tensor
-from .core import check_count, staircase, _bridge, _minus_sine, _tails
+from .core import check_count, staircase, _cached, _minus_sine
 
-# %% ../nbs/22_sine.ipynb #fec946e5
+# %% ../nbs/22_sine.ipynb #8ec4f296
 def _slope(q): return 2*torch.sin(math.pi*q)**2
 
-@lru_cache
+@_cached
 def _again(depth):
     "The staircase of `depth` applications."
     def rise(q):
@@ -42,13 +41,8 @@ def sine_round(
     "`x - sin(2πx)/2π`, `depth` times (Stack Overflow 46596636, 2017). Integer `x` or `depth` < 0 raises."
     return _again(check_count(depth, 'sine_round', 'depth'))(x, hard=hard, step=step, offset=offset)
 
-# %% ../nbs/22_sine.ipynb #208a5070
-_COSINE = _tails([(-1)**k*(math.pi/2)**(2*k+2)/(2*math.factorial(2*k+2)) for k in range(30)])
-
-def _half(q):
-    "sin²(πq/2), by its series in w = 4q²: exact at the tie."
-    w = 4*q*q
-    return w*_bridge(w, .5, _COSINE)
+# %% ../nbs/22_sine.ipynb #c64850b2
+def _half(q): return torch.sin(math.pi/2*q)**2
 
 _cosine = staircase('cosine_round', _half, lambda q: math.pi/2*torch.sin(math.pi*q))
 

@@ -5,25 +5,21 @@
 # %% auto #0
 __all__ = ['round_ste', 'floor_ste', 'ceil_ste', 'trunc_ste', 'sign_ste']
 
-# %% ../nbs/10_ste.ipynb #c18013a5
+# %% ../nbs/10_ste.ipynb #bf96a86a
 import torch
 from torch import Tensor
-from .core import check_input, estimator
+from .core import check_input, estimator, _centre, _sign
 
-# %% ../nbs/10_ste.ipynb #52d9cfce
-def _round(ties):
-    "`torch.round` with another rule for exact halves."
-    if ties == 'even': return torch.round
-    def value(v):
-        n = torch.round(v)
-        e = n-v
-        sign = torch.where(v < 0, -1., 1.).to(v.dtype)
-        move = dict(up=e == -.5, down=e == .5, away=e == -.5*sign, zero=e == .5*sign)[ties]
-        back = dict(up=-1., down=1., away=-sign, zero=sign)[ties]
-        return torch.where(move, n-back, n)
-    return value
+# %% ../nbs/10_ste.ipynb #1646932c
+def _down(v):
+    "`torch.round`, but one less where it went up by a half. Keeps -0."
+    n,e = _centre(v)
+    return n - (2*e).floor().clamp(min=0)
 
-_ties = {t: estimator('round_ste', _round(t)) for t in ('even', 'away', 'zero', 'up', 'down')}
+def _up(v): return -_down(-v)
+
+_rules = dict(even=torch.round, away=lambda v: _up(v.abs()).copysign(v), zero=lambda v: _down(v.abs()).copysign(v), up=_up, down=_down)
+_ties = {t: estimator('round_ste', f) for t,f in _rules.items()}
 
 # %% ../nbs/10_ste.ipynb #635bf346
 def round_ste(
@@ -37,9 +33,7 @@ def round_ste(
     if ties not in _ties: raise ValueError(f"round_ste: ties must be one of {', '.join(_ties)}, got {ties!r}")
     return _ties[ties](x, step=step, offset=offset)
 
-# %% ../nbs/10_ste.ipynb #b7acecdc
-def _sign(v): return torch.where(torch.isnan(v), v, torch.where(v < 0, -1., 1.).to(v.dtype))
-
+# %% ../nbs/10_ste.ipynb #4a959b19
 _floor,_ceil,_trunc = estimator('floor_ste', torch.floor),estimator('ceil_ste', torch.ceil),estimator('trunc_ste', torch.trunc)
 _signs = estimator('sign_ste', _sign)
 

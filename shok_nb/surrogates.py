@@ -5,19 +5,13 @@
 # %% auto #0
 __all__ = ['dsq_round', 'stable_round', 'clipped_round', 'trust_round']
 
-# %% ../nbs/13_surrogates.ipynb #79b5d87d
+# %% ../nbs/13_surrogates.ipynb #b409be02
 import math
 import torch
 from torch import Tensor
-from .core import _default, _pass, _widen, _wide, check_input, check_knob, estimator, staircase
+from .core import check_count, check_input, check_knob, estimator, staircase, _pass, _spread
 
-# %% ../nbs/13_surrogates.ipynb #9d3a343f
-def _number_of_levels(levels):
-    if isinstance(levels, bool) or not isinstance(levels, int):
-        raise TypeError(f'dsq_round: levels must be an int, got {type(levels).__name__}')
-    if levels < 2: raise ValueError(f'dsq_round: levels must be at least 2, got {levels}')
-    return levels
-
+# %% ../nbs/13_surrogates.ipynb #6aae182b
 def _sharp(a): return torch.log1p(2*(1-a)/a)
 
 def _dsq_rise(q, a):
@@ -27,7 +21,8 @@ def _dsq_rise(q, a):
 def _dsq_slope(q, a):
     a = torch.as_tensor(a, dtype=q.dtype)
     z = 2*_sharp(a)*(.5-q)
-    return 2*_sharp(a)*torch.sigmoid(z)*torch.sigmoid(-z)/(1-a)
+    s = torch.sigmoid(-z)
+    return (s - s*s)*(2*_sharp(a)/(1-a))
 
 def _between(x, lower, upper):
     "`x` clamped to numbers or tensors that broadcast with it; dtype of `x`."
@@ -42,16 +37,9 @@ def _range(x, fn, lower, upper, open=False):
         raise ValueError(f'{fn}: lower must be below upper, got {lower:g} and {upper:g}')
     return lower,upper
 
-def _on_steps(f, x, step, offset, *knobs):
-    "`offset + step*f((x-offset)/step)`, however far that is from `x`."
-    if _default(step, offset): return f(x, *knobs)
-    dtype = _wide(x.dtype)
-    step,offset = _widen(step, dtype),_widen(offset, dtype)
-    return (f((x.to(dtype)-offset)/step, *knobs)*step + offset).to(x.dtype)
-
 _dsq = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=dict(hi=1., open=True)).hard
 
-# %% ../nbs/13_surrogates.ipynb #4f5b68eb
+# %% ../nbs/13_surrogates.ipynb #cb51f650
 def dsq_round(
     x:Tensor,               # Values; any shape, floating dtype
     alpha:float|Tensor=.2,  # Distance from a step in (0, 1), broadcasts with `x`: 0 is `torch.round`, 1 straight-through; may require grad
@@ -64,7 +52,7 @@ def dsq_round(
     check_input(x, 'dsq_round')
     check_knob(alpha, x, 'dsq_round', 'alpha', hi=1., open=True)
     lower,upper = _range(x, 'dsq_round', lower, upper, open=True)
-    return _on_steps(_dsq, _between(x, lower, upper), (upper-lower)/(_number_of_levels(levels)-1), lower, alpha)
+    return _dsq(_between(x, lower, upper), alpha, step=(upper-lower)/(check_count(levels, 'dsq_round', 'levels', 2)-1), offset=lower)
 
 # %% ../nbs/13_surrogates.ipynb #cd6cbcf1
 def _kappa(q, amplitude): return 2**.5*math.pi*torch.as_tensor(amplitude, dtype=q.dtype)
@@ -90,7 +78,7 @@ def stable_round(
     "`torch.round` with a rotated Fourier slope (arXiv:2601.19320). Integer `x` or `amplitude` > 0.225 raises."
     return _stable(x, amplitude, step=step, offset=offset)
 
-# %% ../nbs/13_surrogates.ipynb #dc9b9f9a
+# %% ../nbs/13_surrogates.ipynb #e412c503
 def _clip(v, lower, upper): return _between(torch.round(v), lower, upper)
 
 def _inside(v, lower, upper):
@@ -101,23 +89,16 @@ def _clip_plain(v, lower, upper):
     y = _pass(v, torch.round(v))                      # `where`: a compiled `clamp` gives the end itself either slope
     return torch.where(y < lower, lower, torch.where(y > upper, upper, y))
 
-def _trusted(v, trust, lower, upper): return ((v - _clip(v, lower, upper)).abs() <= trust) & torch.isfinite(v)
+def _trusted(v, trust, lower, upper): return ((v - _clip(v, lower, upper)).abs() <= trust) & (v.abs() < math.inf)
 
-def _expand(v, *knobs):
-    shape = torch.broadcast_shapes(v.shape, *(k.shape for k in knobs if isinstance(k, Tensor)))
-    return v if v.shape == shape else v.expand(shape).clone()
-
-def _checked(x, fn, step, offset):
-    return check_knob(step, x, fn, 'step', open=True),check_knob(offset, x, fn, 'offset', -math.inf, open=True)
-
-_clipped = estimator('clipped_round', _clip, _inside, _clip_plain,
+_clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
     lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
-_trust = estimator('trust_round', lambda v, trust, lower, upper: _expand(_clip(v, lower, upper), trust),
+_trust = estimator('trust_round', lambda v, trust, lower, upper: _spread(_clip(v, lower, upper), trust),
     lambda v, *knobs: _trusted(v, *knobs).to(v.dtype),
     lambda v, *knobs: _clip(v.detach(), *knobs[1:]) - torch.where(_trusted(v, *knobs), v.detach()-v, 0.),
-    trust=dict(), lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
+    near=False, trust=dict(), lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
 
-# %% ../nbs/13_surrogates.ipynb #b557bb84
+# %% ../nbs/13_surrogates.ipynb #df5f215e
 def clipped_round(
     x:Tensor,               # Values; any shape, floating dtype
     lower:float|Tensor=-2., # Lowest multiple of `step`, an integer, broadcasts with `x`; may require grad
@@ -128,8 +109,7 @@ def clipped_round(
 )->Tensor:                  # The nearest grid point in the range; dtype of `x`, shape broadcast with the range
     "`torch.round` and clamp, slope 1 in the range (arXiv:1602.02830). Integer `x` or `lower` >= `upper` raises."
     check_input(x, 'clipped_round')
-    step,offset = _checked(x, 'clipped_round', step, offset)
-    return _on_steps(_clipped, x, step, offset, *_range(x, 'clipped_round', lower, upper))
+    return _clipped(x, *_range(x, 'clipped_round', lower, upper), step=step, offset=offset)
 
 def trust_round(
     x:Tensor,               # Values; any shape, floating dtype
@@ -143,5 +123,4 @@ def trust_round(
     "`torch.round` and clamp, slope 1 where the error is small (arXiv:2502.05003). Integer `x`, `trust` < 0 raises."
     check_input(x, 'trust_round')
     if isinstance(trust, Tensor): trust = trust.detach()
-    step,offset = _checked(x, 'trust_round', step, offset)
-    return _on_steps(_trust, x, step, offset, trust, *_range(x, 'trust_round', lower, upper))
+    return _trust(x, trust, *_range(x, 'trust_round', lower, upper), step=step, offset=offset)
