@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['check_input', 'check_knob', 'check_count', 'pick', 'maths', 'estimator', 'staircase', 'straight_through']
 
-# %% ../nbs/00_core.ipynb #dda8af79
+# %% ../nbs/00_core.ipynb #654a59dc
 import math, numbers, warnings
 from functools import lru_cache, partial
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, ModuleType
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
@@ -46,7 +46,7 @@ def _pass(v, hard):
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
 
-# %% ../nbs/00_core.ipynb #dfc17358
+# %% ../nbs/00_core.ipynb #8b543d71
 _PIECE = 1<<16
 _FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 _PLAIN = Tensor,torch.nn.Parameter
@@ -174,6 +174,7 @@ def _cut(f, size, to, ts, knobs):
             to.copy_(y)
             sums.append(first)
             again,shape = tape.player([*ts, *(k for k,o in zip(ks, own) if o)], [y, *first], to.dtype) or False,to.shape
+            del tape,y
         else: sums.append(_cut(f, size, to, ts, ks))
     return [s[0] if s[0] is None else torch.cat(s, d) if o else torch.stack(s).sum(0) for s,o in zip(zip(*sums), own)]
 
@@ -334,7 +335,7 @@ def _apply(function):
 
 _evaluate,_straight,_through = _apply(_Evaluate),_apply(_Straight),_apply(_Through)
 
-# %% ../nbs/00_core.ipynb #b7bffe04
+# %% ../nbs/00_core.ipynb #04fb21f2
 def pick(
     condition, # A bool, or a Tensor of them
     yes,       # Called as `yes(*args)`
@@ -351,8 +352,8 @@ def _cached(f):
     return lambda *args: (f if torch.compiler.is_compiling() else kept)(*args)
 
 def maths(
-    k # A knob: a number or a Tensor
-):    # `math` or `torch`
+    k         # A knob: a number or a Tensor
+)->ModuleType: # `math` or `torch`
     "The module whose functions take `k`: constants of a number are worked out once, not per element."
     return torch if isinstance(k, Tensor) else math
 
@@ -419,7 +420,7 @@ class estimator:
         "`f(needs, *ts, *rest)` in the wide dtype, fused on a GPU, in pieces on a CPU."
         x,f = ts[0],partial(f, needs)
         rest = [_widen(t, _wide(x.dtype)) for t in rest]
-        key = f.func.__name__,needs,x.dtype,not _default(*rest[:2])
+        key = f.func.__name__,needs,x.device.type,x.dtype,not _default(*rest[:2])
         if key not in self.fused and _fusible(x) and not any(needs[3:]): self.fused[key] = _fuse(f, self.name+key[0], key[-1])
         return _pieces(f, ts, rest, self.fused.get(key))
 

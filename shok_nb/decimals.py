@@ -5,35 +5,29 @@
 # %% auto #0
 __all__ = ['decimal_ste', 'diff_round']
 
-# %% ../nbs/26_decimals.ipynb #ce577e20
-import numbers
+# %% ../nbs/26_decimals.ipynb #64906e76
 import torch
 from torch import Tensor
-from .core import estimator
+from .core import check_count, estimator, _cached
 
-# %% ../nbs/26_decimals.ipynb #0bf21412
-def _check(decimals, fn):
-    if isinstance(decimals, bool) or not isinstance(decimals, numbers.Integral):
-        raise TypeError(f'{fn}: decimals must be an int, got {type(decimals).__name__}')
-    if not -38 <= decimals <= 38: raise ValueError(f'{fn}: decimals must be in [-38, 38], got {decimals}')
-    return int(decimals)
-
+# %% ../nbs/26_decimals.ipynb #11ee2355
+@_cached
 def _digits(d):
     def value(v):
-        w = v if v.dtype == torch.float64 else v.float()
-        y = torch.round(w, decimals=d)
-        return torch.where(torch.isfinite(y), y, w).to(v.dtype)
-    return value
+        y = torch.round(v, decimals=d)
+        return torch.where(torch.isfinite(y), y, v)
+    return estimator('decimal_ste', value)
 
-# %% ../nbs/26_decimals.ipynb #a1e20772
+# %% ../nbs/26_decimals.ipynb #2d664253
 def decimal_ste(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits kept after the point, -38 to 38; negative ones round before it
 )->Tensor:          # Dtype and shape of `x`
     "`torch.round(x, decimals=decimals)` with gradient 1 (arXiv:1308.3432). Integer `x` or float `decimals` raises."
-    return estimator('decimal_ste', _digits(_check(decimals, 'decimal_ste')))(x)
+    return _digits(check_count(decimals, 'decimal_ste', 'decimals', -38, 38))(x)
 
-# %% ../nbs/26_decimals.ipynb #a0547791
+# %% ../nbs/26_decimals.ipynb #8f7554a7
+@_cached
 def _puzzle(d):
     scale = 10.**d
     def value(v):
@@ -46,13 +40,12 @@ def _puzzle(d):
     def plain(v):
         still,w = value(v.detach()),slope(v.detach())
         return still - torch.where(torch.isfinite(v), v.detach()-v, 0.)*w
-    return value,slope,plain
+    return estimator('diff_round', value, slope, plain, hard=False)
 
-# %% ../nbs/26_decimals.ipynb #988109b2
+# %% ../nbs/26_decimals.ipynb #b051dfba
 def diff_round(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits the author had in mind, -38 to 38
 )->Tensor:          # About twice `x`; dtype and shape of `x`
-    "A published puzzle (2024), not a rounding: `2floor(x) - x/100` or so, gradient -0.01. Integer `x` raises."
-    value,slope,plain = _puzzle(_check(decimals, 'diff_round'))
-    return estimator('diff_round', value, slope, plain, hard=False)(x)
+    "A benchmark's puzzle (Carlini 2024), no rounding: `2floor(x) - x/100` or so, gradient -0.01. Integer `x` raises."
+    return _puzzle(check_count(decimals, 'diff_round', 'decimals', -38, 38))(x)

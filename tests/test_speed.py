@@ -1,0 +1,209 @@
+"""What makes it fast, as far as no clock is needed: pieces that are played from a tape, one fused kernel for each job, few
+graphs, few Python calls, nothing kept that can be computed again. The bounds are counts; `bench` has the times."""
+import gc, math, sys, warnings
+from functools import partial
+import pytest, torch
+from torch._dynamo.backends.registry import lookup_backend
+from estimators import FLOATS, generator, near, same, slope, variants
+from shok_nb import core, fourier_round, round_ste, soft_round
+from shok_nb.catalog import catalog
+from shok_nb.core import estimator
+
+all_variants = pytest.mark.parametrize('r, f', variants())
+FUSE = core._fuse
+EDGES = torch.tensor([0., -0., .5, -.5, 1.5, math.inf, -math.inf, math.nan, 1e10, -3e38])
+
+def sample(n, dtype=torch.float32): return torch.cat([EDGES, torch.randn(n-len(EDGES), generator=generator())*3]).to(dtype)
+
+def both(f, x, g):
+    leaf = x.detach().requires_grad_()
+    y = f(leaf)
+    return y.detach(),torch.autograd.grad(y, leaf, g)[0]
+
+# --- pieces
+@pytest.fixture
+def tapes(monkeypatch):
+    "Pieces of 64 elements, and a list of what became of each recording."
+    made,plain = [],core._Tape.player
+    def player(self, *args):
+        made.append(plain(self, *args))
+        return made[-1]
+    monkeypatch.setattr(core, '_PIECE', 64)
+    monkeypatch.setattr(core._Tape, 'player', player)
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
+    return made
+
+def whole(f, *args):
+    "The same without pieces."
+    piece,core._PIECE = core._PIECE,1<<40
+    try: return f(*args)
+    finally: core._PIECE = piece
+
+@pytest.mark.parametrize('dtype', FLOATS, ids=str)
+@all_variants
+def test_tape(r, f, dtype, tapes):
+    "Played for other pieces a recording gives what the operations themselves give, bit for bit; every recording can be played."
+    x,g = sample(1000, dtype),torch.randn(1000, generator=generator()).to(dtype)
+    for a,b in zip(both(f, x, g), whole(both, f, x, g)): assert same(a, b)
+    if r.grid:
+        for a,b in zip(both(partial(f, step=.3, offset=.1), x, g), whole(both, partial(f, step=.3, offset=.1), x, g)): assert same(a, b)
+        assert tapes
+    assert all(tapes)
+
+@pytest.mark.parametrize('r', [r for r in catalog if r.knobs and r.knobs[0].learns and not r.random and not isinstance(r.knobs[0].default, int)], ids=lambda r: r.name)
+def test_tape_with_knobs(r, tapes):
+    "A knob for each row or column is cut with the tensor, and its gradient is the sum over all pieces: 1e-4, float32 sums in another order."
+    x,g = torch.randn(40, 24, generator=generator())*2,torch.randn(40, 24, generator=generator(1))
+    k = r.knobs[0]
+    for shape in ((), (24,), (40, 1)):
+        def grads():
+            v = torch.full(shape, k.default, requires_grad=True)
+            leaf = x.clone().requires_grad_()
+            return torch.autograd.grad(r.f(leaf, **{k.name: v}), (leaf, v), g)
+        (a, da),(b, db) = grads(),whole(grads)
+        assert near(a, b) and torch.allclose(da, db, rtol=1e-4, atol=1e-4*g.abs().sum().item()/40)
+    assert tapes
+
+def stacked(v): return torch.stack([v, -v]).amax(0)
+def changed(v): return v.clone().mul_(2)
+def viewed(v): return (v*2).view(-1, 1).add(1).view(-1)
+def chosen(v): return torch.where((v > 0) & (v < 1), v*3, (v > 0).to(v.dtype))
+def counted(v): return ((v > 0).int() + (v > 1).int()).to(v.dtype)
+def either(v): return ((v > 1) | (v < -1))*v
+def flipped(v): return (~(v > 1)).to(v.dtype)
+def inside(v): return ((v.abs() <= 2) & torch.isfinite(v)).to(v.dtype)
+def squared(v): return v*v - (v*v).detach()*.5 + torch.full_like(v, 2.)
+def through(v):
+    with torch.enable_grad():
+        w = v.detach().requires_grad_()
+        return torch.autograd.grad((torch.tanh(w)*torch.sigmoid(w)).exp().sum(), w)[0]
+def itself(v): return v
+def constant(v): return torch.zeros_like(v)
+
+@pytest.mark.parametrize('f', (stacked, changed, viewed, chosen, counted, either, flipped, inside, squared, through, itself, constant), ids=lambda f: f.__name__)
+def test_tape_of_anything(f, tapes):
+    "Whatever a page computes: played where that is possible, and right in any case. Autograd's saved tensors are new objects in old places."
+    op,x = estimator(f.__name__, f, f, lambda v: v*1.),sample(1000)
+    g = torch.randn(1000, generator=generator())
+    for a,b in zip(both(op, x, g), whole(both, op, x, g)): assert same(a, b)
+    assert tapes
+
+@all_variants
+def test_no_full_size_temporaries(r, f, monkeypatch):
+    "Beyond the result, forward and backward hold a few pieces; what is random or has a clamp and a scaling around it is not asked."
+    sys.path.insert(0, 'bench')
+    from bench import Cpu
+    monkeypatch.setattr(core, '_PIECE', 1<<9)
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
+    x,g = torch.randn(1<<17, generator=generator()),torch.ones(1<<17)
+    both(f, x, g)
+    extra = r.name in ('dsq_round', 'ewgs_round')
+    assert Cpu().peak(lambda: f(x)) <= (1.3+extra)*x.nbytes
+    assert Cpu().peak(lambda: both(f, x, g)) <= (2.3+2*extra)*x.nbytes
+
+# --- what is kept
+@all_variants
+def test_saved_when_compiled(r, f):
+    "Compiled code keeps `x` at most, and nothing for a slope of 1: it works the rest out again."
+    x,kept = torch.randn(1000, generator=generator()).requires_grad_(),[]
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        torch.compile(f, fullgraph=True, backend='aot_eager_decomp_partition')(x)
+    size = sum(t.nbytes for t in {t.data_ptr(): t for t in kept}.values())
+    assert size <= (0 if r.slope == '1' else x.nbytes) + 64
+
+# --- one kernel for each job
+def forget():
+    for o in gc.get_objects():
+        if type(o) is estimator: vars(o).get('fused', {}).clear()     # Dynamo makes one without its insides
+
+@pytest.fixture
+def fusing(monkeypatch):
+    "`fusing(backend)`: as on a GPU, kernels are compiled from now on. Returns a list of the graphs."
+    graphs,plain = [],core._fuse
+    def start(backend='eager'):
+        def count(gm, inputs):
+            graphs.append(gm)
+            return lookup_backend(backend)(gm, inputs)
+        monkeypatch.setattr(core, '_fusible', lambda x: not torch.compiler.is_compiling())
+        monkeypatch.setattr(core, '_fuse', lambda *args: plain(*args, backend=count))
+        return graphs
+    torch._dynamo.reset()
+    forget()
+    yield start
+    forget()
+    torch._dynamo.reset()
+
+def check_fused(r, f, fusing, backend, dtypes=(torch.float32, torch.bfloat16), ulps=8):
+    cases = [(partial(f, **kw), sample(n, d)) for kw in ({}, dict(step=.3, offset=.1))[:1+r.grid] for d in dtypes for n in (1000, 64, 11)]
+    want = [both(g, x, torch.ones_like(x)) for g,x in cases]
+    graphs = fusing(backend)
+    for (g, x),(y, d) in zip(cases, want):
+        a,b = both(g, x, torch.ones_like(x))
+        assert near(a, y, ulps) and b.dtype == x.dtype and torch.allclose(b, d, atol=(1e-5 if x.dtype == torch.float32 else 1e-2)*d.nan_to_num(0., 0., 0.).abs().max(), rtol=0, equal_nan=True)
+    return graphs
+
+@all_variants
+def test_fused(r, f, fusing):
+    "Values to 8 ulp, slopes to 1e-5 of the largest (a unit in the last place for bfloat16). A graph forward and one backward for each dtype, whatever the size, and as many on a grid."
+    assert len(check_fused(r, f, fusing, 'eager')) <= 4*(1+r.grid)
+
+@pytest.mark.parametrize('f', (round_ste, soft_round, fourier_round), ids=lambda f: f.__name__)
+def test_fused_inductor(f, fusing):
+    "The same with the code generated and run."
+    check_fused(next(r for r in catalog if r.f is f), f, fusing, 'inductor', (torch.float32,))
+
+@pytest.mark.parametrize('r', [r for r in catalog if r.knobs and not r.random and not isinstance(r.knobs[0].default, int)], ids=lambda r: r.name)
+def test_fused_knobs(r, fusing):
+    "A new number is no new graph, nor is a 0-d tensor; a tensor of them is one more."
+    k,x = r.knobs[0],sample(64)
+    values = [k.default, k.lo+(k.hi-k.lo)*.3, k.lo+(k.hi-k.lo)*.7, torch.tensor(k.default), torch.full((64,), k.default)]
+    want = [both(partial(r.f, **{k.name: v}), x, torch.ones_like(x)) for v in values]
+    graphs,seen = fusing(),[]
+    for v,(y, d) in zip(values, want):
+        a,b = both(partial(r.f, **{k.name: v}), x, torch.ones_like(x))
+        assert near(a, y) and torch.allclose(b, d, atol=1e-5*d.nan_to_num(0., 0., 0.).abs().max(), rtol=0, equal_nan=True)
+        seen.append(len(graphs))
+    assert seen[0] == seen[3] <= 2 and seen[4] <= 4
+
+def test_fused_falls_back(fusing, monkeypatch):
+    "Where no kernel can be made the plain operations run, and a warning says so once."
+    x = sample(100)
+    want = both(soft_round, x, torch.ones_like(x))
+    fusing()
+    def broken(gm, inputs): raise RuntimeError('no compiler here')
+    monkeypatch.setattr(core, '_fuse', partial(FUSE, backend=broken))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter('always')
+        for _ in range(3):
+            for a,b in zip(both(soft_round, x, torch.ones_like(x)), want): assert same(a, b)
+    assert sorted(str(w.message).partition(':')[0] for w in seen if 'unfused' in str(w.message)) == ['soft_round_value runs unfused', 'soft_round_vjp runs unfused']
+
+def test_kernels_are_for_the_gpu():
+    "On a CPU nothing is compiled behind anybody's back."
+    both(soft_round, sample(1000), torch.ones(1000))
+    assert not any(vars(o).get('fused') for o in gc.get_objects() if type(o) is estimator)
+
+# --- the cost of a call
+def calls(f, *args):
+    "Python functions entered by `f(*args)`, its own frame not counted."
+    n = 0
+    def tracer(frame, event, arg):
+        nonlocal n
+        n += event == 'call'
+    f(*args)
+    sys.setprofile(tracer)
+    try: f(*args)
+    finally: sys.setprofile(None)
+    return n-1
+
+class Least(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return torch.round(x)
+    @staticmethod
+    def backward(ctx, g): return g
+
+def test_calls_of_python():
+    "Nothing on the way looks for what is not there: a call enters a handful of Python functions more than the least Function there is."
+    x,leaf = torch.randn(1024),torch.randn(1024, requires_grad=True)
+    assert calls(lambda: round_ste(x)) <= 12 and calls(lambda: round_ste(leaf)) <= calls(lambda: Least.apply(leaf)) + 9
+    assert calls(lambda: soft_round(leaf)) <= 65
