@@ -5,21 +5,20 @@
 # %% auto #0
 __all__ = ['fsq', 'fsq_index', 'fsq_codes']
 
-# %% ../nbs/55_fsq.ipynb #75b7421a
+# %% ../nbs/55_fsq.ipynb #527ef64a
 import math
 import torch
 from torch import Tensor
-from .core import check_input, check_knob
+from .core import check_count, check_input, check_knob
 from .random import uniform_like
 from .ste import round_ste
 
-# %% ../nbs/55_fsq.ipynb #e7c9055a
+# %% ../nbs/55_fsq.ipynb #6fb89369
 def _checked(levels, fn, dtype):
     "The levels as a list, if `dtype` can tell so many apart and int64 can number their combinations."
     levels,most = list(levels),min(round(2/torch.finfo(dtype).eps), 2**50)
     for n in levels:
-        if isinstance(n, bool) or not isinstance(n, int): raise TypeError(f'{fn}: levels must be ints, got {type(n).__name__}')
-        if n < 2: raise ValueError(f'{fn}: levels must be >= 2, got {n}')
+        check_count(n, fn, 'levels', 2)
         if n > most: raise ValueError(f'{fn}: {dtype} tells {most} levels apart, got {n}; use a wider dtype')
     if not levels or math.prod(levels) > 2**63: raise ValueError(f'{fn}: levels must make at most 2**63 codes, got {len(levels)} channels and {math.prod(levels)} codes')
     return levels

@@ -6,11 +6,11 @@
 __all__ = ['rectified_sigmoid', 'adaround_init', 'adaround', 'adaround_penalty', 'adaround_beta', 'flexround', 'signround',
            'signround_range']
 
-# %% ../nbs/53_learned.ipynb #047cc7a8
+# %% ../nbs/53_learned.ipynb #9cf826d8
 import math
 import torch
 from torch import Tensor
-from .core import check_input, check_knob
+from .core import check_count, check_input, check_knob
 from .ste import floor_ste, round_ste
 
 # %% ../nbs/53_learned.ipynb #85547b64
@@ -90,7 +90,7 @@ def flexround(
     u = (w.to(torch.promote_types(w.dtype, torch.float32))-offset)/divisor
     return (round_ste(u, step=step)+offset).to(w.dtype)
 
-# %% ../nbs/53_learned.ipynb #de0f52b5
+# %% ../nbs/53_learned.ipynb #4335215e
 def signround(
     w:Tensor,                # Weights; floating dtype
     v:float|Tensor=0.,       # What is learned, in steps, broadcasts with `w`; keep it in [-½, ½]
@@ -111,8 +111,7 @@ def signround_range(
     dim:int|None=None,      # Axis with one range for each of its rows; None: one range
 )->tuple[Tensor,Tensor]:     # A scale and a zero point for `fake_quantize` with codes 0 to 2**bits-1
     "Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Integer `w` or a bad `bits` raises."
-    if isinstance(bits, bool) or not isinstance(bits, int): raise TypeError(f'signround_range: bits must be an int, got {type(bits).__name__}')
-    if not 1 <= bits <= 24: raise ValueError(f'signround_range: bits must be in [1, 24], got {bits}')
+    check_count(bits, 'signround_range', 'bits', 1, 24)
     low,high = check_input(w, 'signround_range', 'w').detach().aminmax(dim=dim, keepdim=dim is not None)
     low,high = low.clamp(max=0)*beta,high.clamp(min=0)*alpha
     scale = ((high-low)/(2**bits-1)).clamp(min=torch.finfo(w.dtype).tiny)

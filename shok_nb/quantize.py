@@ -5,21 +5,15 @@
 # %% auto #0
 __all__ = ['fake_quantize', 'lsq', 'lsq_init', 'pact', 'dorefa', 'dorefa_weight', 'quantized_bits', 'alpha_blend']
 
-# %% ../nbs/52_quantize.ipynb #9d81cdbb
+# %% ../nbs/52_quantize.ipynb #13755d58
 import math
 import torch
 from torch import Tensor
-from .core import check_input, check_knob, straight_through
+from .core import check_count, check_input, check_knob, straight_through
 from .scale_grad import scale_grad
 from .ste import round_ste, sign_ste
 
-# %% ../nbs/52_quantize.ipynb #8f2b8695
-def _whole(n, fn, arg, lo, hi):
-    "`n` if it is an int in [lo, hi], else an error saying what is wrong."
-    if isinstance(n, bool) or not isinstance(n, int): raise TypeError(f'{fn}: {arg} must be an int, got {type(n).__name__}')
-    if not lo <= n <= hi: raise ValueError(f'{fn}: {arg} must be in [{lo}, {hi}], got {n}')
-    return n
-
+# %% ../nbs/52_quantize.ipynb #25f4c56d
 def _zero(z, x, qmin, qmax):
     "The zero point as a code: rounded, kept in range, gradient 1."
     if isinstance(z, Tensor) and not z.is_floating_point() and not z.is_complex(): z = z.to(x.dtype)
@@ -28,7 +22,7 @@ def _zero(z, x, qmin, qmax):
     z = z.to(torch.promote_types(x.dtype, torch.float32))
     return straight_through(torch.round(z.detach()).clamp(qmin, qmax), z)
 
-# %% ../nbs/52_quantize.ipynb #8d75aea2
+# %% ../nbs/52_quantize.ipynb #046a16dc
 def fake_quantize(
     x:Tensor,                   # Values; any shape, floating dtype
     scale:float|Tensor,         # Grid spacing > 0, broadcasts with `x` (per channel, per block); may learn
@@ -42,7 +36,7 @@ def fake_quantize(
     "Quantize to integers and back in floats (arXiv:1902.08153). Integer `x`, scale <= 0, empty range raises."
     check_input(x, 'fake_quantize')
     s = check_knob(scale, x, 'fake_quantize', 'scale', open=True)
-    _whole(qmin, 'fake_quantize', 'qmin', -2**31, 2**31), _whole(qmax, 'fake_quantize', 'qmax', qmin+1, 2**31)
+    check_count(qmin, 'fake_quantize', 'qmin', -2**31, 2**31), check_count(qmax, 'fake_quantize', 'qmax', qmin+1, 2**31)
     if gradient not in ('saturated', 'clipped', 'ste'):
         raise ValueError(f"fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', got {gradient!r}")
     z,v = _zero(zero_point, x, qmin, qmax),x.to(torch.promote_types(x.dtype, torch.float32))
@@ -57,7 +51,7 @@ def fake_quantize(
     if gradient == 'ste': code = straight_through(code.detach(), n.expand_as(code))
     return (code*s).to(x.dtype)
 
-# %% ../nbs/52_quantize.ipynb #fccdd438
+# %% ../nbs/52_quantize.ipynb #afbc47c9
 def lsq(
     x:Tensor,               # Weights or activations; any shape, floating dtype
     step:Tensor,            # Step > 0, broadcasts with `x`; start from `lsq_init`
@@ -68,7 +62,7 @@ def lsq(
     rounding=round_ste,     # Any function of a tensor
 )->Tensor:                  # Quantized `x`; dtype of `x`
     "Learned step size quantization (arXiv:1902.08153; 2004.09576 with `offset`). Bad bits or `step` raises."
-    _whole(bits, 'lsq', 'bits', 1+bool(signed), 24), check_input(x, 'lsq')
+    check_count(bits, 'lsq', 'bits', 1+bool(signed), 24), check_input(x, 'lsq')
     step = check_knob(step, x, 'lsq', 'step', open=True)
     offset = check_knob(offset, x, 'lsq', 'offset', -math.inf, open=True)
     qmin,qmax = (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
@@ -82,7 +76,7 @@ def lsq_init(
     signed:bool=True, # As for `lsq`
 )->Tensor:            # A 0-d step: twice the mean size over the root of the largest code
     "The first step of `lsq` (arXiv:1902.08153, 2.1). Bad bits raises."
-    _whole(bits, 'lsq_init', 'bits', 1+bool(signed), 24)
+    check_count(bits, 'lsq_init', 'bits', 1+bool(signed), 24)
     return 2*check_input(x, 'lsq_init').detach().abs().mean()/(2**(bits-bool(signed))-1)**.5
 
 def pact(
@@ -93,19 +87,19 @@ def pact(
     rounding=round_ste, # Any function of a tensor
 )->Tensor:              # `x` clipped to [0, alpha] on 2**bits levels; dtype of `x`
     "Parameterized clipping (arXiv:1805.06085): `alpha` learns from values above it. Bad bits or `alpha` raises."
-    _whole(bits, 'pact', 'bits', 1, 24)
+    check_count(bits, 'pact', 'bits', 1, 24)
     check_input(x, 'pact')
     alpha = check_knob(alpha, x, 'pact', 'alpha', open=True)
     end,n = alpha.detach() if isinstance(alpha, Tensor) else alpha,2**bits-1
     return fake_quantize(torch.where(x >= alpha, alpha, x.clamp(min=0)).to(x.dtype), end/n, 0, 0, n, rounding=rounding, gradient='ste')
 
-# %% ../nbs/52_quantize.ipynb #933b7c72
+# %% ../nbs/52_quantize.ipynb #1635e494
 def dorefa(
     x:Tensor,   # Activations; any shape, floating dtype
     bits:int=8, # Bits per code, 1 to 24
 )->Tensor:      # `x` clipped to [0, 1] on 2**bits levels; dtype of `x`
     "DoReFa's k-bit activations (arXiv:1606.06160, eq. 5). Bad bits or integer `x` raises."
-    n = 2**_whole(bits, 'dorefa', 'bits', 1, 24)-1
+    n = 2**check_count(bits, 'dorefa', 'bits', 1, 24)-1
     v = check_input(x, 'dorefa').to(torch.promote_types(x.dtype, torch.float32))
     return (round_ste(v.clamp(0, 1)*n)/n).to(x.dtype)
 
@@ -114,13 +108,13 @@ def dorefa_weight(
     bits:int=8, # Bits per code, 1 to 24
 )->Tensor:      # Weights on 2**bits levels of [-1, 1], for one bit ± their mean size; dtype of `w`
     "DoReFa's k-bit weights (arXiv:1606.06160, eqs. 7 and 9). Bad bits or integer `w` raises."
-    _whole(bits, 'dorefa_weight', 'bits', 1, 24)
+    check_count(bits, 'dorefa_weight', 'bits', 1, 24)
     v = check_input(w, 'dorefa_weight', 'w').to(torch.promote_types(w.dtype, torch.float32))
     if bits == 1: return straight_through((sign_ste(v)*v.abs().mean()).detach(), v).to(w.dtype)
     t = torch.tanh(v)
     return (2*dorefa(t/(2*t.abs().amax().clamp(min=torch.finfo(v.dtype).tiny))+.5, bits)-1).to(w.dtype)
 
-# %% ../nbs/52_quantize.ipynb #d87088a1
+# %% ../nbs/52_quantize.ipynb #7b2d3d8d
 def quantized_bits(
     x:Tensor,                # Values; any shape, floating dtype
     bits:int=8,              # Bits of a code, sign included, 1 to 24
@@ -132,7 +126,7 @@ def quantized_bits(
     rounding=round_ste,      # Any function of a tensor; one signed bit does not round
 )->Tensor:                   # The nearest fixed-point value; nan stays nan; dtype of `x`
     "QKeras 0.9.0's quantized_bits, without its scale `alpha` (2019). Integer `x` or a bad number of bits raises."
-    _whole(bits, 'quantized_bits', 'bits', 1, 24), _whole(integer, 'quantized_bits', 'integer', -64, 64)
+    check_count(bits, 'quantized_bits', 'bits', 1, 24), check_count(integer, 'quantized_bits', 'integer', -64, 64)
     check_input(x, 'quantized_bits')
     if bits == 1 and keep_negative: return sign_ste(x) if gradient == 'ste' else straight_through(sign_ste(x).detach(), x.clamp(-1, 1))
     m = 2**(bits-bool(keep_negative))

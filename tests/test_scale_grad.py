@@ -2,8 +2,18 @@
 import math
 import pytest, torch
 from estimators import FLOATS, generator, same, slope
-from shok_nb.scale_grad import normalize_grad, scale_grad
+from shok_nb.random import uniform_like
+from shok_nb.scale_grad import normalize_grad, quantize_grad, scale_grad
 from processes import join_group, spawn
+
+SEED = torch.tensor(7)                                                   # outside, as a literal inside compiled code keeps Inductor busy for ever
+def few_bits(x): return quantize_grad(x, 3, seed=SEED)
+
+def three_bits(g):
+    "The eight levels that `few_bits` makes of a gradient, one scale per sample."
+    m = g.abs().amax(tuple(range(g.ndim > 1, g.ndim)), keepdim=True) if g.ndim else g.abs()
+    v = g/torch.where(m == 0, 1., m)*3.5 + .5
+    return (v.floor() + (v-v.floor() > uniform_like(g, seed=SEED)) - .5)/3.5*m
 
 def together(rank, world, port, queue):
     import torch.distributed as dist
@@ -37,7 +47,7 @@ def together(rank, world, port, queue):
         whole = torch.randn(4, 3, generator=generator())
         for p in (Shard(0), Shard(1), Replicate()):
             mesh = init_device_mesh('cpu', (world,))
-            for i,f in enumerate((normalize_grad, lambda x: normalize_grad(x, dim=0), lambda x: scale_grad(x, .5))):
+            for i,f in enumerate((normalize_grad, lambda x: normalize_grad(x, dim=0), lambda x: scale_grad(x, .5), few_bits)):
                 leaf = distribute_tensor(torch.zeros(4, 3), mesh, [p]).requires_grad_()
                 f(leaf).backward(distribute_tensor(whole, mesh, [p]))
                 out[f'dtensor {p} {i}'] = torch.allclose(leaf.grad.full_tensor(), backward(f, whole))
@@ -58,33 +68,63 @@ def test_two_processes():
     assert a['ddp'] == b['ddp'] == pytest.approx([.005, .5])
     assert all(v for k,v in a.items() if k.startswith('dtensor')), a
 
-BOTH = pytest.mark.parametrize('f, scale', [(lambda x: scale_grad(x, -.3), lambda g: g*-.3), (normalize_grad, lambda g: g/g.abs().max())], ids=['scale', 'normalize'])
+EACH = pytest.mark.parametrize('f, scale', [(lambda x: scale_grad(x, -.3), lambda g: g*-.3), (normalize_grad, lambda g: g/g.abs().max()), (few_bits, three_bits)],
+    ids=['scale', 'normalize', 'quantize'])
 
-@BOTH
+@EACH
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_every_layout_and_dtype(f, scale, dtype):
-    "The value is x bit for bit in memory of its own; the gradient is one float32 operation, rounded once."
+    "The value is a view of x; the gradient is one float32 operation, rounded once."
     x = torch.randn(4, 3, 5, 6, generator=generator()).to(dtype)
     for t in (x, x[0, 0, 0, 0], x[:0], x.transpose(0, 3), x[..., ::2], x.to(memory_format=torch.channels_last), x[:1].expand(4, 3, 5, 6)):
         y = f(t)
-        assert same(y, t) and (not t.numel() or y.data_ptr() != t.data_ptr())
+        assert same(y, t) and y.data_ptr() == t.data_ptr() and y.stride() == t.stride()
         if not t.numel(): continue
         wide = t.double() if dtype == torch.float64 else t.float()
         leaf = t.detach().clone().requires_grad_()
         assert same(torch.autograd.grad(f(leaf), leaf, t)[0], scale(wide).to(dtype))
 
-@BOTH
+@pytest.mark.parametrize('f', [lambda x: scale_grad(x, .5), normalize_grad, quantize_grad])
+def test_nested(f):
+    "A ragged batch, which torch cannot view, is copied; a gradient of ones is its own largest magnitude."
+    x = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged, requires_grad=True)
+    y = f(x)
+    assert torch.equal(y.values(), x.values())
+    g = torch.autograd.grad(y.values().sum(), x)[0].values()
+    assert torch.equal(g, torch.full_like(g, g[0])) and g[0] in (.5, 1.)
+
+@EACH
 @pytest.mark.parametrize('backend', ['eager', 'aot_eager', 'inductor'])
 def test_compiled(f, scale, backend):
     leaf,g = torch.randn(7, generator=generator()).requires_grad_(),torch.randn(7, generator=generator(1))
-    y = torch.compile(lambda x: torch.relu_(f(x)), backend=backend, fullgraph=True)(leaf)      # in place on the result
-    assert torch.allclose(torch.autograd.grad(y, leaf, g)[0], scale(g*(leaf > 0)))
+    compiled = torch.compile(f, backend=backend, fullgraph=True)
+    y = compiled(leaf)
+    assert y.data_ptr() == leaf.data_ptr() and torch.allclose(torch.autograd.grad(y, leaf, g)[0], scale(g))
+    y = torch.compile(lambda x: torch.relu(f(x*2)), backend=backend, fullgraph=True)(leaf)
+    assert torch.allclose(torch.autograd.grad(y, leaf, g)[0], scale(g*(leaf > 0))*2)
+    with torch.no_grad(): assert torch.equal(compiled(leaf), leaf)
+    assert torch.equal(compiled(leaf.detach()), leaf)                                          # evaluation
 
-@BOTH
+@EACH
+@pytest.mark.parametrize('compiled', [False, True])
+def test_changed_in_place(f, scale, compiled):
+    "A change of the view in place never passes for one of a copy: an error where gradients are recorded, else it is in `x` too."
+    run = torch.compile(f, backend='aot_eager', fullgraph=True) if compiled else f
+    x = torch.randn(7, generator=generator())
+    for leaf in (x.clone().requires_grad_(), x.clone().requires_grad_()*1):
+        with pytest.raises(RuntimeError, match='view'): run(leaf).add_(1.)
+    with torch.no_grad():
+        run(x).zero_()
+        assert (x == 0).all()
+
+@EACH
 def test_exported_and_traced(f, scale):
     x = torch.randn(3, generator=generator())
     class Model(torch.nn.Module):
         def forward(self, x): return f(x)*2
+    class Alone(torch.nn.Module):
+        def forward(self, x): return f(x)
+    assert torch.equal(torch.export.export(Alone(), (x,)).module()(x), x) and torch.equal(torch.jit.trace(Alone(), x, check_trace=False)(x), x)
     exported = torch.export.export(Model(), (x,)).module()
     assert torch.equal(exported(x), x*2) and torch.equal(torch.jit.trace(Model(), x, check_trace=False)(x), x*2)
     assert not any('autograd' in str(n.target) for n in exported.graph.nodes)
@@ -101,13 +141,37 @@ def test_scale_grad_transforms():
     g, = torch.autograd.grad(h(w), w, create_graph=True)
     assert torch.allclose(torch.autograd.grad(g.sum(), w)[0], .5*.5*6*w) and torch.allclose(torch.func.hessian(h)(w).diagonal(), 1.5*w)
 
+def test_quantize_grad_samples():
+    "A sample's overflow is not hidden and stays its own; `dim` and seeds go with `vmap`, and noise is of the backward pass."
+    g = torch.tensor([[1., -4., 2.], [math.inf, 1., 2.], [math.nan, 1., 2.], [0., 0., 0.]])
+    got = slope_of(few_bits, g)
+    assert same(got[:1], slope_of(few_bits, g[:1])) and not got[1:3].isfinite().any() and (got[3] == 0).all()
+    x,seeds = torch.randn(5, 40, generator=generator()),torch.arange(5)
+    f = lambda x, s: (quantize_grad(x, 2, dim=0, seed=s)*x.detach()).sum()
+    assert torch.equal(torch.vmap(torch.func.grad(f))(x, seeds), torch.stack([torch.func.grad(f)(a, s) for a,s in zip(x, seeds)]))
+    with pytest.raises(RuntimeError, match='randomness'): torch.vmap(torch.func.grad(lambda x: (quantize_grad(x)*x.detach()).sum()))(x)
+    for make in (lambda: dict(generator=generator(1)), lambda: torch.manual_seed(1) and {}):
+        with torch.random.fork_rng(devices=[]):
+            a,b = (slope_of(lambda x: quantize_grad(x, 2, **make()), x) for _ in range(2))
+            assert torch.equal(a, b) and not torch.equal(a, slope_of(lambda x: quantize_grad(x, 2), x))
+    w = x.double().requires_grad_()
+    first, = torch.autograd.grad(few_bits(w).square().sum(), w, create_graph=True)
+    assert torch.equal(torch.autograd.grad(first.sum(), w)[0], torch.full_like(w, 2.))          # that of the mean
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.numel()) or t, lambda t: t): few_bits(w), normalize_grad(w)
+    assert seen == [1]                                                                          # the seed
+
+def slope_of(f, g):
+    leaf = torch.zeros_like(g).requires_grad_()
+    return torch.autograd.grad(f(leaf), leaf, g)[0]
+
 def test_learned_factor_gets_nothing():
     factor = torch.ones(3, requires_grad=True)
     assert not scale_grad(torch.zeros(3), factor).requires_grad
     assert torch.equal(slope(lambda x: scale_grad(x, factor), torch.zeros(2, 3)), torch.ones(2, 3))
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU here')
-@BOTH
+@EACH
 def test_cuda_graph(f, scale):
     x,g = torch.randn(64, device='cuda').requires_grad_(),torch.randn(64, device='cuda')
     side = torch.cuda.Stream()
