@@ -5,12 +5,11 @@
 # %% auto #0
 __all__ = ['uniform_noise', 'dither_round', 'noisy_soft_round', 'expected_noise_grad']
 
-# %% ../nbs/31_dither.ipynb #e716b8e8
-import math
+# %% ../nbs/31_dither.ipynb #2ac39cf9
 import torch
 from torch import Tensor
 from .core import check_input, check_knob, estimator
-from .random import noise_like
+from .random import _grid, noise_like
 from .soft import soft_round, soft_round_conditional_mean
 
 # %% ../nbs/31_dither.ipynb #fd066fb7
@@ -32,7 +31,7 @@ def uniform_noise(
 # %% ../nbs/31_dither.ipynb #2735f309
 _dither = estimator('dither_round', lambda v, e: torch.round(v+e) - e, hard=False, e=dict())
 
-# %% ../nbs/31_dither.ipynb #3f5d5d1a
+# %% ../nbs/31_dither.ipynb #6e6dc496
 def dither_round(
     x:Tensor,               # Values; any shape, floating dtype
     kind:str='uniform',     # Of the dither: 'uniform', 'triangular', 'gaussian' or 'kumaraswamy'
@@ -44,10 +43,11 @@ def dither_round(
     offset:float|Tensor=0., # A point of the grid, in the units of `x`
 )->Tensor:                  # The nearest point of the dithered grid; dtype of `x`
     "Universal quantization, round(x+e)-e (arXiv:2006.09952, 3.2). Integer `x` or unknown `kind` raises."
+    step,offset = _grid(x, 'dither_round', step, offset)
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='dither_round')
     return _dither(x, e, step=step, offset=offset)
 
-# %% ../nbs/31_dither.ipynb #8ebde2f4
+# %% ../nbs/31_dither.ipynb #e3b92e66
 def noisy_soft_round(
     x:Tensor,               # Values; any shape, floating dtype
     alpha:float|Tensor=5.,  # Sharpness >= 0 of both curves, broadcasts with `x`: 0 is additive noise
@@ -60,9 +60,9 @@ def noisy_soft_round(
     offset:float|Tensor=0., # A point of the grid, in the units of `x`
 )->Tensor:                  # Dtype of `x`, shape of `x` broadcast with `alpha`
     "Conditional mean of noisy soft rounding (arXiv:2006.09952, 4). Integer `x`, `alpha` < 0 or unknown `kind` raises."
-    e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='noisy_soft_round')
+    step,offset = _grid(x, 'noisy_soft_round', step, offset)
     alpha = check_knob(alpha, x, 'noisy_soft_round', 'alpha')
-    step,offset = check_knob(step, x, 'noisy_soft_round', 'step', open=True),check_knob(offset, x, 'noisy_soft_round', 'offset', -math.inf, open=True)
+    e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='noisy_soft_round')
     z = soft_round(x.to(e.dtype), alpha, step=step, offset=offset) + e*step
     return soft_round_conditional_mean(z, alpha, step=step, offset=offset).to(x.dtype)
 

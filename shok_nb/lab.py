@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['bias_variance', 'plot_bias', 'Report', 'report', 'plot_report']
 
-# %% ../nbs/63_lab.ipynb #53c2c150
+# %% ../nbs/63_lab.ipynb #2d282336
 from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 try: import matplotlib.pyplot as plt
 except ImportError as e: raise ImportError("shok_nb.lab draws with matplotlib: pip install 'shok_nb[widgets]'") from e
+from .core import check_count
 from .neighbours import local_expectation
 from .plots import _draw, sweep
 
@@ -25,7 +26,7 @@ def _gradient(f, x, fn):
         raise TypeError(f'{fn}: f and loss must work value by value, got {got} from {tuple(x.shape)}')
     return torch.autograd.grad(y.sum(), x)[0] if y.requires_grad else torch.zeros_like(x)
 
-# %% ../nbs/63_lab.ipynb #9a4c0280
+# %% ../nbs/63_lab.ipynb #baae214d
 def bias_variance(
     f,                      # Called as `f(x, **knobs)` with float64 values, for random `f` again and again
     loss=torch.square,      # What is minimized, elementwise: called with what `f` returns
@@ -39,7 +40,7 @@ def bias_variance(
     "Gradient of loss(f(x)) against the exact one (arXiv:2304.08612, 3). A loss that is not elementwise raises."
     x = torch.as_tensor(x, dtype=torch.float64).detach()
     if x.ndim != 1 or not x.numel(): raise ValueError(f'bias_variance: x must be a vector, got shape {tuple(x.shape)}')
-    if draws < 2: raise ValueError(f'bias_variance: draws must be 2 or more, got {draws}')
+    check_count(draws, 'bias_variance', 'draws', 2)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         exact = _gradient(lambda v: mean(loss, v), x, 'bias_variance')

@@ -5,18 +5,16 @@
 # %% auto #0
 __all__ = ['local_expectation', 'reinmax_round', 'sga_round']
 
-# %% ../nbs/32_neighbours.ipynb #0bc4bece
-import math
+# %% ../nbs/32_neighbours.ipynb #374e1d37
 import torch
 from torch import Tensor
-from .core import check_input, check_knob, estimator
-from .random import _toss, uniform_like
+from .core import check_count, check_knob, estimator
+from .random import _grid, _toss, uniform_like
 
-# %% ../nbs/32_neighbours.ipynb #2e8bb315
+# %% ../nbs/32_neighbours.ipynb #8bf981b5
 def _cell(x, fn, step, offset):
     "Checked and widened: the floor of (x-offset)/step, the fraction above it (0 at infinity), and back: `to(steps)`."
-    check_input(x, fn)
-    step,offset = check_knob(step, x, fn, 'step', open=True),check_knob(offset, x, fn, 'offset', -math.inf, open=True)
+    step,offset = _grid(x, fn, step, offset)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     step,offset = (t.to(dtype) if isinstance(t, Tensor) else t for t in (step, offset))
     v = (x.to(dtype)-offset)/step
@@ -53,7 +51,7 @@ def _reinmax_plain(v, u):
 
 _reinmax_round = estimator('reinmax_round', _toss, _reinmax, _reinmax_plain, u=dict())
 
-# %% ../nbs/32_neighbours.ipynb #4f199695
+# %% ../nbs/32_neighbours.ipynb #2c68e006
 def reinmax_round(
     x:Tensor,               # Values; any shape, floating dtype
     *,
@@ -63,15 +61,17 @@ def reinmax_round(
     offset:float|Tensor=0., # A point of the grid, in the units of `x`
 )->Tensor:                  # What `stochastic_round` gives; dtype of `x`
     "Stochastic rounding with a second-order gradient (arXiv:2304.08612). Integer `x` or generator with seed raises."
+    step,offset = _grid(x, 'reinmax_round', step, offset)
     return _reinmax_round(x, uniform_like(x, generator=generator, seed=seed, fn='reinmax_round'), step=step, offset=offset)
 
-# %% ../nbs/32_neighbours.ipynb #0b705a76
+# %% ../nbs/32_neighbours.ipynb #40569bfe
 def _log(d): return d.clamp(min=1e-6).log()
 _CHANCES = dict(                                           # log probability of a neighbour at distance d in [0, 1]
     atanh=lambda d, a: -torch.atanh(d),
     linear=lambda d, a: torch.log1p(-d),
     cosine=lambda d, a: 2*_log(torch.cos(torch.pi/2*d)),
     logit=lambda d, a: torch.nn.functional.logsigmoid(-a*torch.logit(d)))
+_THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5, .98/1.5))     # its power, and d over the distance
 
 def _inside(p): return p.clamp(1e-6, 1-1e-6)
 
@@ -84,12 +84,13 @@ def _three(p, kind, a, t, noise):
     "Mean shift from the floor over the nearest integer and its two neighbours."
     near = (p > .5).to(p.dtype)
     k = [near-1, near, near+1]
-    chance = [1.5*_CHANCES[kind](_inside(.98*(p-i).abs()), a) for i in k]
+    power,r = _THREE[kind]
+    chance = [power*_CHANCES[kind](_inside(r*(p-i).abs()), a) for i in k]
     gumbel = [-torch.log(-torch.log(noise(i).clamp(min=2**-26))) for i in range(3)]
     w = torch.softmax(torch.stack([(c/t+g)/t for c,g in zip(chance, gumbel)]), 0)
     return near + w[2] - w[0]
 
-# %% ../nbs/32_neighbours.ipynb #66f8c4aa
+# %% ../nbs/32_neighbours.ipynb #a21f49db
 def sga_round(
     x:Tensor,               # Values; any shape, floating dtype
     temperature:float|Tensor=.5, # > 0, broadcasts with `x`: towards 0 it is `torch.round`
@@ -103,9 +104,9 @@ def sga_round(
     offset:float|Tensor=0., # A point of the grid, in the units of `x`
 )->Tensor:                  # A mixture of the neighbours; dtype of `x`
     "Stochastic Gumbel annealing (arXiv:2006.04240, 2401.17789). Integer `x` or `temperature` <= 0 raises."
-    if kind not in _CHANCES: raise ValueError(f"sga_round: kind must be one of {', '.join(_CHANCES)}, got {kind!r}")
-    if neighbours not in (2, 3): raise ValueError(f'sga_round: neighbours must be 2 or 3, got {neighbours}')
     n,p,to = _cell(x, 'sga_round', step, offset)
+    if kind not in _CHANCES: raise ValueError(f"sga_round: kind must be one of {', '.join(_CHANCES)}, got {kind!r}")
+    check_count(neighbours, 'sga_round', 'neighbours', 2, 3)
     t,scale = check_knob(temperature, x, 'sga_round', 'temperature', open=True),check_knob(scale, x, 'sga_round', 'scale', open=True)
     noise = lambda draw: uniform_like(x, generator=generator, seed=seed, draw=draw, fn='sga_round')
     return to(n + (_two if neighbours == 2 else _three)(p, kind, scale, t, noise)).to(x.dtype)

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['philox', 'check_random', 'uniform_like', 'fold_in', 'noise_like']
 
-# %% ../nbs/01_random.ipynb #16b20081
+# %% ../nbs/01_random.ipynb #9c0abcd7
+import math
 import torch
 from torch import Tensor
 from .core import check_input, check_knob
@@ -135,6 +136,12 @@ def noise_like(
     shape = check_knob(shape, x, fn, 'shape', lo=1.)
     u = uniform_like(x, generator=generator, seed=seed, fn=fn)
     return _KINDS[kind](u, lambda: uniform_like(x, generator=generator, seed=seed, draw=1, fn=fn), shape)
+
+# %% ../nbs/01_random.ipynb #64b27c77
+def _grid(x, fn, step, offset):
+    "Step and offset, checked; and `x`."
+    check_input(x, fn)
+    return check_knob(step, x, fn, 'step', open=True),check_knob(offset, x, fn, 'offset', -math.inf, open=True)
 
 # %% ../nbs/01_random.ipynb #aab07f85
 def _toss(v, u):

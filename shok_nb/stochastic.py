@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['stochastic_round']
 
-# %% ../nbs/30_stochastic.ipynb #3f3a9591
+# %% ../nbs/30_stochastic.ipynb #881c3552
 import torch
 from torch import Tensor
 from .core import estimator
-from .random import _toss, uniform_like
+from .random import _grid, _toss, uniform_like
 
 # %% ../nbs/30_stochastic.ipynb #c047f89d
 _stochastic = estimator('stochastic_round', _toss, u=dict())
 
-# %% ../nbs/30_stochastic.ipynb #2bff0bfb
+# %% ../nbs/30_stochastic.ipynb #6c2ad4bd
 def stochastic_round(
     x:Tensor,               # Values; any shape, floating dtype
     *,
@@ -24,4 +24,5 @@ def stochastic_round(
     offset:float|Tensor=0., # A point of the grid, in the units of `x`
 )->Tensor:                  # One of the two grid points around `x`; dtype of `x`
     "Up with the probability of the fraction, gradient 1 (arXiv:1502.02551). Integer `x` or generator with seed raises."
+    step,offset = _grid(x, 'stochastic_round', step, offset)
     return _stochastic(x, uniform_like(x, generator=generator, seed=seed, fn='stochastic_round'), step=step, offset=offset)

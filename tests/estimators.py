@@ -14,8 +14,7 @@ def variants(keep=lambda r: True):
         if r.random or not keep(r): continue
         out.append(pytest.param(r, r.f, id=r.name))
         if r.smooth: out.append(pytest.param(r, partial(r.f, hard=True), id=f'{r.name}-hard'))
-    if any(r.f is round_ste and keep(r) for r in catalog):
-        out += [pytest.param(row(round_ste), partial(round_ste, ties=t), id=f'round_ste-{t}') for t in ('away', 'zero', 'up', 'down')]
+    if keep(r := row(round_ste)): out += [pytest.param(r, partial(round_ste, ties=t), id=f'round_ste-{t}') for t in r.choices[0].options[1:]]
     return out
 
 def on_grid(r, f): return r.on_grid or getattr(f, 'keywords', {}).get('hard', False)

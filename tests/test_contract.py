@@ -132,12 +132,17 @@ def test_ends_of_the_knob(r, f):
             assert torch.equal(f(x, **{k.name: k.hard}), x.round())
             assert torch.equal(slope(f, x, **{k.name: k.hard}), torch.zeros_like(x))
 
-@pytest.mark.parametrize('r', [r for r in catalog if r.knobs], ids=lambda r: r.name)
+@pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
 def test_defaults_are_the_signature(r):
     from inspect import signature
     ps = signature(r.f).parameters
     for k in r.knobs:
         assert ps[k.name].default == k.default and k.lo < k.hi and k.lo <= k.default <= k.hi
+    for c in r.choices:
+        assert ps[c.name].default == c.default and c.default in c.options
+        for o in c.options: assert r.f(torch.zeros(3), **{c.name: o}).shape == (3,)
+        with pytest.raises(ValueError, match=f"{c.name} must be .*got 'no such'"): r.f(torch.zeros(3), **{c.name: 'no such'})
+    assert {c.name for c in r.choices} == {n for n,p in ps.items() if isinstance(p.default, str) or 'str' in str(p.annotation)}
     assert ('hard' in ps) == r.smooth and ('step' in ps and 'offset' in ps) == r.grid
 
 @pytest.mark.parametrize('dtype', HALVES, ids=str)
