@@ -35,6 +35,7 @@ myst_enable_extensions = ['dollarmath', 'amsmath', 'colon_fence', 'deflist', 'at
 myst_heading_anchors = 3
 
 autodoc_typehints = 'description'
+autodoc_preserve_defaults = True                            # a default as it is written
 add_module_names = False
 intersphinx_mapping = {k: (url, str(here/'inv'/f'{k}.inv')) for k,url in dict(   # a few names kept here: no network
     python='https://docs.python.org/3', torch='https://docs.pytorch.org/docs/stable').items()}

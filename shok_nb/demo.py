@@ -101,8 +101,8 @@ def trial(
     errors,texts,wrong,dB,*first = zip(out[:7], out[7:])
     return Result(name, errors, texts, wrong, dB, seconds, *(pair[0] for pair in first))
 
-# %% ../nbs/72_demo.ipynb #d1db3c6f
-_cubic = staircase('cubic', rise=lambda q: q**3, slope=lambda q: 3*q*q)
+# %% ../nbs/72_demo.ipynb #f4b59b24
+_cubic = staircase('cubic', lambda q: q**3, lambda q: 3*q*q)
 
 def cubic(
     x:Tensor,       # Values in steps

@@ -10,8 +10,9 @@ from PIL import Image
 from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import WebDriverWait
+from selenium.webdriver.support.ui import Select, WebDriverWait
 from shok_nb.soft import soft_round
+from shok_nb.ste import round_ste
 from shok_nb.widgets import player
 
 root = Path(__file__).resolve().parents[1]
@@ -148,6 +149,19 @@ def test_strict_policy(browser, tmp_path):
     assert path(one) != before and path(two) == before
     assert one.size['width'] == find(one, 'svg').size['width'] == 560
     assert hosts(browser) == {('file', None)}
+
+def test_menu(browser, tmp_path):
+    "A choice moves the dots that say which tread a tie is on."
+    page = tmp_path/'page.html'
+    page.write_text(f'<!doctype html><meta charset="utf-8">{player(round_ste)}', 'utf-8')
+    browser.get(page.as_uri())
+    one = find(browser, '[data-shok]')
+    menu,before = Select(find(one, 'select')),path(one, 'dots')
+    assert [o.text for o in menu.options] == ['even', 'away', 'zero', 'up', 'down']
+    menu.select_by_visible_text('up')
+    assert path(one, 'dots') != before
+    menu.select_by_visible_text('even')
+    assert path(one, 'dots') == before
 
 # --- JupyterLab
 @pytest.fixture(scope='module')

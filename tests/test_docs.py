@@ -55,17 +55,24 @@ def test_arrows_go_down():
         src = (ROOT/'shok_nb'/f'{n}.py')
         if src.exists():
             roots = set(re.findall(r'^(?:from|import) (\w+)', src.read_text('utf-8'), re.M))
-            assert roots <= {'torch', 'math', 'numbers', 'shok_nb', 'functools', 'collections', 'dataclasses', 'contextlib', 'warnings', 'copy', 'typing'}, (n, roots)
+            assert roots <= {'torch', 'math', 'numbers', 'shok_nb', 'functools', 'collections', 'dataclasses', 'contextlib', 'warnings', 'copy', 'types', 'typing'}, (n, roots)
+
+def test_references():
+    "Every arXiv id that a page cites has its title on the page of references, and every one there is cited."
+    import json
+    ids = {p.stem: set(re.findall(r'\b[012]\d(?:0[1-9]|1[0-2])\.\d{4,5}\b', ''.join(s for c in json.loads(p.read_text('utf-8'))['cells'] for s in c['source'])))
+        for p in (ROOT/'nbs').glob('*.ipynb')}
+    assert ids.pop('66_references') == set().union(*ids.values())
 
 @pytest.mark.parametrize('nb', sorted((ROOT/'nbs').glob('[1-3][0-9]_*.ipynb')), ids=lambda p: p.stem)
 def test_every_knob_has_a_slider(nb):
-    "On the page of an estimator with knobs, the stored player of `tune` shows a slider for each, and the toggle of a smooth one."
+    "On the page of an estimator with knobs, the stored player of `tune` shows a slider for each, a menu for each choice, and the toggle of a smooth one."
     import json
     from shok_nb.catalog import catalog
     rows,seen = {r.name: r for r in catalog},0
     for c in json.loads(nb.read_text('utf-8'))['cells']:
         if c['cell_type'] != 'code' or not (m := re.match(r'tune\((\w+)', ''.join(c['source']))): continue
         r,page = rows[m[1]],''.join(''.join(o['data']['text/html']) for o in c['outputs'] if 'text/html' in o.get('data', {}))
-        assert page.count('type="range"') >= len(r.knobs) and page.count('type="checkbox"') == r.smooth, r.name
+        assert page.count('type="range"') >= len(r.knobs) and page.count('<select') == len(r.choices) and page.count('type="checkbox"') == r.smooth, r.name
         seen += 1
     assert seen, 'a page without a slider'
