@@ -46,7 +46,7 @@ def _pass(v, hard):
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
 
-# %% ../nbs/00_core.ipynb #8b543d71
+# %% ../nbs/00_core.ipynb #544e5167
 _PIECE = 1<<16
 _FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 _PLAIN = Tensor,torch.nn.Parameter
@@ -149,10 +149,13 @@ class _Tape(TorchDispatchMode):
                 play.append((f, args, kwargs, r, True))
             free = [r for r in free + dead if r != where.get(v)]
         ends = [where.get(v, v) for v in ends]
+        new = {*range(to+1), *(v for *_,v,fast in play if not fast)}                  # what differs from piece to piece
+        ready = [partial(f, *(values[a] for a in args), out=values[v], **kwargs) if fast and not new & {v, *args} else None for f,args,kwargs,v,fast in play]
         def run(dest, *given):
             values[:to+1] = *given,dest
-            for f,args,kwargs,v,fast in play:
-                if fast: f(*[values[a] for a in args], out=values[v], **kwargs)
+            for call,(f,args,kwargs,v,fast) in zip(ready, play):
+                if call: call()
+                elif fast: f(*[values[a] for a in args], out=values[v], **kwargs)
                 else: values[v] = f(*[values[a] for a in args], **kwargs)
             if ends[0] != to: dest.copy_(values[ends[0]])
             return [None if values[v] is None else values[v].clone() for v in ends[1:]]     # its place is used again
@@ -220,7 +223,7 @@ def _on_grid(f, near, x, step, offset, *knobs):
     xd,margin = x.detach(),2*(step.detach() if isinstance(step, Tensor) else step)
     return torch.minimum(torch.maximum(y, xd-margin), xd+margin)
 
-# %% ../nbs/00_core.ipynb #0feb2a54
+# %% ../nbs/00_core.ipynb #ce5fcdc8
 _SINE = [(-1)**k*math.pi**(2*k+2)/math.factorial(2*k+3) for k in range(30)]
 _SINE = [-math.fsum(_SINE[j+1:]) for j in range(12)]
 
@@ -235,7 +238,8 @@ def _minus_sine(q):
     "q - sin(2πq)/2π for q in [-½, ½]."
     w = 4*q*q
     *lower,s = _SINE if q.dtype == torch.float64 else _SHORT
-    for c in reversed(lower): s = w*s + c
+    s = w*s + lower[-1]
+    for c in reversed(lower[:-1]): s = torch.addcmul(torch.full((), c, dtype=q.dtype, device=q.device), w, s)     # one pass
     return q*w*((1-w)*s + 1)
 
 # %% ../nbs/00_core.ipynb #e2eed36c

@@ -57,7 +57,7 @@ def _bits(x, seed, draw, part):
     odd,high = (i & 1) == 1,(i & 2) == 2
     return torch.where(high, torch.where(odd, d, c), torch.where(odd, b, a))
 
-# %% ../nbs/01_random.ipynb #e6935915
+# %% ../nbs/01_random.ipynb #6e924f6e
 def check_random(
     x:Tensor,   # The tensor that needs noise
     generator,  # A torch.Generator or None
@@ -94,7 +94,8 @@ def uniform_like(
     wide = x.dtype == torch.float64
     dtype = torch.float64 if wide else torch.float32
     if seed is None:
-        if _plain(x) or generator is not None: return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
+        if generator is not None: return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
+        if _plain(x): return torch.rand(x.shape, dtype=dtype, device=x.device)         # naming a generator, if only None, wants known sizes
         return torch.rand_like(x, dtype=dtype, requires_grad=False)
     high = _bits(x, seed, draw, 0)
     if not wide: return _right(high, 8).to(dtype)*2**-24
@@ -143,8 +144,8 @@ def _grid(x, fn, step, offset):
     check_input(x, fn)
     return check_knob(step, x, fn, 'step', open=True),check_knob(offset, x, fn, 'offset', -math.inf, open=True)
 
-# %% ../nbs/01_random.ipynb #aab07f85
+# %% ../nbs/01_random.ipynb #8d972551
 def _toss(v, u):
     "The integer above `v` where `u` < its fraction, else the one below."
     wide = v if v.dtype == torch.float64 else v.float()
-    return torch.where(wide-wide.floor() > u, v.ceil(), v.floor())
+    return torch.copysign(v.floor() + (wide-wide.floor() > u).to(v.dtype), v)       # 0 below zero is -0

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['dsq_round', 'stable_round', 'clipped_round', 'trust_round']
 
-# %% ../nbs/13_surrogates.ipynb #b409be02
+# %% ../nbs/13_surrogates.ipynb #8531164e
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, estimator, staircase, _pass, _spread
+from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _pass, _spread
 
-# %% ../nbs/13_surrogates.ipynb #6aae182b
+# %% ../nbs/13_surrogates.ipynb #1cbd3d5d
 def _sharp(a): return torch.log1p(2*(1-a)/a)
 
 def _dsq_rise(q, a):
@@ -37,9 +37,29 @@ def _range(x, fn, lower, upper, open=False):
         raise ValueError(f'{fn}: lower must be below upper, got {lower:g} and {upper:g}')
     return lower,upper
 
-_dsq = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=dict(hi=1., open=True)).hard
+_cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=dict(hi=1., open=True)).hard
 
-# %% ../nbs/13_surrogates.ipynb #cb51f650
+def _limit(v, lower, upper):
+    "The same to be differentiated: a compiled `clamp` gives the end itself either slope."
+    return torch.where(v < lower, lower, torch.where(v > upper, upper, v))
+
+@_cached
+def _dsq(levels):
+    "Clamp, round and slope in one."
+    def grid(v, lower, upper):
+        step = (upper-lower)/(levels-1)
+        w = (_between(v, lower, upper)-lower)/step
+        return w,torch.round(w),step
+    def value(v, a, lower, upper):
+        _,n,step = grid(v, lower, upper)
+        return _spread(n*step + lower, a)
+    def slope(v, a, lower, upper):
+        w,n,_ = grid(v, lower, upper)
+        return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*((v >= lower) & (v <= upper)).to(v.dtype)
+    def plain(v, a, lower, upper): return _cell.composite(_limit(v, lower, upper), (upper-lower)/(levels-1), lower, a)
+    return estimator('dsq_round', value, slope, plain, near=False, alpha=dict(hi=1., open=True), lower=dict(lo=-math.inf, open=True), upper=dict(lo=-math.inf, open=True))
+
+# %% ../nbs/13_surrogates.ipynb #9ad5c39f
 def dsq_round(
     x:Tensor,               # Values; any shape, floating dtype
     alpha:float|Tensor=.2,  # Distance from a step in (0, 1), broadcasts with `x`: 0 is `torch.round`, 1 straight-through; may require grad
@@ -50,9 +70,7 @@ def dsq_round(
 )->Tensor:                  # The nearest of the grid points; dtype of `x`, shape broadcast with the knobs
     "Clamp and round with a tanh slope (arXiv:1908.05033). Integer `x`, `alpha` not in (0, 1) or a bad range raises."
     check_input(x, 'dsq_round')
-    check_knob(alpha, x, 'dsq_round', 'alpha', hi=1., open=True)
-    lower,upper = _range(x, 'dsq_round', lower, upper, open=True)
-    return _dsq(_between(x, lower, upper), alpha, step=(upper-lower)/(check_count(levels, 'dsq_round', 'levels', 2)-1), offset=lower)
+    return _dsq(check_count(levels, 'dsq_round', 'levels', 2))(x, alpha, *_range(x, 'dsq_round', lower, upper, open=True))
 
 # %% ../nbs/13_surrogates.ipynb #cd6cbcf1
 def _kappa(q, amplitude): return 2**.5*math.pi*torch.as_tensor(amplitude, dtype=q.dtype)
@@ -78,16 +96,14 @@ def stable_round(
     "`torch.round` with a rotated Fourier slope (arXiv:2601.19320). Integer `x` or `amplitude` > 0.225 raises."
     return _stable(x, amplitude, step=step, offset=offset)
 
-# %% ../nbs/13_surrogates.ipynb #e412c503
+# %% ../nbs/13_surrogates.ipynb #abe94443
 def _clip(v, lower, upper): return _between(torch.round(v), lower, upper)
 
 def _inside(v, lower, upper):
     n = torch.round(v)
     return ((n >= lower) & (n <= upper)).to(v.dtype)
 
-def _clip_plain(v, lower, upper):
-    y = _pass(v, torch.round(v))                      # `where`: a compiled `clamp` gives the end itself either slope
-    return torch.where(y < lower, lower, torch.where(y > upper, upper, y))
+def _clip_plain(v, lower, upper): return _limit(_pass(v, torch.round(v)), lower, upper)
 
 def _trusted(v, trust, lower, upper): return ((v - _clip(v, lower, upper)).abs() <= trust) & (v.abs() < math.inf)
 

@@ -289,6 +289,18 @@ def test_compiled(r, backend):
     assert equal(r, compiled(f, backend)(half, SEED), seeded(r)(half))
 
 @rows
+def test_compiled_sizes(r):
+    "Torch's own generator in compiled code: one graph for all sizes, and other noise at each call."
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    f = compiled(r.f, counter, dynamic=True)
+    for n in (500, 64, 1000):
+        x = torch.full((n,), .3)
+        a,b = f(x),f(x)
+        assert a.shape == x.shape and not torch.equal(a, b)
+    assert counter.frame_count == 1
+
+@rows
 def test_a_new_seed_recompiles_nothing(r):
     counter = CompileCounter()
     g = compiled(lambda x, s: r.f(x, seed=s), counter)
