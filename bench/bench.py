@@ -1,86 +1,477 @@
 """How far from the memory limit: every estimator against a copy of the same tensor.
 
 Forward is divided by the time of `x.clone()`, forward and backward together by a clone plus one multiplication, the
-least any pair could move. Everything is interleaved in one process, so a noisy machine disturbs all alike; figures are
-medians of ratios with the middle half in brackets. `--steady` restarts Python with an allocator that keeps freed
-memory, as a training loop on a caching allocator sees it; without it a large copy also pays for fresh pages."""
-import argparse, math, os, platform, statistics, sys, time
+least any pair could move. Everything takes its turn in one process, round after round, so a noisy machine disturbs all
+alike; figures are medians of ratios with the middle half. Steady memory means an allocator that keeps what is freed, as a
+training loop on a caching allocator sees it; without it a large copy also pays for fresh pages.
+
+Each part runs in a Python of its own and is merged into results.json, from which RESULTS.md is written."""
+import argparse, contextlib, datetime, functools, gc, itertools, json, math, os, platform, statistics, subprocess, sys, tempfile, time, weakref
+from pathlib import Path
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]                    # the peers have a Python without shok_nb
 import torch
+from torch.autograd import Function
+import shok_nb as R
+from shok_nb.catalog import catalog
+from rivals import Candidate, fourier_loop, peers, rivals, why
 
 STEADY = {'MALLOC_TOP_PAD_': '4000000000', 'MALLOC_MMAP_THRESHOLD_': '4000000000', 'MALLOC_TRIM_THRESHOLD_': '8000000000'}
+PARTS = dict(small=['small'], large=['large'], steady=['steady'], compile=['compile'], peers=['peers', 'peers-steady'])
+SIZES = dict(small='1024,65536', peers='1024,65536,1048576,16777216')
+LARGE = '1048576,16777216'
+FIVE = 'round_ste', 'cubic_round', 'soft_round', 'fourier_round', 'stochastic_round'
+TERMS = 1, 2, 5, 10, 20, 30
+OLD = 'copy_ into old memory'
 
-def one_liners():
-    "What people paste today, with the same knobs as our defaults."
-    def tfc(x, a=5.):
-        m = x.floor()+.5
-        return m + torch.tanh(a*(x-m))/(2*math.tanh(a/2))
-    def fourier(x, n=5):
-        y = x
-        for k in range(1, n+1): y = y + (-1)**k*torch.sin(2*math.pi*k*x)/(math.pi*k)
-        return y
-    return {'one-liner: detach': lambda x: x + (x.round()-x).detach(), 'one-liner: tanh': tfc,
-        'one-liner: cubic': lambda x: x.round() + (x-x.round())**3, 'one-liner: sine': lambda x: x - torch.sin(2*math.pi*x)/(2*math.pi),
-        'one-liner: Fourier 5': fourier, 'torch.round': torch.round}
-
-def candidates():
-    from functools import partial
-    from shok_nb.catalog import catalog
-    out = {}
+# --- what is measured
+def ours():
+    "Every row of the catalog at its defaults, smooth ones also with a hard forward; and a few more."
+    out = []
     for r in catalog:
-        if r.random: continue
-        out[r.name] = r.f
-        if r.smooth: out[f'{r.name}, hard'] = partial(r.f, hard=True)
-    return out | one_liners()
+        out.append(Candidate(r.name, r.f, r.name, 'ours'))
+        if r.smooth: out.append(Candidate(f'{r.name}(hard=True)', functools.partial(r.f, hard=True), r.name, 'ours', 'slope'))
+    return out + [Candidate(n, f, n.removesuffix('(seed=s)'), 'ours') for n,f in {
+        'stochastic_round(seed=s)': functools.partial(R.stochastic_round, seed=torch.tensor(1)),
+        'fourier_round(terms=10)': functools.partial(R.fourier_round, terms=10), 'scale_grad': functools.partial(R.scale_grad, factor=.5),
+        'normalize_grad': R.normalize_grad, 'fake_quantize': functools.partial(R.fake_quantize, scale=.1)}.items()]
 
-def clock(f, device):
-    if device == 'cuda': torch.cuda.synchronize()
-    t = time.perf_counter()
-    f()
-    if device == 'cuda': torch.cuda.synchronize()
-    return time.perf_counter()-t
+class Old(Function):
+    "The least a custom gradient in the old style can do."
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.round(x)
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g
 
-def measure(fs, n, dtype, device, seconds):
-    "Rows of (name, forward ratios, forward+backward ratios)."
-    x = torch.randn(n, dtype=torch.float32).mul(5).to(device, dtype)
-    g,leaf = torch.randn_like(x),x.clone().requires_grad_()
-    def both(f):
-        y = f(leaf)
-        if y.requires_grad: torch.autograd.grad(y, leaf, g)
-    for f in fs.values(): both(f)
-    ratios = {k: ([], []) for k in fs}
-    start = time.perf_counter()
-    while len(ratios[next(iter(fs))][0]) < 5 or time.perf_counter()-start < seconds:
-        for k,f in fs.items():
-            copy = clock(x.clone, device)
-            mul = clock(lambda: x*g, device)
-            ratios[k][0].append(clock(lambda: f(x), device)/copy)
-            ratios[k][1].append(clock(lambda: both(f), device)/(copy+mul))
-    return ratios
+class New(Function):
+    "The same in the style that torch.func wants."
+    @staticmethod
+    def forward(x): return torch.round(x)
+    @staticmethod
+    def setup_context(ctx, inputs, output): ctx.save_for_backward(*inputs)
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g
 
-def show(v):
-    a,m,b = statistics.quantiles(v, n=4)
-    return f'{m:.2f} ({a:.2f}–{b:.2f})'
+# --- how it is measured
+class Cpu:
+    "Seconds per call by the clock on the wall."
+    device,least,large = 'cpu',100e-6,2**18                     # shortest sample; from this size on one call is a sample
+    def sets(self, nbytes): return 1
+    def __call__(self, f, calls=1):
+        t = time.perf_counter()
+        for _ in range(calls): f()
+        return (time.perf_counter()-t)/calls
+    def peak(self, f):
+        "The most bytes that `f()` held at once beyond those that were there."
+        from torch.profiler import ProfilerActivity, profile
+        with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p: kept = f()
+        events = sorted((e.start_ns(), e.nbytes()) for e in p.profiler.kineto_results.events() if e.name() == '[memory]')
+        return max(itertools.accumulate((n for _,n in events), initial=0))
 
-def main():
+class Cuda:
+    "Seconds per call between two events on the device."
+    device,least,large = 'cuda',500e-6,math.inf
+    def __init__(self, cuda=torch.cuda): self.cuda = cuda
+    def sets(self, nbytes):
+        "How many inputs to rotate through so that none is still in the L2 cache when its turn comes; tiny ones may be."
+        return min(1000, 1 + math.ceil(2*self.cuda.get_device_properties().L2_cache_size/nbytes))
+    def __call__(self, f, calls=1):
+        start,end = self.cuda.Event(enable_timing=True),self.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(calls): f()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end)/1e3/calls
+    def peak(self, f):
+        self.cuda.synchronize()
+        self.cuda.reset_peak_memory_stats()
+        before,kept = self.cuda.memory_allocated(),f()
+        self.cuda.synchronize()
+        return self.cuda.max_memory_allocated()-before
+
+@contextlib.contextmanager
+def quiet():
+    "The profiler writes two lines to stderr, past sys.stderr."
+    old,null = os.dup(2),os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try: yield
+    finally:
+        os.dup2(old, 2)
+        os.close(old), os.close(null)
+
+def inputs(clock, n, dtype):
+    "`x`, a leaf that requires grad, and a gradient, from as many sets as the clock wants, for ever in turn."
+    k = clock.sets(n*dtype.itemsize)
+    x,g = (torch.randn(k, n, device=clock.device).mul_(s).to(dtype).unbind() for s in (5, 1))
+    return itertools.cycle([(x, x.detach().requires_grad_(), g) for x,g in zip(x, g)])
+
+def both(f, leaf, g):
+    "Forward and, if there is a gradient, backward; what it returns is still held."
+    y = f(leaf)
+    return y,torch.autograd.grad(y, leaf, g) if y.requires_grad else None
+
+def enough(f, clock):
+    "How many calls make a sample; the first ones are slow."
+    return math.ceil(clock.least/max(min(clock(f) for _ in range(3)), 1e-8))
+
+def race(thunks, clock, seconds, least, calls=None):
+    "Seconds per call of each, taking turns: `least` rounds, and more while the time lasts."
+    rounds,start = [],time.perf_counter()
+    calls = calls or {k: enough(f, clock) for k,f in thunks.items()}
+    gc.disable()
+    begun = time.perf_counter()
+    while len(rounds) < least or (now := time.perf_counter()) + (now-begun)/len(rounds) < start+seconds:
+        rounds.append({k: clock(f, calls[k]) for k,f in thunks.items()})
+    gc.enable()
+    return {k: [r[k] for r in rounds] for k in thunks}
+
+def exact(v): return float(f'{v:.4g}')
+def quarters(v): return [exact(q) for q in statistics.quantiles(v, n=4, method='inclusive')] if len(v) > 1 else [exact(v[0])]*3
+
+def ratios(fs, clock, n, dtype, a):
+    "`(clone, rows)`: the median seconds of a clone, and for each function the quartiles of its forward and both ratios."
+    turn,thunks = inputs(clock, n, dtype),{}
+    for k,f in fs.items():
+        thunks[k, 'copy'] = lambda: next(turn)[0].clone()
+        thunks[k, 'times'] = lambda: (s := next(turn))[0]*s[2]
+        thunks[k, 'forward'] = lambda f=f: f(next(turn)[0])
+        thunks[k, 'both'] = lambda f=f: both(f, *next(turn)[1:])
+    if large := n >= clock.large:                               # a call is long: meet the code on a small tensor, and the pages once
+        few = inputs(clock, 4096, dtype)
+        for f in fs.values(): f(next(few)[0]), both(f, *next(few)[1:])
+        torch.ones(20*n)
+    least = a.least if dtype == torch.float32 and torch.get_num_threads() == 1 else max(2, a.least//2)
+    t = race(thunks, clock, a.seconds, least, dict.fromkeys(thunks, 1) if large else None)
+    rows = {k: [quarters([f/c for f,c in zip(t[k, 'forward'], t[k, 'copy'])]),
+                quarters([b/(c+m) for b,c,m in zip(t[k, 'both'], t[k, 'copy'], t[k, 'times'])])] for k in fs}
+    return exact(statistics.median([c for k in fs for c in t[k, 'copy']])),rows
+
+def saved(f, x):
+    "Bytes that autograd keeps for backward, in units of those of `x`; a storage counts once."
+    class Kept:
+        def __init__(self, t): self.t = t
+    alive,leaf = weakref.WeakSet(),x.detach().requires_grad_()
+    def pack(t):
+        alive.add(k := Kept(t))
+        return k
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda k: k.t): y = f(leaf)
+    stores = {s.data_ptr(): s.nbytes() for s in (k.t.untyped_storage() for k in alive)}
+    return round(sum(stores.values())/x.nbytes, 2)
+
+def memory(cs, clock, n):
+    "For each function, in units of `x`: saved for backward, most held in forward, and in forward and backward."
+    x,leaf,g = next(inputs(clock, n, torch.float32))
+    for c in cs: both(c.f, leaf, g)                              # what is allocated once and kept counts for nobody
+    return {c.name: [saved(c.f, x), *(round(clock.peak(f)/x.nbytes, 2) for f in (lambda: c.f(x), lambda: both(c.f, leaf, g)))] for c in cs}
+
+def overhead(cs, clock, a):
+    "Microseconds per call at 2^10 elements: forward, and both."
+    fs = {'torch.round': torch.round, 'torch.neg': torch.neg, 'Function, old style': Old.apply, 'Function, setup_context': New.apply}
+    fs |= {c.name: c.f for c in cs if c.by == 'ours'}
+    turn = inputs(clock, 1024, torch.float32)
+    t = race({(k, w): f for k,f in fs.items() for w,f in (('forward', lambda f=f: f(next(turn)[0])), ('both', lambda f=f: both(f, *next(turn)[1:])))},
+        clock, a.seconds, a.least)
+    return {k: [exact(statistics.median(t[k, w])*1e6) for w in ('forward', 'both')] for k in fs}
+
+class Buffered(torch.nn.Module):
+    "A function whose knob is a buffer."
+    def __init__(self, f, knob, value):
+        super().__init__()
+        self.f,self.knob = f,knob
+        self.register_buffer('value', torch.tensor(value))
+    def forward(self, x): return self.f(x, **{self.knob: self.value})
+
+def recompiles(clock, rows=catalog, values=6):
+    "How many graphs a compiled function needs while its knob takes six values, as a Python float, a 0-d tensor and a buffer."
+    from torch._dynamo.testing import CompileCounter
+    out,x = {},torch.randn(64, device=clock.device)
+    for r in rows:
+        if not r.knobs or isinstance(r.knobs[0].default, int): continue
+        k,row = r.knobs[0],[]
+        steps = [k.lo+(k.hi-k.lo)*(i+1)/(values+1) for i in range(values)]
+        for way in ('float', 'tensor', 'buffer'):
+            torch._dynamo.reset()
+            counter = CompileCounter()
+            g = torch.compile(Buffered(r.f, k.name, steps[0]).to(clock.device) if way == 'buffer' else lambda x, v: r.f(x, **{k.name: v}), backend=counter)
+            for v in steps:
+                if way != 'buffer': g(x, v if way == 'float' else torch.tensor(v))
+                else:
+                    g.value.fill_(v)
+                    g(x)
+            row.append(counter.frame_count)
+        out[r.name] = row
+    torch._dynamo.reset()
+    return out
+
+# --- the parts
+def works(c, clock, dtype):
+    "Does it run in this dtype? Ours have to."
+    if c.by == 'ours': return True
+    try: both(c.f, *next(inputs(clock, 16, dtype))[1:])
+    except Exception: return False
+    return True
+
+def tables(cs, clock, a, part, memory):
+    "One table for each dtype, number of threads and size."
+    for dtype,threads,n in itertools.product(a.dtypes, a.threads, a.sizes):
+        torch.set_num_threads(threads)
+        fs = {c.name: c.f for c in cs if works(c, clock, getattr(torch, dtype))}
+        clone,rows = ratios(fs, clock, n, getattr(torch, dtype), a)
+        say(f'{part}: {dtype}, {threads} thread(s), {n} elements')
+        yield dict(part=part, memory=memory, dtype=dtype, threads=threads, size=n, clone=clone, rows=rows)
+
+def sweep(cs, clock, a, part, memory):
+    "Five estimators, and a copy into memory that is there already, at sizes in steps of four up to the largest."
+    torch.set_num_threads(1)
+    for e in range(10, int(math.log2(max(a.sizes)))+1, 2):
+        to = torch.randn(1<<e, device=clock.device)
+        clone,rows = ratios({c.name: c.f for c in cs if c.name in FIVE} | {OLD: lambda x: to[:len(x)].copy_(x.detach())}, clock, 1<<e, torch.float32, a)
+        yield dict(part=part, memory=memory, size=1<<e, clone=clone, rows=rows)
+
+def compiled(cs, clock, a, part):
+    "`(first, failed, table for each size)`: seconds until the first gradient, errors, and compiled beside eager."
+    torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 1000
+    first,failed,fs = {},{},{}
+    x,leaf,g = next(inputs(clock, a.sizes[0], torch.float32))
+    both(torch.compile(torch.sin), leaf, g)                      # what is done once per process
+    for c in cs:
+        f = torch.compile(c.f, fullgraph=True, dynamic=True)      # one graph for all sizes
+        t = time.perf_counter()
+        try: both(f, leaf, g)
+        except Exception as e:
+            failed[c.name] = why(e)
+            continue
+        first[c.name] = exact(time.perf_counter()-t)
+        f(x)
+        fs |= {c.name: c.f, f'{c.name}, compiled': f}
+    say(f'{part}: {len(first)} compiled in {sum(first.values()):.0f} s, {len(failed)} failed')
+    def each():
+        for n in a.sizes:
+            clone,rows = ratios(fs, clock, n, torch.float32, a)
+            say(f'{part}: {n} elements')
+            yield dict(part=part, memory=a.memory, dtype='float32', threads=1, size=n, clone=clone, rows=rows)
+    return first,failed,list(each())
+
+def run(job, a):
+    "Measure one job; its share of results.json."
+    clock = Cuda() if a.device == 'cuda' else Cpu()
+    base,a.memory = job.partition('-')[0],'cuda' if a.device == 'cuda' else 'steady' if steady(job) else 'default'
+    cs,versions,missing = [c for c in ours() + rivals() if a.only in c.name],{},{}
+    if base == 'peers':
+        found,versions,missing = peers()
+        mine = {c.group for c in found}
+        cs = [c for c in ours() if c.name in mine] + found
+        if not found: sys.exit(f'bench: this Python has none of the peers: {missing}')
+    start,out = time.perf_counter(),{}
+    out['names'] = [dict(part=job, name=c.name, group=c.group, by=c.by, same=c.same) for c in cs]
+    if base == 'compile':
+        if a.quick: cs = [c for c in cs if c.name in FIVE]
+        first,failed,made = compiled(cs, clock, a, job)
+        out |= dict(tables=made, compiled=[dict(part=job, first=first, failed=failed)])
+    else: out['tables'] = list(tables(cs, clock, a, job, a.memory))
+    torch.set_num_threads(1)
+    quick = argparse.Namespace(**vars(a) | dict(seconds=a.seconds/4))
+    if base in ('large', 'steady') and not a.only: out['sweep'] = list(sweep(cs, clock, quick, job, a.memory))
+    if base in ('small', 'peers') and job != 'peers-steady':
+        n = 2**16 if a.quick else 2**22
+        out['memory'] = [dict(part=job, size=n, rows=memory(cs, clock, n))]
+    if base == 'small' and not a.only:
+        say(f'{job}: calls, terms, graphs')
+        out['overhead'] = [dict(part=job, rows=overhead(cs, clock, a))]
+        fs = {f'{who} {n}': functools.partial(f, terms=n) for n in TERMS for who,f in (('ours', R.fourier_round), ('loop', fourier_loop))}
+        out['terms'] = [dict(part=job, size=2**16, rows=ratios(fs, clock, 2**16, torch.float32, a)[1])]
+        out['recompiles'] = [dict(part=job, rows=recompiles(clock, [r for r in catalog if r.name in FIVE] if a.quick else catalog))]
+    out['parts'] = {job: header(a, time.perf_counter()-start, versions, missing)}
+    return out
+
+# --- results
+def processor():
+    try: return next(l.split(':')[1].strip() for l in open('/proc/cpuinfo') if l.startswith('model name'))
+    except (OSError, StopIteration): return platform.processor() or platform.machine()
+
+def header(a, took, versions, missing):
+    h = dict(date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), processor=processor(), cores=os.cpu_count(),
+        torch=torch.__version__, python=platform.python_version(), memory=a.memory, threads=a.threads, seconds=round(took), quick=a.quick)
+    if versions or missing: h |= dict(versions=versions, missing=missing)
+    if a.device == 'cuda':
+        src,dst = torch.empty(2, 2**28, device='cuda').unbind()                              # a GiB each way
+        dst.copy_(src)
+        t = Cuda()(lambda: dst.copy_(src), 20)
+        h |= dict(device=torch.cuda.get_device_name(), cuda=torch.version.cuda, copy=exact(2*src.nbytes/t/1e9))
+    return h
+
+def merge(old, new):
+    "`new` in the place of what the same jobs gave before."
+    jobs = new['parts'].keys()
+    out = {'parts': old.get('parts', {}) | new['parts']}
+    for k in {**old, **new}:
+        if k != 'parts': out[k] = [e for e in old.get(k, []) if e['part'] not in jobs] + new.get(k, [])
+    return out
+
+def dumps(data):
+    "JSON with an entry to a line."
+    def entry(v): return json.dumps(v, ensure_ascii=False)
+    def body(v): return '{\n' + ',\n'.join(f'{entry(k)}: {entry(w)}' for k,w in v.items()) + '\n}' if isinstance(v, dict) else '[\n' + ',\n'.join(map(entry, v)) + '\n]'
+    return '{\n' + ',\n'.join(f'{entry(k)}: {body(v)}' for k,v in data.items()) + '\n}\n'
+
+def short(v): return f'{v:.0f}' if v >= 100 else f'{v:.1f}' if v >= 10 else f'{v:.2f}'
+def show(q): return f'{short(q[1])} ({short(q[0])}–{short(q[2])})'
+def power(n): return f'2^{int(math.log2(n))}' if n & (n-1) == 0 else str(n)
+def grid(head, rows): return '\n'.join('| ' + ' | '.join(map(str, l)) + ' |' for l in [head, ['---']*len(head), *rows]) + '\n'
+
+def ordered(data):
+    "Every candidate once: ours in the order of the catalog, each followed by those that do the same."
+    names = {n['name']: n for n in data['names']}
+    mine = [n for n in names.values() if n['by'] == 'ours']
+    groups = {n['group']: i for i,n in reversed(list(enumerate(mine)))}
+    return sorted(names.values(), key=lambda n: (groups.get(n['group'], math.inf), n['by'] != 'ours'))
+
+def label(n): return f"**`{n['name']}`**" if n['by'] == 'ours' else f"`{n['name']}`" if n['by'] in ('formula', 'torch') else n['name']
+
+def find(data, **want):
+    "The tables with these properties; a peer's own process is asked last, so ours come from the main one."
+    found = [t for t in data.get('tables', []) if all(t[k] == v for k,v in want.items())]
+    return sorted(found, key=lambda t: t['part'].startswith('peers'))
+
+def cell(data, name, **want):
+    return next((t['rows'][name] for t in find(data, **want) if name in t['rows'] and t['part'] != 'compile'), None)
+
+def glance(data):
+    "What the first table shows: steady memory if measured, the largest size."
+    for m in ('cuda', 'steady', 'default'):
+        found = [t for t in find(data, memory=m, dtype='float32', threads=1) if t['part'] in ('small', 'large', 'steady')]
+        if found: return dict(memory=m, dtype='float32', threads=1, size=max(t['size'] for t in found))
+
+MEMORY = dict(default='default allocator', steady='steady memory', cuda='CUDA')
+def title(t): return f"{t['dtype']}, {t['threads']} thread{'s'*(t['threads'] > 1)}, {MEMORY[t['memory']]}"
+
+def report(data):
+    "results.json as Markdown."
+    names,parts = ordered(data),data['parts']
+    out = ['# Benchmarks\n', 'Written by `bench/bench.py` from `results.json`. A ratio of 1 is the least time any pair of passes over memory could take: '
+        'forward is divided by `x.clone()`, forward and backward (f+b) by a clone and a multiplication. Medians, with the middle half in brackets. '
+        'Bold rows are ours at their defaults; those below each do the same maths.\n']
+    if any(h['quick'] for h in parts.values()): out.append('**A smoke run: it shows that the harness works, and nothing about speed.**\n')
+    out.append(grid(['part', 'date', 'processor', 'torch', 'Python', 'memory', 'threads', 'took'], [[job, h['date'], h.get('device', f"{h['processor']} ({h['cores']} cores)"),
+        h['torch'] + (f", CUDA {h['cuda']}" if 'cuda' in h else ''), h['python'], MEMORY[h['memory']], ', '.join(map(str, h['threads'])), f"{h['seconds']} s"] for job,h in parts.items()]))
+    for h in parts.values():
+        if 'copy' in h: out.append(f"A copy of one GiB moves {short(h['copy'])} GB/s on {h['device']}, read and written.\n"); break
+    for job,h in parts.items():
+        if h.get('versions') and not job.endswith('steady'): out.append('Packages: ' + ', '.join(f'{k} {v}' for k,v in h['versions'].items()) + '.\n')
+        if h.get('missing') and not job.endswith('steady'): out.append('Not importable: ' + '; '.join(f'{k} ({v})' for k,v in h['missing'].items()) + '.\n')
+    kept = {k: v for m in data.get('memory', []) for k,v in m['rows'].items()}
+    if at := glance(data):
+        size = at['size']
+        fast = {k: r for t in find(data, part='compile', size=size) for k,r in t['rows'].items()}
+        rows = []
+        for n in names:
+            if r := cell(data, n['name'], **at):
+                c = fast.get(f"{n['name']}, compiled")
+                rows.append([label(n), n['by'], show(r[0]), show(r[1]), show(c[1]) if c else '', *map(short, kept.get(n['name'], [])[:1] + kept.get(n['name'], [])[2:])])
+        out += [f'## At {power(size)} elements: {title(at)}\n', 'Saved is what autograd keeps for backward; peak is the most that forward and backward hold at once, '
+            'results included. Both are in units of `x`, measured at ' + ' and '.join(sorted({power(m['size']) for m in data.get('memory', [])})) + '.\n' if kept else '',
+            grid(['estimator', 'by', 'forward', 'f+b', 'compiled, f+b', 'saved', 'peak'], [r + ['']*(7-len(r)) for r in rows])]
+    out.append('## All sizes\n\nForward / f+b, medians. A ~ marks a middle half wider than a fifth of its median.\n')
+    def two(r): return ' / '.join(('~' if q[2]-q[0] > .2*q[1] else '') + short(q[1]) for q in r)
+    kinds = {(t['memory'], t['dtype'], t['threads']): t for t in data.get('tables', []) if t['part'] != 'compile'}
+    for (m,d,th),t in kinds.items():
+        want = dict(memory=m, dtype=d, threads=th)
+        sizes = sorted({u['size'] for u in find(data, **want) if u['part'] != 'compile'})
+        rows = [[label(n), *(two(r) if (r := cell(data, n['name'], size=s, **want)) else '' for s in sizes)] for n in names]
+        clones = [next(u['clone'] for u in find(data, size=s, **want) if u['part'] != 'compile') for s in sizes]
+        top = [['clone, µs', *(short(c*1e6) for c in clones)]]
+        if roof := parts[t['part']].get('copy'): top.append(['clone, share of the roofline', *(f'{2*s*getattr(torch, d).itemsize/c/roof/1e9:.0%}' for s,c in zip(sizes, clones))])
+        out += [f'### {title(t)}\n', grid(['estimator', *map(power, sizes)], top + [r for r in rows if any(r[1:])])]
+    if made := find(data, part='compile'):
+        first,failed = (data['compiled'][0][k] for k in ('first', 'failed'))
+        out += ['## torch.compile\n', 'Inductor, `fullgraph`, one graph for all sizes, float32, 1 thread. Forward / f+b, eager and compiled in one process; '
+            'seconds until the first gradient, without a cache.\n',
+            grid(['estimator', *(f'{power(t["size"])} {w}' for t in made for w in ('eager', 'compiled')), 'first call, s'],
+                [[label(n), *(two(t['rows'][n['name'] + w]) for t in made for w in ('', ', compiled')), short(first[n['name']])] for n in names if n['name'] in first])]
+        if failed: out.append('Does not compile: ' + '; '.join(f'{k} ({v})' for k,v in failed.items()) + '.\n')
+    for o in data.get('overhead', []):
+        out += ['## One call\n', 'Microseconds at 2^10 elements, float32, 1 thread, arithmetic included.\n',
+            grid(['call', 'forward', 'f+b'], [[k if k.startswith(('torch', 'Function')) else f'`{k}`', short(f), short(b)] for k,(f,b) in o['rows'].items()])]
+    for t in data.get('terms', []):
+        out += ['## Terms of a Fourier series\n', f'Forward / f+b at {power(t["size"])} elements, float32, 1 thread.\n',
+            grid(['terms', '`fourier_round`', 'loop of sines'], [[n, two(t['rows'][f'ours {n}']), two(t['rows'][f'loop {n}'])] for n in TERMS])]
+    for m in sorted({s['memory'] for s in data.get('sweep', [])}):
+        ss = [s for s in data['sweep'] if s['memory'] == m]
+        out += [f'## Size: {MEMORY[m]}\n', f'Forward / f+b, float32, 1 thread. The first row is a copy in microseconds; `{OLD}` shows what new memory costs a clone.\n',
+            grid(['', *(power(s['size']) for s in ss)], [['clone, µs', *(short(s['clone']*1e6) for s in ss)],
+                [OLD, *(show(s['rows'][OLD][0]) for s in ss)], *([f'`{k}`', *(two(s['rows'][k]) for s in ss)] for k in FIVE)])]
+    for r in data.get('recompiles', []):
+        out += ['## Annealing a compiled function\n', 'Graphs compiled while the first knob takes six values.\n',
+            grid(['estimator', 'as a Python float', 'as a 0-d tensor', 'as a buffer'], [[f'`{k}`', *v] for k,v in r['rows'].items()])]
+    if drift := twice(data):
+        out += ['## Twice\n', f'Ours beside the peers were measured in the peers\' Python too, {len(drift)} figures: the two medians differ by {statistics.median(drift):.0%} '
+            f'in the middle and {max(drift):.0%} at most.\n']
+    return '\n'.join(o for o in out if o)
+
+def twice(data):
+    "How far the medians of ours differ between the main process and that of the peers."
+    out = []
+    for t in data.get('tables', []):
+        if not t['part'].startswith('peers'): continue
+        for k,r in t['rows'].items():
+            here = [u['rows'][k] for u in find(data, memory=t['memory'], dtype=t['dtype'], threads=t['threads'], size=t['size'])
+                if k in u['rows'] and u['part'] not in (t['part'], 'compile')]
+            out += [abs(math.log(a[1]/b[1])) for h in here[:1] for a,b in zip(h, r)]
+    return out
+
+# --- the command
+def say(s): print(f'{time.strftime("%H:%M:%S")} {s}', flush=True)
+def steady(job): return job in ('steady', 'compile', 'peers-steady')
+def numbers(s): return [int(n) for n in s.split(',')]
+
+def main(argv=None):
     p = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    p.add_argument('--sizes', default='1024,65536,16777216')
-    p.add_argument('--dtypes', default='float32,bfloat16')
-    p.add_argument('--threads', type=int, default=1)
+    p.add_argument('--part', choices=PARTS, nargs='+', default=list(PARTS), help='what to measure (default: all)')
+    p.add_argument('--compile', action='store_const', const=['compile'], dest='part', help='the same as --part compile')
     p.add_argument('--device', default='cpu', choices=('cpu', 'cuda'))
-    p.add_argument('--seconds', type=float, default=3., help='per table')
-    p.add_argument('--only', default='', help='names that contain this')
-    p.add_argument('--steady', action='store_true')
-    a = p.parse_args()
-    if a.device == 'cuda' and not torch.cuda.is_available(): p.error('no CUDA device is available to torch')
-    if a.steady and not all(os.environ.get(k) == v for k,v in STEADY.items()):
-        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | STEADY)
-    torch.set_num_threads(a.threads)
-    fs = {k: f for k,f in candidates().items() if a.only in k}
-    where = torch.cuda.get_device_name() if a.device == 'cuda' else f'{platform.machine()}, {a.threads} thread(s)'
-    print(f'torch {torch.__version__}, Python {platform.python_version()}, {where}, {"steady memory" if a.steady else "default allocator"}')
-    for dtype in a.dtypes.split(','):
-        for n in map(int, a.sizes.split(',')):
-            print(f'\n### {dtype}, {n} elements\n\n| estimator | forward / clone | forward + backward / (clone + multiply) |\n|---|---|---|')
-            for k,(f,b) in measure(fs, n, getattr(torch, dtype), a.device, a.seconds).items(): print(f'| {k} | {show(f)} | {show(b)} |', flush=True)
+    p.add_argument('--sizes', type=numbers, help='elements, with commas; each part has its own')
+    p.add_argument('--dtypes', type=lambda s: s.split(','), default=['float32', 'bfloat16'])
+    p.add_argument('--threads', type=numbers, default=[1, 2])
+    p.add_argument('--seconds', type=float, default=5., help='per table, where its rounds take less (default: 5)')
+    p.add_argument('--least', type=int, default=4, help='rounds, half as many for bfloat16 and threads (default: 4)')
+    p.add_argument('--only', default='', help='names that contain this: shown, not stored')
+    p.add_argument('--quick', action='store_true', help='a smoke run on small tensors')
+    p.add_argument('--out', type=Path, default=HERE, help='folder of results.json and RESULTS.md (default: that of this script)')
+    p.add_argument('--peers-python', default=HERE.parent/'.venv-peers'/'bin'/'python', help='made by `make peers`')
+    p.add_argument('--check', action='store_true', help='only see whether there is such a device')
+    p.add_argument('--job', help=argparse.SUPPRESS)              # one part, in this process
+    a = p.parse_args(argv)
+    if a.device == 'cuda' and not torch.cuda.is_available(): sys.exit('bench: torch finds no CUDA device here; run it where there is one, or without --device cuda')
+    if a.check: return
+    if a.device == 'cuda': a.threads = [1]                       # of the CPU that only launches
+    if a.quick: a.seconds,a.least,a.sizes = .05,2,a.sizes or [1024, 2**14]
+    if a.job:
+        a.sizes = a.sizes or numbers(SIZES.get(a.job, LARGE))
+        a.dtypes = a.dtypes if a.job != 'compile' else ['float32']
+        a.threads = a.threads if a.job != 'compile' else [1]
+        new,stem = run(a.job, a),'-cuda'*(a.device == 'cuda')
+        if a.only: return print(report(new))
+        file = a.out/f'results{stem}.json'
+        data = merge(json.loads(file.read_text('utf-8')) if file.exists() else {}, new)
+        file.write_text(dumps(data), 'utf-8')
+        (a.out/f'RESULTS{stem}.md').write_text(report(data), 'utf-8')
+        return
+    for job in [j for part in a.part for j in PARTS[part]]:
+        if a.device == 'cuda' and job not in ('small', 'large', 'compile'): continue
+        python = a.peers_python if job.startswith('peers') else sys.executable
+        if not Path(python).exists():
+            say(f'{job}: left out, as there is no {os.path.relpath(python)}; `make peers` makes it')
+            continue
+        with tempfile.TemporaryDirectory() as cold:
+            env = os.environ | (STEADY if steady(job) and a.device == 'cpu' else {}) | dict(TORCHINDUCTOR_CACHE_DIR=cold)
+            r = subprocess.run([python, __file__, *(sys.argv[1:] if argv is None else argv), '--job', job], env=env)
+        if r.returncode: sys.exit(r.returncode)
 
 if __name__ == '__main__': main()

@@ -154,13 +154,12 @@ def test_every_half_precision_number(r, f, dtype):
         assert same(f(x, **kw), f(x.float(), **kw).to(dtype)), kw
         assert same(slope(f, x, **kw), slope(f, x.float(), **kw).to(dtype)), kw
 
-@pytest.mark.parametrize('threads', (1, 2))
 @pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16), ids=str)
 @all_variants
-def test_pieces(r, f, dtype, threads):
+def test_pieces(r, f, dtype):
     "A tensor large enough to be cut into pieces gives what its rows give, and a gradient of another layout is understood."
     x = torch.randn(3, 70, 1999, generator=generator()).mul(4).to(dtype)
-    torch.set_num_threads(threads)
+    torch.set_num_threads(2)
     try:
         rows = lambda t: torch.stack([f(v) for v in t])
         assert near(f(x), rows(x)) and near(f(x.transpose(0, 1)), rows(x.transpose(0, 1)))

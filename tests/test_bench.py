@@ -1,0 +1,192 @@
+"The benchmark harness: that it measures what its tables say. How fast anything is, no test can know."
+import json, os, re, subprocess, sys, types
+from pathlib import Path
+import pytest, torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT/'bench'))
+import bench
+from rivals import peers, rivals
+from shok_nb.catalog import catalog
+
+OURS = {c.name: c for c in bench.ours()}
+KINDS = {r.name: r for r in catalog}
+
+# --- who is compared with whom
+def test_everything_is_measured():
+    "Each row, each smooth one hard too; nobody is compared with a function that is not there."
+    assert {r.name for r in catalog} | {f'{r.name}(hard=True)' for r in catalog if r.smooth} <= OURS.keys()
+    assert len(OURS) == len(bench.ours()) and not OURS.keys() & {c.name for c in rivals()}
+    assert {c.group for c in [*OURS.values(), *rivals()]} <= OURS.keys()
+
+@pytest.mark.parametrize('c', rivals() + peers()[0], ids=lambda c: c.name)
+def test_rivals_do_the_same(c):
+    """Values and gradients of a rival are those of ours in float32, at points .01 from ties and integers, where formulas that
+    count from the floor lose digits. Seed 0; the mean of 4e5 coins or noises is within 5 of its deviations, at most ½/√4e5 each."""
+    torch.manual_seed(0)
+    x = torch.rand(400_000)*4 - 2
+    if c.group in ('sigmoid_round', 'ramp_round'): x = torch.cat([x.abs()/2, .498 + torch.rand(1000)*.004])
+    for s in (2, 20): x = x[(s*x - (s*x).round()).abs() > .01]
+    x = x.requires_grad_()
+    g = torch.randn_like(x)
+    y,want = c.f(x),OURS[c.group].f(x)
+    d = torch.autograd.grad(y, x, g)[0] if y.requires_grad else torch.zeros_like(x)
+    slope = torch.autograd.grad(want, x, g)[0]
+    if c.same == 'mean':
+        assert abs((y-x).mean()) < 5*.5/len(x)**.5 and torch.equal(d, slope) and torch.equal(y == y.round(), want == want.round())
+        return
+    ok = y.isfinite()                                       # e/(e+1) is inf/inf in two fifths of [0, 1]
+    assert ok.float().mean() > .5
+    near = [torch.allclose(a[ok], b[ok], rtol=1e-3, atol=1e-4*b[ok].abs().max().item()) for a,b in ((y, want), (d, slope))]
+    assert near == [c.same in ('both', 'value'), c.same in ('both', 'slope')]
+
+# --- how it is measured
+class Ticks:
+    "A clock on which every call takes its own number of seconds, and that remembers the order."
+    device,least,large = 'cpu',1,2**18
+    def __init__(self): self.seen = []
+    def sets(self, nbytes): return 1
+    def __call__(self, f, calls=1):
+        self.seen.append((f, calls))
+        return f()
+
+def test_race_takes_turns():
+    clock = Ticks()
+    fs = {'a': lambda: .25, 'b': lambda: 2.}
+    t = bench.race(fs, clock, 0, 3)
+    assert t == {'a': [.25]*3, 'b': [2.]*3}
+    assert clock.seen[6:] == [(fs['a'], 4), (fs['b'], 1)]*3     # three looks each, then rounds of at least a second a sample
+
+def test_quarters(): assert bench.quarters([4., 1., 2., 3., 5.]) == [2., 3., 4.] and bench.quarters([7.]) == [7.]*3
+
+def test_ratios(monkeypatch):
+    "Forward over clone, both over clone and multiplication, each of the same round."
+    def race(thunks, clock, seconds, least, calls): return {(k, w): [v, 2*v] for k,w in thunks for v in [dict(copy=2., times=3., forward=5., both=20.)[w]]}
+    monkeypatch.setattr(bench, 'race', race)
+    a = types.SimpleNamespace(seconds=0, least=2)
+    assert bench.ratios({'f': torch.round}, Ticks(), 8, torch.float32, a) == (3., {'f': [[2.5]*3, [4.]*3]})
+
+def test_sweep(monkeypatch):
+    "Every fourth size, the five and a copy into old memory; long calls, which are warmed up on a small tensor, among them."
+    monkeypatch.setattr(bench.Cpu, 'large', 2**12)
+    a = types.SimpleNamespace(sizes=[2**14], seconds=0, least=2)
+    got = list(bench.sweep(bench.ours(), bench.Cpu(), a, 'large', 'default'))
+    assert [t['size'] for t in got] == [2**10, 2**12, 2**14] and all(t['rows'].keys() == {*bench.FIVE, bench.OLD} for t in got)
+
+def test_saved():
+    "x alone, its sine too, the same storage twice, a mask, and what a graph that is gone kept."
+    x = torch.randn(1000)
+    table = {lambda x: x.neg(): 0, lambda x: x.square(): 1, lambda x: x*x: 1, lambda x: x*x.sin(): 2, lambda x: x.view(10, 100).t()*x.view(100, 10): 1,
+        lambda x: torch.where(x > 0, x, 0.): .25, lambda x: (x*x.sin()).detach() + x: 0}
+    for f,n in table.items(): assert bench.saved(f, x) == n
+
+@pytest.mark.parametrize('n', (2**10, 2**16))
+def test_peak(n):
+    "Results included; what is freed before the next allocation counts once."
+    x,clock = torch.randn(n),bench.Cpu()
+    table = {x.clone: 1, x.neg_: 0, lambda: (x.clone(), x.clone()): 2, lambda: (x.clone().neg(), x.clone())[0]: 2, lambda: x.clone().neg().clone(): 2,
+        lambda: bench.both(torch.neg, x.detach().requires_grad_(), x): 2, lambda: bench.both(torch.neg, x, x): 1}
+    for f,k in table.items(): assert clock.peak(f) == k*x.nbytes
+
+def test_peak_is_quiet(capfd):
+    bench.Cpu().peak(torch.randn(8).clone)
+    assert not capfd.readouterr().err
+
+def test_cuda_clock():
+    "Milliseconds between two events, per call; as many inputs as fill the L2 cache twice; the peak above what was there."
+    log = []
+    class Event:
+        def __init__(self, enable_timing): assert enable_timing
+        def record(self): log.append(self)
+        def synchronize(self): log.append('wait')
+        def elapsed_time(self, end):
+            assert log == [self, 'f', 'f', 'f', end, 'wait']
+            return 6.
+    cuda = types.SimpleNamespace(Event=Event, get_device_properties=lambda: types.SimpleNamespace(L2_cache_size=50<<20), synchronize=lambda: None,
+        reset_peak_memory_stats=lambda: None, memory_allocated=lambda: 100, max_memory_allocated=lambda: 140)
+    clock = bench.Cuda(cuda)
+    assert clock(lambda: log.append('f'), 3) == .002
+    assert clock.sets(4<<20) == 26 and clock.sets(4) == 1000 and clock.sets(1<<30) == 2
+    assert clock.peak(lambda: None) == 40
+
+def test_inputs_rotate():
+    "Each set in its turn, and the leaf is the x of its set."
+    clock = types.SimpleNamespace(device='cpu', sets=lambda nbytes: 12//nbytes)
+    turn = bench.inputs(clock, 2, torch.bfloat16)
+    sets = [next(turn) for _ in range(4)]
+    assert len({x.data_ptr() for x,_,_ in sets}) == 3 and sets[0] is sets[3]
+    assert all(x.data_ptr() == l.data_ptr() and l.requires_grad and l.is_leaf and not x.requires_grad for x,l,_ in sets)
+
+# --- what it writes
+SMALL = ['--job', 'small', '--quick', '--sizes', '1024', '--dtypes', 'float32', '--threads', '1']
+
+def stored(out): return json.loads((out/'results.json').read_text('utf-8')),(out/'RESULTS.md').read_text('utf-8')
+
+@pytest.fixture(scope='module')
+def small(tmp_path_factory):
+    out = tmp_path_factory.mktemp('bench')
+    bench.main([*SMALL, '--out', str(out)])
+    return out
+
+def test_small(small):
+    "Every row of the catalog is in the JSON, and the Markdown has the figures of the JSON."
+    data,text = stored(small)
+    t, = data['tables']
+    assert (t['size'], t['dtype'], t['threads'], t['memory']) == (1024, 'float32', 1, 'default')
+    assert t['rows'].keys() == OURS.keys() | {c.name for c in rivals()} == data['memory'][0]['rows'].keys()
+    assert text == bench.report(data) and data['parts']['small']['quick'] and 'smoke run' in text
+    cells = [l.strip('| ').split(' | ') for l in text.splitlines() if l.startswith('| ')]
+    for n in data['names']:
+        f,b = t['rows'][n['name']]
+        assert all(0 < q[0] <= q[1] <= q[2] for q in (f, b))
+        glance, = (c for c in cells if c[0] == bench.label(n) and len(c) == 7)
+        sizes, = (c for c in cells if c[0] == bench.label(n) and len(c) == 2)
+        assert glance[2:4] == [bench.show(f), bench.show(b)] and glance[5] == bench.short(data['memory'][0]['rows'][n['name']][0])
+        assert sizes[1].replace('~', '') == f'{bench.short(f[1])} / {bench.short(b[1])}'
+
+def test_saved_for_backward(small):
+    "Nothing for a slope of 1, `x` and nothing else for any other; what is random may keep its noise."
+    rows = stored(small)[0]['memory'][0]['rows']
+    for name,c in OURS.items():
+        r = KINDS.get(c.group)
+        if r and not r.random: assert rows[name][0] <= 1 and (rows[name][0] == 0) == (r.slope == '1'), name
+
+def test_compile_and_merge(small, monkeypatch):
+    "A part takes the place of what it measured before and leaves the others alone. No code is generated here."
+    plain = torch.compile
+    monkeypatch.setattr(torch, 'compile', lambda f, **kw: plain(f, backend='eager', **kw))
+    before,_ = stored(small)
+    for _ in range(2): bench.main(['--job', 'compile', *SMALL[2:], '--out', str(small)])
+    data,text = stored(small)
+    assert [t for t in data['tables'] if t['part'] == 'small'] == before['tables'] and data['memory'] == before['memory']
+    made,first = (next(t for t in data[k] if t['part'] == 'compile') for k in ('tables', 'compiled'))
+    assert len(data['tables']) == 2 and set(data['parts']) == {'small', 'compile'} and text == bench.report(data)
+    good = {n for n in bench.FIVE if n not in first['failed']}
+    assert set(first['first']) == good >= {'round_ste', 'soft_round'} and set(made['rows']) == good | {f'{n}, compiled' for n in good}
+
+def test_only_is_not_stored(small, capsys):
+    before = stored(small)
+    bench.main([*SMALL, '--only', 'cubic_round', '--out', str(small)])
+    assert 'cubic_round(hard=True)' in capsys.readouterr().out and stored(small) == before
+
+# --- where there is no GPU
+def test_no_gpu():
+    if torch.cuda.is_available(): pytest.skip('there is one')
+    r = subprocess.run([sys.executable, str(ROOT/'bench'/'bench.py'), '--device', 'cuda', '--check'], capture_output=True, text=True)
+    assert r.returncode == 1 and not r.stdout and len(r.stderr.splitlines()) == 1 and 'no CUDA device' in r.stderr
+
+def test_plugin_for_a_gpu():
+    "The plugin that `make bench-gpu` loads, with the CPU in the place of the GPU."
+    r = subprocess.run([sys.executable, '-m', 'pytest', '-p', 'on_cuda', 'tests/test_probes.py', '-k', '(test_second or test_onnx) and round_ste and not ste-'],
+        cwd=ROOT, env=os.environ | dict(PYTHONPATH='bench', SHOK_DEVICE='cpu', PYTEST_ADDOPTS='-p no:xdist'), capture_output=True, text=True)
+    assert r.returncode == 0 and 'tensors are made on cpu' in r.stdout and re.search(r'\b1 passed', r.stdout), r.stdout + r.stderr
+
+# --- the page
+def test_page_without_results(tmp_path, monkeypatch):
+    "Outside a checkout the page runs too, and says how to make results."
+    from IPython.core.interactiveshell import InteractiveShell
+    monkeypatch.chdir(tmp_path)
+    cells = [''.join(c['source']) for c in json.loads((ROOT/'nbs'/'64_speed.ipynb').read_text('utf-8'))['cells'] if c['cell_type'] == 'code']
+    names = {}
+    for c in cells: exec(compile(c, 'page', 'exec'), names)
+    assert names['data'] is None and 'make bench' in names['about'].data
