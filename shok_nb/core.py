@@ -46,7 +46,7 @@ def _pass(v, hard):
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
 
-# %% ../nbs/00_core.ipynb #544e5167
+# %% ../nbs/00_core.ipynb #804ea681
 _PIECE = 1<<16
 _FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 _PLAIN = Tensor,torch.nn.Parameter
@@ -172,7 +172,7 @@ def _cut(f, size, to, ts, knobs):
     sums,again = [],None
     for (to,*ts),ks in cuts:
         if again and to.shape == shape: sums.append(again(to, *ts, *(k for k,o in zip(ks, own) if o)))
-        elif again is None and n > 3 and to.numel() <= size:
+        elif again is None and n > 7 and to.numel() <= size:          # fewer pieces do not pay for the list
             with _Tape() as tape: y,*first = f(*(t.to(_wide(t.dtype)) for t in ts), *ks)
             to.copy_(y)
             sums.append(first)
