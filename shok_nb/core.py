@@ -46,7 +46,7 @@ def _pass(v, hard):
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
 
-# %% ../nbs/00_core.ipynb #804ea681
+# %% ../nbs/00_core.ipynb #6e58f985
 _PIECE = 1<<16
 _FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 _PLAIN = Tensor,torch.nn.Parameter
@@ -128,7 +128,7 @@ class _Tape(TorchDispatchMode):
             call = _BOTH[name] if mask and name in _BOTH else _OUT.get(name) if out.dtype in (wide, torch.bool) else None
             if call: own.add(out.untyped_storage().data_ptr())
             if name == 'rsub': args,kwargs = args[1::-1],dict(alpha=-1)
-            if name == '_to_copy': kwargs = {}
+            if name == '_to_copy' and call: kwargs = {}
             if name in _SCALARS:
                 args = [torch.tensor(a, dtype=torch.float64 if name != 'where' else out.dtype) if isinstance(a, (float, int)) else a for a in args]
             steps.append((call or func, [find(a) for a in args], kwargs, put(None), out.to(wide) if mask else out if call else None))
