@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from .core import check_input, estimator, _centre, _sign
 
-# %% ../nbs/10_ste.ipynb #1646932c
+# %% ../nbs/10_ste.ipynb #5aedfe15
 def _down(v):
     "`torch.round`, but one less where it went up by a half. Keeps -0."
     n,e = _centre(v)
@@ -18,7 +18,11 @@ def _down(v):
 
 def _up(v): return -_down(-v)
 
-_rules = dict(even=torch.round, away=lambda v: _up(v.abs()).copysign(v), zero=lambda v: _down(v.abs()).copysign(v), up=_up, down=_down)
+def _away(v): return torch.where(v < 0, _down(v), _up(v))
+
+def _zero(v): return torch.where(v < 0, _up(v), _down(v))
+
+_rules = dict(even=torch.round, away=_away, zero=_zero, up=_up, down=_down)
 _ties = {t: estimator('round_ste', f) for t,f in _rules.items()}
 
 # %% ../nbs/10_ste.ipynb #635bf346
