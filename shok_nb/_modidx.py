@@ -377,6 +377,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                     'shok_nb.surrogates._stable_rise': ('surrogates.html#_stable_rise', 'shok_nb/surrogates.py'),
                                     'shok_nb.surrogates._stable_slope': ('surrogates.html#_stable_slope', 'shok_nb/surrogates.py'),
                                     'shok_nb.surrogates._trusted': ('surrogates.html#_trusted', 'shok_nb/surrogates.py'),
+                                    'shok_nb.surrogates._within': ('surrogates.html#_within', 'shok_nb/surrogates.py'),
                                     'shok_nb.surrogates.clipped_round': ('surrogates.html#clipped_round', 'shok_nb/surrogates.py'),
                                     'shok_nb.surrogates.dsq_round': ('surrogates.html#dsq_round', 'shok_nb/surrogates.py'),
                                     'shok_nb.surrogates.stable_round': ('surrogates.html#stable_round', 'shok_nb/surrogates.py'),

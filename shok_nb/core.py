@@ -46,7 +46,7 @@ def _pass(v, hard):
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
 
-# %% ../nbs/00_core.ipynb #6e58f985
+# %% ../nbs/00_core.ipynb #b1125f59
 _PIECE = 1<<16
 _FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 _PLAIN = Tensor,torch.nn.Parameter
@@ -95,14 +95,14 @@ class _Tape(TorchDispatchMode):
 
     def masks(self, results):
         "The bool tensors that end in arithmetic: written as 0. and 1., they cost a tenth."
-        ops = [(func.overloadpacket.__name__, [_place(a) for a in args], out) for func,args,_,out in self.ops if isinstance(out, Tensor)]
-        found = {_place(out) for name,_,out in ops if out.dtype == torch.bool and (name in _TEST or name in _BOTH)} - {_place(r) for r in results}
+        ops = [(func.overloadpacket.__name__, [_place(a) for a in args], _place(out), out.dtype) for func,args,_,out in self.ops if isinstance(out, Tensor)]
+        found = {out for name,_,out,dtype in ops if dtype == torch.bool and (name in _TEST or name in _BOTH)} - {_place(r) for r in results}
         while True:
             lost = set()
-            for name,args,out in ops:
-                if name in _BOTH and found.issuperset(args) and _place(out) in found or name in ('_to_copy', 'mul') and out.is_floating_point(): continue
+            for name,args,out,dtype in ops if found else ():
+                if name in _BOTH and found.issuperset([out, *args]) or name in ('_to_copy', 'mul') and dtype.is_floating_point: continue
                 lost.update(args)
-                if name in _BOTH: lost.add(_place(out))
+                if name in _BOTH: lost.add(out)
             if not lost & found: return found
             found -= lost
 

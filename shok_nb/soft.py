@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from .core import maths, pick, staircase
 
-# %% ../nbs/20_soft.ipynb #886e1dcb
+# %% ../nbs/20_soft.ipynb #8f495dfe
 def _small(q):
     "Below this alpha a series is as accurate as the closed form, and more so in its alpha derivative."
     return torch.finfo(q.dtype).eps**(1/6)
@@ -45,7 +45,7 @@ def _gentle(q, a):
     return t*(p/end)/(d*d + p)
 
 def _large_alpha(q, a):
-    a = _clamp(_beyond(a, q), 0., 1e30)                 # inf*0 at a tie would be nan
+    a = _clamp(a, _large(q), 1e30)                      # inf*0 at a tie would be nan
     return torch.sigmoid(a*(2*q-1)) * -torch.expm1(-2*a*q)
 
 def _series(q, a):

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['round_ste', 'floor_ste', 'ceil_ste', 'trunc_ste', 'sign_ste']
 
-# %% ../nbs/10_ste.ipynb #bf96a86a
+# %% ../nbs/10_ste.ipynb #da7b5a81
 import torch
 from torch import Tensor
-from .core import check_input, estimator, _centre, _sign
+from .core import estimator, _centre, _sign
 
 # %% ../nbs/10_ste.ipynb #5aedfe15
 def _down(v):

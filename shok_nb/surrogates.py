@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _pass, _spread
 
-# %% ../nbs/13_surrogates.ipynb #1cbd3d5d
+# %% ../nbs/13_surrogates.ipynb #da2ba3b7
 def _sharp(a): return torch.log1p(2*(1-a)/a)
 
 def _dsq_rise(q, a):
@@ -39,6 +39,8 @@ def _range(x, fn, lower, upper, open=False):
 
 _cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=dict(hi=1., open=True)).hard
 
+def _within(v, lower, upper): return ((v >= lower) & (v <= upper)).to(v.dtype)
+
 def _limit(v, lower, upper):
     "The same to be differentiated: a compiled `clamp` gives the end itself either slope."
     return torch.where(v < lower, lower, torch.where(v > upper, upper, v))
@@ -55,7 +57,7 @@ def _dsq(levels):
         return _spread(n*step + lower, a)
     def slope(v, a, lower, upper):
         w,n,_ = grid(v, lower, upper)
-        return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*((v >= lower) & (v <= upper)).to(v.dtype)
+        return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*_within(v, lower, upper)
     def plain(v, a, lower, upper): return _cell.composite(_limit(v, lower, upper), (upper-lower)/(levels-1), lower, a)
     return estimator('dsq_round', value, slope, plain, near=False, alpha=dict(hi=1., open=True), lower=dict(lo=-math.inf, open=True), upper=dict(lo=-math.inf, open=True))
 
@@ -96,12 +98,10 @@ def stable_round(
     "`torch.round` with a rotated Fourier slope (arXiv:2601.19320). Integer `x` or `amplitude` > 0.225 raises."
     return _stable(x, amplitude, step=step, offset=offset)
 
-# %% ../nbs/13_surrogates.ipynb #abe94443
+# %% ../nbs/13_surrogates.ipynb #a5a541da
 def _clip(v, lower, upper): return _between(torch.round(v), lower, upper)
 
-def _inside(v, lower, upper):
-    n = torch.round(v)
-    return ((n >= lower) & (n <= upper)).to(v.dtype)
+def _inside(v, lower, upper): return _within(torch.round(v), lower, upper)
 
 def _clip_plain(v, lower, upper): return _limit(_pass(v, torch.round(v)), lower, upper)
 

@@ -184,7 +184,6 @@ def test_plugin_for_a_gpu():
 # --- the page
 def test_page_without_results(tmp_path, monkeypatch):
     "Outside a checkout the page runs too, and says how to make results."
-    from IPython.core.interactiveshell import InteractiveShell
     monkeypatch.chdir(tmp_path)
     cells = [''.join(c['source']) for c in json.loads((ROOT/'nbs'/'64_speed.ipynb').read_text('utf-8'))['cells'] if c['cell_type'] == 'code']
     names = {}
