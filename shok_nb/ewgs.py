@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['ewgs_round']
 
-# %% ../nbs/12_ewgs.ipynb #f9d247ed
+# %% ../nbs/12_ewgs.ipynb #02074f66
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
-from .core import check_input, check_knob, estimator, _number, _pieces, _widen, _wide
+from .core import check_input, check_knob, estimator
+from .pieces import _number, _pieces, _widen, _wide
 
-# %% ../nbs/12_ewgs.ipynb #28b0d7d6
+# %% ../nbs/12_ewgs.ipynb #1f2b56fe
 class _Pull(Function):
     "The identity; backward adds `delta*|g|` times the distance from the grid."
     generate_vmap_rule = True
@@ -31,7 +32,7 @@ class _Pull(Function):
             v = (x-offset)/step
             return g + delta*g.abs()*torch.nan_to_num(v-torch.round(v)),None,None,None
         knobs = [_widen(next(tensors) if k is None else k, _wide(x.dtype)) for k in ctx.numbers]
-        return _pieces(pulled, (x, g), knobs)
+        return _pieces(pulled, ('pull',), (x, g), knobs)
 
 _round = estimator('ewgs_round', torch.round)
 

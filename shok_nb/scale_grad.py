@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['scale_grad', 'normalize_grad', 'quantize_grad']
 
-# %% ../nbs/40_scale_grad.ipynb #c63309b4
+# %% ../nbs/40_scale_grad.ipynb #95e24558
 import math
 from functools import partial
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from .core import check_count, check_input, check_knob, straight_through, _pass, _transformed, _wide
+from .core import check_count, check_input, check_knob, straight_through, _pass
+from .pieces import _transformed, _wide
 from .random import check_random, uniform_like, _toss
 
 # %% ../nbs/40_scale_grad.ipynb #95118db8

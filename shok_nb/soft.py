@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from .core import maths, pick, staircase
 
-# %% ../nbs/20_soft.ipynb #8f495dfe
+# %% ../nbs/20_soft.ipynb #30819bc8
 def _small(q):
     "Below this alpha a series is as accurate as the closed form, and more so in its alpha derivative."
     return torch.finfo(q.dtype).eps**(1/6)
@@ -56,7 +56,7 @@ def _series(q, a):
 def _slope(q, a):
     b = _clamp(a, 1e-12, 1e30)
     s = torch.sigmoid((q-.5)*(2*b))
-    return (s - s*s)*_unless_inf(a, 2*b/maths(a).tanh(b/2))
+    return torch.addcmul(s, s, s, value=-1)*_unless_inf(a, 2*b/maths(a).tanh(b/2))
 
 def _unless_inf(a, k):
     "`k`, 0 where `a` is infinite."
