@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['check_input', 'check_knob', 'check_count', 'pick', 'maths', 'estimator', 'staircase', 'straight_through']
 
-# %% ../nbs/01_core.ipynb #4e1b0354
+# %% ../nbs/01_core.ipynb #968bc713
 import math, numbers
 from functools import lru_cache, partial
 from types import BuiltinFunctionType, ModuleType
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
 from .pieces import _FLOATS, _PLAIN, _fuse, _fusible, _number, _pieces, _transformed, _wide, _widen
 
-# %% ../nbs/01_core.ipynb #3f9e382a
+# %% ../nbs/01_core.ipynb #d7ca2552
 def _finite(t):
     "`t`, 0 where it is nan because there is no distance from infinity."
     return torch.where(t == t, t, 0.) if torch.compiler.is_compiling() else torch.nan_to_num(t)      # each the faster one there
@@ -28,12 +29,21 @@ def _sign(v):
     "1 or -1, never 0, and nan where `v` is."
     return 2*v.floor().clamp(-1, 0) + 1
 
+def _mask(c, v):
+    "The bools `c` as 0. and 1.; compiled, a branch that needs `v` keeps `c` from being saved for backward, slower than all the rest."
+    return torch.where(c, v.clamp(1, 1), 0.) if torch.compiler.is_compiling() and v.is_cpu else c.to(v.dtype)
+
 def _spread(y, *knobs):
     "`y` in the shape it has together with the knobs."
     shape = torch.broadcast_shapes(y.shape, *(k.shape for k in knobs if isinstance(k, Tensor)))
     return y if y.shape == shape else y.expand(shape).clone()
 
-# %% ../nbs/01_core.ipynb #506e812c
+# %% ../nbs/01_core.ipynb #4d921e5e
+def _lean(f, *args):
+    "`f(*args)`; compiled for a CPU it is worked out again for backward, where the bools to be kept are slower than all the rest."
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or _transformed() or not args[0].is_cpu: return f(*args)
+    return checkpoint(f, *args, use_reentrant=False)
+
 def _default(step, offset): return type(step) is float and step == 1. and type(offset) is float and offset == 0.
 
 def _pass(v, hard):
@@ -166,7 +176,7 @@ def _apply(function):
 
 _evaluate,_straight,_through = _apply(_Evaluate),_apply(_Straight),_apply(_Through)
 
-# %% ../nbs/01_core.ipynb #a51fb868
+# %% ../nbs/01_core.ipynb #cd43ec99
 def pick(
     condition, # A bool, or a Tensor of them
     yes,       # Called as `yes(*args)`
@@ -218,7 +228,7 @@ class estimator:
             exporting = torch.compiler.is_exporting()
             if exporting and self.hard: return self.forward(x, *rest)
             rest[2:] = [torch.full((), k, dtype=_wide(x.dtype), device=x.device) if isinstance(k, float) else k for k in rest[2:]]
-            if exporting or learns or _transformed(): return self.composite(x, *rest)
+            if exporting or learns or _transformed(): return _lean(self.composite, x, *rest)
         elif _transformed(): return self.composite(x, *rest)
         elif tensors: rest[2:] = [_number(k) for k in rest[2:]]
         if not (torch.is_grad_enabled() and (learns or x.requires_grad)): return self.forward(x, *rest)

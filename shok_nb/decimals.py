@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from .core import check_count, estimator, _cached
 
-# %% ../nbs/26_decimals.ipynb #11ee2355
+# %% ../nbs/26_decimals.ipynb #f2e73b37
 @_cached
 def _digits(d):
     def value(v):
         y = torch.round(v, decimals=d)
-        return torch.where(torch.isfinite(y), y, v)
+        return torch.addcmul(torch.nan_to_num(y, 0., 0., 0.), v, torch.nan_to_num(y-y, 1.))       # v itself where y is not finite, else y + 0*v
     return estimator('decimal_ste', value)
 
 # %% ../nbs/26_decimals.ipynb #2d664253
@@ -26,16 +26,16 @@ def decimal_ste(
     "`torch.round(x, decimals=decimals)` with gradient 1 (arXiv:1308.3432). Integer `x` or float `decimals` raises."
     return _digits(check_count(decimals, 'decimal_ste', 'decimals', -38, 38))(x)
 
-# %% ../nbs/26_decimals.ipynb #8f7554a7
+# %% ../nbs/26_decimals.ipynb #c87f1c4b
 @_cached
 def _puzzle(d):
     scale = 10.**d
     def value(v):
         s = v*scale
         diff = 1.01*s - torch.floor(s)
-        return (s - diff + (torch.floor(s) + torch.where(diff >= .5, 1., 0.)))/scale
+        return (s - diff + (torch.floor(s) + (diff >= .5).to(v.dtype)))/scale
     def slope(v):
-        g = torch.isfinite(v).to(v.dtype)/scale
+        g = (1 - torch.nan_to_num(v-v, 1.))/scale
         return (g - 1.01*g)*scale
     def plain(v):
         still,w = value(v.detach()),slope(v.detach())

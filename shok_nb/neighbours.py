@@ -5,23 +5,15 @@
 # %% auto #0
 __all__ = ['local_expectation', 'reinmax_round', 'sga_round']
 
-# %% ../nbs/32_neighbours.ipynb #374e1d37
+# %% ../nbs/32_neighbours.ipynb #a26809f7
+import math
 import torch
 from torch import Tensor
-from .core import check_count, check_knob, estimator
+from .core import check_count, check_knob, estimator, _cached, _finite, _mask
+from .pieces import _wide, _widen
 from .random import _grid, _toss, uniform_like
 
-# %% ../nbs/32_neighbours.ipynb #8bf981b5
-def _cell(x, fn, step, offset):
-    "Checked and widened: the floor of (x-offset)/step, the fraction above it (0 at infinity), and back: `to(steps)`."
-    step,offset = _grid(x, fn, step, offset)
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    step,offset = (t.to(dtype) if isinstance(t, Tensor) else t for t in (step, offset))
-    v = (x.to(dtype)-offset)/step
-    n = v.floor().detach()
-    return n, torch.where(torch.isfinite(v), v-n, 0.), lambda k: k*step + offset
-
-# %% ../nbs/32_neighbours.ipynb #bb5b3995
+# %% ../nbs/32_neighbours.ipynb #09670889
 def local_expectation(
     f,                      # Elementwise: called with Tensors of grid points, twice
     x:Tensor,               # Values; any shape, floating dtype
@@ -30,23 +22,22 @@ def local_expectation(
     offset:float|Tensor=0., # A point of the grid, in the units of `x`
 )->Tensor:                  # The mean of f(stochastic_round(x)); what `f` returns, in the dtype of `x`
     "Mean of `f` over both neighbours and its exact gradient (arXiv:1502.02551's coin). Integer `x` raises."
-    n,p,to = _cell(x, 'local_expectation', step, offset)
-    low,high = f(to(n)),f(to(n+1))
-    return (low + p*(high-low)).to(x.dtype)
+    step,offset = (_widen(k, _wide(x.dtype)) for k in _grid(x, 'local_expectation', step, offset))
+    v = (x.to(_wide(x.dtype))-offset)/step
+    n = v.floor().detach()
+    low,high = (f(k*step + offset) for k in (n, n+1))
+    return (low + _finite(v-n)*(high-low)).to(x.dtype)
 
-# %% ../nbs/32_neighbours.ipynb #a6fc0ac7
-def _chance(v, u):
-    "The probability of the neighbour that `_toss` draws, at least the smallest that `u` can tell from 0."
-    p = torch.where(torch.isfinite(v), v-v.floor().detach(), 0.)
-    return torch.where(p.detach() > u, p, 1-p).clamp(min=2**-24)
-
+# %% ../nbs/32_neighbours.ipynb #ee61d4f2
 def _reinmax(v, u):
-    w = .5/_chance(v, u)
-    return torch.where((v == v.floor()) | ~torch.isfinite(v), 1., w)
+    "Half over the chance of the neighbour that `_toss` draws, at least the smallest that `u` can tell from 0; 1 where there is no other."
+    p,u = _finite(v-v.floor().detach()),torch.as_tensor(u, dtype=v.dtype)
+    w = .5/(p - _mask(p.detach() <= u, u)).abs().clamp(min=2**-24)
+    return w + .5*_mask(p.detach() == 0, p.detach())
 
 def _reinmax_plain(v, u):
     w,n = _reinmax(v, u),_toss(v.detach(), u)
-    w = (w+w.detach())/2
+    w = torch.where(v > v.floor(), (w+w.detach())/2, w.detach())
     return torch.where(torch.isinf(v), v, n - (v.detach()-v)*w)
 
 _reinmax_round = estimator('reinmax_round', _toss, _reinmax, _reinmax_plain, u=dict())
@@ -64,33 +55,57 @@ def reinmax_round(
     step,offset = _grid(x, 'reinmax_round', step, offset)
     return _reinmax_round(x, uniform_like(x, generator=generator, seed=seed, fn='reinmax_round'), step=step, offset=offset)
 
-# %% ../nbs/32_neighbours.ipynb #40569bfe
-def _log(d): return d.clamp(min=1e-6).log()
-_CHANCES = dict(                                           # log probability of a neighbour at distance d in [0, 1]
-    atanh=lambda d, a: -torch.atanh(d),
-    linear=lambda d, a: torch.log1p(-d),
-    cosine=lambda d, a: 2*_log(torch.cos(torch.pi/2*d)),
-    logit=lambda d, a: torch.nn.functional.logsigmoid(-a*torch.logit(d)))
+# %% ../nbs/32_neighbours.ipynb #957f31f3
+_CHANCES = dict(                                           # log probability of a neighbour at distance d in (0, 1), and its slope
+    atanh=(lambda d, a: -torch.atanh(d), lambda d, a: -1/(1-d*d)),
+    linear=(lambda d, a: torch.log1p(-d), lambda d, a: -1/(1-d)),
+    cosine=(lambda d, a: 2*torch.log(torch.cos(torch.pi/2*d)), lambda d, a: -torch.pi*torch.tan(torch.pi/2*d)),
+    logit=(lambda d, a: torch.nn.functional.logsigmoid(-a*torch.logit(d)), lambda d, a: -a*torch.sigmoid(a*torch.logit(d))/(d*(1-d))))
 _THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5, .98/1.5))     # its power, and d over the distance
+_EDGE = 1e-6                                               # distances are kept this far from 0 and 1
 
-def _inside(p): return p.clamp(1e-6, 1-1e-6)
+def _inside(d): return d.clamp(_EDGE, 1-_EDGE)
+def _noise(u, p): return torch.as_tensor(u, dtype=p.dtype).clamp(min=2**-26)
+def _inner(d): return _mask((d >= _EDGE) & (d <= 1-_EDGE), d)
 
-def _two(p, kind, a, t, noise):
-    "Weight of the upper of two neighbours."
-    u,(up,down) = noise(0),(_CHANCES[kind](_inside(d), a) for d in (1-p, p))
-    return torch.where(p > 0, torch.sigmoid(((up-down)/t + torch.logit(u.clamp(min=2**-26)))/t), 0.)
-
-def _three(p, kind, a, t, noise):
-    "Mean shift from the floor over the nearest integer and its two neighbours."
-    near = (p > .5).to(p.dtype)
-    k = [near-1, near, near+1]
+@_cached
+def _sga(kind, neighbours):
+    chance,steep = _CHANCES[kind]
     power,r = _THREE[kind]
-    chance = [power*_CHANCES[kind](_inside(r*(p-i).abs()), a) for i in k]
-    gumbel = [-torch.log(-torch.log(noise(i).clamp(min=2**-26))) for i in range(3)]
-    w = torch.softmax(torch.stack([(c/t+g)/t for c,g in zip(chance, gumbel)]), 0)
-    return near + w[2] - w[0]
+    def fraction(v): return _finite(v - v.floor().detach())
+    def upper(p, t, a, u):
+        "Weight of the upper of two neighbours."
+        odds = chance(_inside(1-p), a) - chance(_inside(p), a)
+        return torch.sigmoid((odds/t + torch.logit(_noise(u, p)))/t)
+    def two(v, t, a, u):
+        p = fraction(v)
+        return v.floor().detach() + upper(p, t, a, u)*_mask(p > 0, p)
+    def two_slope(v, t, a, u):
+        p = fraction(v)
+        w = upper(p, t, a, u)
+        return _finite((w - w*w)*(steep(_inside(1-p), a) + steep(_inside(p), a))/-(t*t))*_inner(p)
 
-# %% ../nbs/32_neighbours.ipynb #a21f49db
+    def weights(p, t, a, us):
+        "The nearest integer above the floor, and weight of and distance to the three around it."
+        near = _mask(p > .5, p)
+        gaps = [p-near+1, p-near, p-near-1]
+        z = [(power/t*chance(_inside(r*d.abs()), a) - torch.log(-torch.log(_noise(u, p))))/t for d,u in zip(gaps, us)]
+        top = torch.maximum(torch.maximum(z[0], z[1]), z[2])
+        e = [torch.exp(k-top) for k in z]
+        whole = e[0]+e[1]+e[2]
+        return near,gaps,[k/whole for k in e]
+    def three(v, t, a, *us):
+        near,_,(low,_,high) = weights(fraction(v), t, a, us)
+        return v.floor().detach() + (near + high - low)
+    def three_slope(v, t, a, *us):
+        _,gaps,w = weights(fraction(v), t, a, us)
+        s = [steep(_inside(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
+        mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
+        return _finite((w[2]*(s[2]-mean) - w[0]*(s[0]-mean))*(r*power)/(t*t))*_mask(v.abs() < math.inf, v)
+    value,slope = (two, two_slope) if neighbours == 2 else (three, three_slope)
+    return estimator('sga_round', value, slope, value, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)})
+
+# %% ../nbs/32_neighbours.ipynb #46168270
 def sga_round(
     x:Tensor,               # Values; any shape, floating dtype
     temperature:float|Tensor=.5, # > 0, broadcasts with `x`: towards 0 it is `torch.round`
@@ -104,9 +119,9 @@ def sga_round(
     offset:float|Tensor=0., # A point of the grid, in the units of `x`
 )->Tensor:                  # A mixture of the neighbours; dtype of `x`
     "Stochastic Gumbel annealing (arXiv:2006.04240, 2401.17789). Integer `x` or `temperature` <= 0 raises."
-    n,p,to = _cell(x, 'sga_round', step, offset)
+    step,offset = _grid(x, 'sga_round', step, offset)
     if kind not in _CHANCES: raise ValueError(f"sga_round: kind must be one of {', '.join(_CHANCES)}, got {kind!r}")
-    check_count(neighbours, 'sga_round', 'neighbours', 2, 3)
+    draws = 2*check_count(neighbours, 'sga_round', 'neighbours', 2, 3)-3
     t,scale = check_knob(temperature, x, 'sga_round', 'temperature', open=True),check_knob(scale, x, 'sga_round', 'scale', open=True)
-    noise = lambda draw: uniform_like(x, generator=generator, seed=seed, draw=draw, fn='sga_round')
-    return to(n + (_two if neighbours == 2 else _three)(p, kind, scale, t, noise)).to(x.dtype)
+    noise = [uniform_like(x, generator=generator, seed=seed, draw=i, fn='sga_round') for i in range(draws)]
+    return _sga(kind, neighbours)(x, t, scale, *noise, step=step, offset=offset)

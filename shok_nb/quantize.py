@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['fake_quantize', 'lsq', 'lsq_init', 'pact', 'dorefa', 'dorefa_weight', 'quantized_bits', 'alpha_blend']
 
-# %% ../nbs/52_quantize.ipynb #13755d58
+# %% ../nbs/52_quantize.ipynb #5dcf1968
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, straight_through
+from .core import check_count, check_input, check_knob, straight_through, _lean
 from .scale_grad import scale_grad
+from .signs import clipped_sign
 from .ste import round_ste, sign_ste
 
 # %% ../nbs/52_quantize.ipynb #25f4c56d
@@ -22,7 +23,9 @@ def _zero(z, x, qmin, qmax):
     z = z.to(torch.promote_types(x.dtype, torch.float32))
     return straight_through(torch.round(z.detach()).clamp(qmin, qmax), z)
 
-# %% ../nbs/52_quantize.ipynb #046a16dc
+# %% ../nbs/52_quantize.ipynb #1a2cfe54
+def _clip(n, at, low, high): return torch.where(at > high, high, torch.where(at < low, low, n))
+
 def fake_quantize(
     x:Tensor,                   # Values; any shape, floating dtype
     scale:float|Tensor,         # Grid spacing > 0, broadcasts with `x` (per channel, per block); may learn
@@ -47,11 +50,11 @@ def fake_quantize(
     v = v/s
     n = rounding(v)
     at = v if gradient == 'clipped' else n
-    code = torch.where(at > high, high, torch.where(at < low, low, n))
+    code = _lean(_clip, n, at, low, high)
     if gradient == 'ste': code = straight_through(code.detach(), n.expand_as(code))
     return (code*s).to(x.dtype)
 
-# %% ../nbs/52_quantize.ipynb #afbc47c9
+# %% ../nbs/52_quantize.ipynb #3cb06906
 def lsq(
     x:Tensor,               # Weights or activations; any shape, floating dtype
     step:Tensor,            # Step > 0, broadcasts with `x`; start from `lsq_init`
@@ -79,6 +82,8 @@ def lsq_init(
     check_count(bits, 'lsq_init', 'bits', 1+bool(signed), 24)
     return 2*check_input(x, 'lsq_init').detach().abs().mean()/(2**(bits-bool(signed))-1)**.5
 
+def _below(x, alpha): return torch.where(x >= alpha, alpha, x.clamp(min=0))
+
 def pact(
     x:Tensor,           # Activations; any shape, floating dtype
     alpha:float|Tensor, # Upper end > 0, broadcasts with `x`; may learn
@@ -91,9 +96,11 @@ def pact(
     check_input(x, 'pact')
     alpha = check_knob(alpha, x, 'pact', 'alpha', open=True)
     end,n = alpha.detach() if isinstance(alpha, Tensor) else alpha,2**bits-1
-    return fake_quantize(torch.where(x >= alpha, alpha, x.clamp(min=0)).to(x.dtype), end/n, 0, 0, n, rounding=rounding, gradient='ste')
+    return fake_quantize(_lean(_below, x, alpha).to(x.dtype), end/n, 0, 0, n, rounding=rounding, gradient='ste')
 
-# %% ../nbs/52_quantize.ipynb #1635e494
+# %% ../nbs/52_quantize.ipynb #9d1e4c2a
+def _clamp(v, low, high): return v.clamp(low, high)
+
 def dorefa(
     x:Tensor,   # Activations; any shape, floating dtype
     bits:int=8, # Bits per code, 1 to 24
@@ -101,7 +108,7 @@ def dorefa(
     "DoReFa's k-bit activations (arXiv:1606.06160, eq. 5). Bad bits or integer `x` raises."
     n = 2**check_count(bits, 'dorefa', 'bits', 1, 24)-1
     v = check_input(x, 'dorefa').to(torch.promote_types(x.dtype, torch.float32))
-    return (round_ste(v.clamp(0, 1)*n)/n).to(x.dtype)
+    return (round_ste(_lean(_clamp, v, 0, 1)*n)/n).to(x.dtype)
 
 def dorefa_weight(
     w:Tensor,   # The weights of one layer; floating dtype
@@ -114,7 +121,7 @@ def dorefa_weight(
     t = torch.tanh(v)
     return (2*dorefa(t/(2*t.abs().amax().clamp(min=torch.finfo(v.dtype).tiny))+.5, bits)-1).to(w.dtype)
 
-# %% ../nbs/52_quantize.ipynb #7b2d3d8d
+# %% ../nbs/52_quantize.ipynb #1696d07a
 def quantized_bits(
     x:Tensor,                # Values; any shape, floating dtype
     bits:int=8,              # Bits of a code, sign included, 1 to 24
@@ -128,7 +135,7 @@ def quantized_bits(
     "QKeras 0.9.0's quantized_bits, without its scale `alpha` (2019). Integer `x` or a bad number of bits raises."
     check_count(bits, 'quantized_bits', 'bits', 1, 24), check_count(integer, 'quantized_bits', 'integer', -64, 64)
     check_input(x, 'quantized_bits')
-    if bits == 1 and keep_negative: return sign_ste(x) if gradient == 'ste' else straight_through(sign_ste(x).detach(), x.clamp(-1, 1))
+    if bits == 1 and keep_negative: return sign_ste(x) if gradient == 'ste' else clipped_sign(x)
     m = 2**(bits-bool(keep_negative))
     low = -m+bool(symmetric) if keep_negative else 0
     return fake_quantize(x, 2.**integer/m, 0, low, m-1, rounding=rounding, gradient=gradient)

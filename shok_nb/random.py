@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['philox', 'check_random', 'uniform_like', 'fold_in', 'noise_like']
 
-# %% ../nbs/02_random.ipynb #e9174894
+# %% ../nbs/02_random.ipynb #87f9a7b6
 import math
 from functools import partial
 import torch
 from torch import Tensor
 from .core import check_input, check_knob
-from .pieces import _PIECE, _into, _ordinary, _play
+from .pieces import _PIECE, _into, _ordinary, _play, _transformed
 
 # %% ../nbs/02_random.ipynb #7ddbd525
 _WORD = 2**32-1
@@ -37,7 +37,7 @@ def philox(
         a,b,c,d = (_right(q, 32)+c)^b^k, q & _WORD, (_right(p, 32)+a)^d^l, p & _WORD
     return a,b,c,d
 
-# %% ../nbs/02_random.ipynb #b362da6e
+# %% ../nbs/02_random.ipynb #601557d0
 def _plain(x): return type(x) in (Tensor, torch.nn.Parameter)
 
 def _address(x):
@@ -51,20 +51,23 @@ def _address(x):
         stride = stride*x.shape[d]
     return i
 
-def _numbers(at, key, draw, dtype):
-    "The four numbers in [0, 1) of each address."
-    words = [philox((at & _WORD, _right(at, 32), draw, part), key) for part in range(1 + (dtype == torch.float64))]
-    if dtype == torch.float32: return [_right(w, 8).to(dtype)*2**-24 for w in words[0]]
-    return [(_right(high, 5).to(dtype)*2**26 + _right(low, 6).to(dtype))*2**-53 for high,low in zip(*words)]
+def _words(at, key, draw, dtype):
+    "Four times 32 random bits for each address, and 32 more of each for float64."
+    return [philox((at & _WORD, _right(at, 32), draw, part), key) for part in range(1 + (dtype == torch.float64))]
+
+def _fraction(dtype, high, low=None):
+    "A number in [0, 1) made of its bits."
+    return _right(high, 8).to(dtype)*2**-24 if low is None else (_right(high, 5).to(dtype)*2**26 + _right(low, 6).to(dtype))*2**-53
+
+def _numbers(at, key, draw, dtype): return [_fraction(dtype, *bits) for bits in zip(*_words(at, key, draw, dtype))]
 
 def _look_up(x, seed, draw, dtype):
     "A number in [0, 1) for each element of `x`: four from an address, in pieces where that is possible."
     key = seed & _WORD,_right(seed, 32) & _WORD
     if not _plain(x) or torch.compiler.is_compiling() or torch.jit.is_tracing():
         i = _address(x)
-        a,b,c,d = _numbers(_right(i, 2), key, draw, dtype)
         odd,high = (i & 1) == 1,(i & 2) == 2
-        return torch.where(high, torch.where(odd, d, c), torch.where(odd, b, a))
+        return _fraction(dtype, *(torch.where(high, torch.where(odd, d, c), torch.where(odd, b, a)) for a,b,c,d in _words(_right(i, 2), key, draw, dtype)))
     n = x.numel()
     if not _ordinary(seed): return torch.stack(_numbers(torch.arange((n+3)//4, device=x.device), key, draw, dtype), -1).flatten()[:n].view(x.shape)
     if seed.is_cpu: key = torch.tensor([*_schedule(*map(int, key))]).flatten().unbind()          # nothing waits for it
@@ -76,7 +79,7 @@ def _look_up(x, seed, draw, dtype):
         for t,r in zip(to[1:], play(to[0], [torch.arange(i, i+len(to[0]), device=x.device)], key)): t.copy_(r)
     return u.flatten()[:n].view(x.shape)
 
-# %% ../nbs/02_random.ipynb #efb9ff96
+# %% ../nbs/02_random.ipynb #9cb7f61e
 def check_random(
     x:Tensor,   # The tensor that needs noise
     generator,  # A torch.Generator or None
@@ -113,8 +116,10 @@ def uniform_like(
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     if seed is None:
         if generator is not None: return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
-        if _plain(x): return torch.rand(x.shape, dtype=dtype, device=x.device)         # naming a generator, if only None, wants known sizes
-        return torch.rand_like(x, dtype=dtype, requires_grad=False)
+        if not _plain(x): return torch.rand_like(x, dtype=dtype, requires_grad=False)
+        if not (torch.compiler.is_compiling() and x.is_cpu) or torch.compiler.is_exporting() or _transformed():
+            return torch.rand(x.shape, dtype=dtype, device=x.device)                   # naming a generator, if only None, wants known sizes
+        seed = torch.randint(2**63-1, ())                                              # compiled for a CPU, `rand` makes one number at a time
     return _look_up(x, seed, draw, dtype)
 
 # %% ../nbs/02_random.ipynb #978d486e

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['clipped_sign', 'approx_sign', 'ede_sign', 'swish_sign', 'reste_sign']
 
-# %% ../nbs/14_signs.ipynb #b6bc41da
+# %% ../nbs/14_signs.ipynb #ded64a35
 import torch
 from torch import Tensor
-from .core import estimator, _sign, _spread
+from .core import estimator, _mask, _sign, _spread
 
-# %% ../nbs/14_signs.ipynb #91178ff4
+# %% ../nbs/14_signs.ipynb #f9c0a9ea
 def _value(v, *knobs): return _spread(_sign(v), *knobs)
 
 def _surrogate(name, curve, slope, **ranges):
@@ -46,7 +46,7 @@ def _power(q, o, clip):
 def _power_slope(q, o, clip):
     return q.clamp(min=_NEAR)**(1/o-1) * (1/o + (1-1/o)*(q <= _NEAR).to(q.dtype)) * (q <= clip)
 
-_clipped = _surrogate('clipped_sign', _upto, lambda q, c: (q <= c).to(q.dtype), clip=dict(lo=0.))
+_clipped = _surrogate('clipped_sign', _upto, lambda q, c: _mask(q <= c, q), clip=dict(lo=0.))
 _approx = _surrogate('approx_sign', lambda q: (2-q.clamp(max=1))*q.clamp(max=1), lambda q: 2-2*q.clamp(max=1))
 _ede = _surrogate('ede_sign', lambda q, t: torch.tanh(t*q)*(1/torch.as_tensor(t, dtype=q.dtype)).clamp(min=1),
     lambda q, t: torch.as_tensor(t, dtype=q.dtype).clamp(min=1)*_bell(t*q), t=dict(open=True))

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['dsq_round', 'stable_round', 'clipped_round', 'trust_round']
 
-# %% ../nbs/13_surrogates.ipynb #8531164e
+# %% ../nbs/13_surrogates.ipynb #b38ded7d
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _pass, _spread
+from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _mask, _pass, _spread
 
-# %% ../nbs/13_surrogates.ipynb #da2ba3b7
+# %% ../nbs/13_surrogates.ipynb #16de9429
 def _sharp(a): return torch.log1p(2*(1-a)/a)
 
 def _dsq_rise(q, a):
@@ -39,7 +39,7 @@ def _range(x, fn, lower, upper, open=False):
 
 _cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=dict(hi=1., open=True)).hard
 
-def _within(v, lower, upper): return ((v >= lower) & (v <= upper)).to(v.dtype)
+def _within(v, lower, upper): return _mask((v >= lower) & (v <= upper), v)
 
 def _limit(v, lower, upper):
     "The same to be differentiated: a compiled `clamp` gives the end itself either slope."
@@ -98,7 +98,7 @@ def stable_round(
     "`torch.round` with a rotated Fourier slope (arXiv:2601.19320). Integer `x` or `amplitude` > 0.225 raises."
     return _stable(x, amplitude, step=step, offset=offset)
 
-# %% ../nbs/13_surrogates.ipynb #a5a541da
+# %% ../nbs/13_surrogates.ipynb #359958bd
 def _clip(v, lower, upper): return _between(torch.round(v), lower, upper)
 
 def _inside(v, lower, upper): return _within(torch.round(v), lower, upper)
@@ -110,7 +110,7 @@ def _trusted(v, trust, lower, upper): return ((v - _clip(v, lower, upper)).abs()
 _clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
     lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
 _trust = estimator('trust_round', lambda v, trust, lower, upper: _spread(_clip(v, lower, upper), trust),
-    lambda v, *knobs: _trusted(v, *knobs).to(v.dtype),
+    lambda v, *knobs: _mask(_trusted(v, *knobs), v),
     lambda v, *knobs: _clip(v.detach(), *knobs[1:]) - torch.where(_trusted(v, *knobs), v.detach()-v, 0.),
     near=False, trust=dict(), lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest, torch
 from torch._dynamo.backends.registry import lookup_backend
 from estimators import FLOATS, generator, near, same, slope, variants
-from shok_nb import core, fourier_round, pieces, round_ste, soft_round
+from shok_nb import core, dorefa, fake_quantize, fourier_round, pact, pieces, quantized_bits, round_ste, soft_round
 from shok_nb.catalog import catalog
 from shok_nb.core import estimator
 
@@ -279,3 +279,23 @@ def test_small_tensors_allocate_their_result(r, f):
     extra = r.name == 'ewgs_round'
     assert Cpu().peak(lambda: f(x)) <= x.nbytes + 64
     assert Cpu().peak(lambda: both(f, x, g)) <= (2+extra)*x.nbytes + 64
+
+# --- what compiled code keeps on a CPU
+def arguments(r):
+    "Each row as it is, on a grid, and with a tensor of numbers for each knob, constant or learning."
+    yield 'plain',{}
+    if r.grid: yield 'step',dict(step=torch.full((24,), .3))
+    for k in [k for k in r.knobs if not isinstance(k.default, int)]: yield k.name,{k.name: torch.full((24,), k.default)}
+    for k in [k for k in r.knobs if k.learns and not isinstance(k.default, int)][:1]: yield f'{k.name} learns',{k.name: torch.full((24,), k.default, requires_grad=True)}
+    if r.grid: yield 'step learns',dict(step=torch.full((24,), .3, requires_grad=True))
+
+@pytest.mark.parametrize('f, kw', [pytest.param(r.f, kw, id=f'{r.name}-{name}') for r in catalog for name,kw in arguments(r)]
+    + [pytest.param(f, kw, id=f'{f.__name__}-{"-".join(map(str, kw.values()))}') for f,kw in (*((fake_quantize, dict(scale=.1, gradient=g)) for g in ('saturated', 'clipped', 'ste')),
+        (pact, dict(alpha=1.)), (dorefa, {}), (quantized_bits, dict(bits=1, gradient='saturated')))])
+def test_no_bools_kept(f, kw):
+    "Generated C++ is slow to read and write bools, so none the size of `x` is kept for backward."
+    x,kept = torch.randn(40, 24, generator=generator()).requires_grad_(),[]
+    torch._dynamo.reset()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        torch.compile(partial(f, **kw), fullgraph=True, backend='aot_eager_decomp_partition')(x)
+    assert not [t for t in kept if t.dtype == torch.bool and t.numel() >= x.numel()]
