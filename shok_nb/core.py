@@ -51,11 +51,16 @@ def _pass(v, hard):
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
 
-# %% ../nbs/01_core.ipynb #b1ad95f4
+# %% ../nbs/01_core.ipynb #cd9265e0
+def _zero(k): return type(k) is float and k == 0.
+
+def _in_steps(x, step, offset): return x if _default(step, offset) else (x if _zero(offset) else x-offset)/step
+
 def _on_grid(f, near, x, step, offset, *knobs):
     "`offset + step*f((x-offset)/step)`, or `f(x)` without a grid; `near` says that f(v) is at most two from v."
     if _default(step, offset): return f(x, *knobs)
-    y = f((x-offset)/step, *knobs)*step + offset
+    y = f(_in_steps(x, step, offset), *knobs)*step
+    if not _zero(offset): y = y + offset
     if not near or torch.compiler.is_exporting(): return y
     xd,margin = x.detach(),2*(step.detach() if isinstance(step, Tensor) else step)
     return torch.minimum(torch.maximum(y, xd-margin), xd+margin)
@@ -176,7 +181,7 @@ def _apply(function):
 
 _evaluate,_straight,_through = _apply(_Evaluate),_apply(_Straight),_apply(_Through)
 
-# %% ../nbs/01_core.ipynb #cd43ec99
+# %% ../nbs/01_core.ipynb #76413f96
 def pick(
     condition, # A bool, or a Tensor of them
     yes,       # Called as `yes(*args)`
@@ -269,12 +274,16 @@ class estimator:
 
     def _value(self, needs, x, *rest): return _on_grid(self.value, self.near, x, *rest),*(None for _ in rest)
 
+    def _to_step(self, g, v, w, knobs):
+        "F(v) - vF', 0 where both are infinite, and F(v) where a clipped `v` is."
+        return g*torch.nan_to_num(self.value(v, *knobs) - torch.nan_to_num(v*w, 0., math.inf, -math.inf), 0., 0., 0.)
+
     def _vjp(self, needs, x, g, step, offset, *knobs):
         "Gradients for `x` and each of the rest, None where `needs` has no wish."
-        v = x if _default(step, offset) else (x-offset)/step
+        v = _in_steps(x, step, offset)
         w = 1. if self.slope is None else self.slope(v, *knobs)
         gx = g if self.slope is None else g*w
-        out = [gx, (g*torch.nan_to_num(self.value(v, *knobs) - v*w)).sum_to_size(step.shape) if needs[1] else None,
+        out = [gx, self._to_step(g, v, w, knobs).sum_to_size(step.shape) if needs[1] else None,
             (g-gx).sum_to_size(offset.shape) if needs[2] else None, *(None for _ in knobs)]
         if any(needs[3:]):
             with torch.enable_grad():

@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['fake_quantize', 'lsq', 'lsq_init', 'pact', 'dorefa', 'dorefa_weight', 'quantized_bits', 'alpha_blend']
 
-# %% ../nbs/52_quantize.ipynb #5dcf1968
+# %% ../nbs/52_quantize.ipynb #543999d4
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, straight_through, _lean
+from .core import check_count, check_input, check_knob, estimator, straight_through, _lean, _pass
 from .scale_grad import scale_grad
 from .signs import clipped_sign
 from .ste import round_ste, sign_ste
+from .surrogates import _clip, _clip_plain, _inside, _within
 
-# %% ../nbs/52_quantize.ipynb #25f4c56d
+# %% ../nbs/52_quantize.ipynb #4749bd38
 def _zero(z, x, qmin, qmax):
     "The zero point as a code: rounded, kept in range, gradient 1."
     if isinstance(z, Tensor) and not z.is_floating_point() and not z.is_complex(): z = z.to(x.dtype)
@@ -23,9 +24,16 @@ def _zero(z, x, qmin, qmax):
     z = z.to(torch.promote_types(x.dtype, torch.float32))
     return straight_through(torch.round(z.detach()).clamp(qmin, qmax), z)
 
-# %% ../nbs/52_quantize.ipynb #1a2cfe54
-def _clip(n, at, low, high): return torch.where(at > high, high, torch.where(at < low, low, n))
+def _select(n, at, low, high): return torch.where(at > high, high, torch.where(at < low, low, n))
 
+def _plain(v, low, high): return _select(_pass(v, torch.round(v)), v, low, high)
+
+_ends = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
+_saturated = estimator('fake_quantize', _clip, _inside, _clip_plain, near=False, **_ends)
+_clipped = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends)
+_kept = estimator('fake_quantize', _clip, near=False, **_ends)
+
+# %% ../nbs/52_quantize.ipynb #729c6bdd
 def fake_quantize(
     x:Tensor,                   # Values; any shape, floating dtype
     scale:float|Tensor,         # Grid spacing > 0, broadcasts with `x` (per channel, per block); may learn
@@ -42,15 +50,19 @@ def fake_quantize(
     check_count(qmin, 'fake_quantize', 'qmin', -2**31, 2**31), check_count(qmax, 'fake_quantize', 'qmax', qmin+1, 2**31)
     if gradient not in ('saturated', 'clipped', 'ste'):
         raise ValueError(f"fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', got {gradient!r}")
-    z,v = _zero(zero_point, x, qmin, qmax),x.to(torch.promote_types(x.dtype, torch.float32))
+    z = _zero(zero_point, x, qmin, qmax)
     low,high = qmin-z,qmax-z
+    if rounding is round_ste:
+        if gradient == 'ste': return _kept(x, *(k.detach() if isinstance(k, Tensor) else k for k in (low, high)), step=s)
+        return (_saturated if gradient == 'saturated' else _clipped)(x, low, high, step=s)
+    v = x.to(torch.promote_types(x.dtype, torch.float32))
     if isinstance(s, Tensor):
         s = s.to(v.dtype)
         if gradient != 'ste': v = v.clamp(((low-1)*s).detach(), ((high+1)*s).detach())   # keeps 0*inf out of the scale's gradient
     v = v/s
     n = rounding(v)
     at = v if gradient == 'clipped' else n
-    code = _lean(_clip, n, at, low, high)
+    code = _lean(_select, n, at, low, high)
     if gradient == 'ste': code = straight_through(code.detach(), n.expand_as(code))
     return (code*s).to(x.dtype)
 

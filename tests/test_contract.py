@@ -2,6 +2,7 @@
 
 Random points: seed 0, so a failure is a change in the code and not bad luck; the bounds are stated beside each test."""
 import math
+from functools import partial
 import pytest, torch
 from estimators import FLOATS, HALVES, generator, near, on_grid, same, slope, variants
 from shok_nb.catalog import catalog
@@ -64,7 +65,7 @@ def test_not_finite(r, f, dtype):
 def test_zero_keeps_its_sign(r, f, dtype):
     if not (r.unbounded and (r.equivariant or r.odd)): return
     z = torch.tensor([0., -0.], dtype=dtype)
-    assert same(f(z), z)
+    for g in (f, *(partial(f, step=k) for k in (.5, torch.tensor(.5)) if r.grid)): assert same(g(z), z)
     if r.odd and r.monotone: assert f(torch.tensor([-1e-3], dtype=dtype)).signbit().all()
 
 @pytest.mark.parametrize('r, f', variants(lambda r: r.equivariant))
