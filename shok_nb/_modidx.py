@@ -30,6 +30,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'shok_nb.core._minus_sine': ('core.html#_minus_sine', 'shok_nb/core.py'),
                               'shok_nb.core._on_grid': ('core.html#_on_grid', 'shok_nb/core.py'),
                               'shok_nb.core._pass': ('core.html#_pass', 'shok_nb/core.py'),
+                              'shok_nb.core._scalar': ('core.html#_scalar', 'shok_nb/core.py'),
                               'shok_nb.core._sign': ('core.html#_sign', 'shok_nb/core.py'),
                               'shok_nb.core._spread': ('core.html#_spread', 'shok_nb/core.py'),
                               'shok_nb.core._zero': ('core.html#_zero', 'shok_nb/core.py'),

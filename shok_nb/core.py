@@ -15,7 +15,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 from .pieces import _FLOATS, _PLAIN, _fuse, _fusible, _number, _pieces, _transformed, _wide, _widen
 
-# %% ../nbs/01_core.ipynb #d7ca2552
+# %% ../nbs/01_core.ipynb #459e0776
 def _finite(t):
     "`t`, 0 where it is nan because there is no distance from infinity."
     return torch.where(t == t, t, 0.) if torch.compiler.is_compiling() else torch.nan_to_num(t)      # each the faster one there
@@ -28,6 +28,10 @@ def _centre(v):
 def _sign(v):
     "1 or -1, never 0, and nan where `v` is."
     return 2*v.floor().clamp(-1, 0) + 1
+
+def _scalar(k, v):
+    "A knob as a tensor of the dtype of `v`; made of a number it is on the CPU, from where it may join any."
+    return k.to(v.dtype) if isinstance(k, Tensor) else torch.full((), k, dtype=v.dtype, device='cpu')
 
 def _mask(c, v):
     "The bools `c` as 0. and 1.; compiled, a branch that needs `v` keeps `c` from being saved for backward, slower than all the rest."

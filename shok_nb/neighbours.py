@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['local_expectation', 'reinmax_round', 'sga_round']
 
-# %% ../nbs/32_neighbours.ipynb #a26809f7
+# %% ../nbs/32_neighbours.ipynb #19b6e36d
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_knob, estimator, _cached, _finite, _mask
+from .core import check_count, check_knob, estimator, _cached, _finite, _mask, _scalar
 from .pieces import _wide, _widen
 from .random import _grid, _toss, uniform_like
 
@@ -28,10 +28,10 @@ def local_expectation(
     low,high = (f(k*step + offset) for k in (n, n+1))
     return (low + _finite(v-n)*(high-low)).to(x.dtype)
 
-# %% ../nbs/32_neighbours.ipynb #ee61d4f2
+# %% ../nbs/32_neighbours.ipynb #9b7cae36
 def _reinmax(v, u):
     "Half over the chance of the neighbour that `_toss` draws, at least the smallest that `u` can tell from 0; 1 where there is no other."
-    p,u = _finite(v-v.floor().detach()),torch.as_tensor(u, dtype=v.dtype)
+    p,u = _finite(v-v.floor().detach()),_scalar(u, v)
     w = .5/(p - _mask(p.detach() <= u, u)).abs().clamp(min=2**-24)
     return w + .5*_mask(p.detach() == 0, p.detach())
 
@@ -55,7 +55,7 @@ def reinmax_round(
     step,offset = _grid(x, 'reinmax_round', step, offset)
     return _reinmax_round(x, uniform_like(x, generator=generator, seed=seed, fn='reinmax_round'), step=step, offset=offset)
 
-# %% ../nbs/32_neighbours.ipynb #957f31f3
+# %% ../nbs/32_neighbours.ipynb #fd3b0522
 _CHANCES = dict(                                           # log probability of a neighbour at distance d in (0, 1), and its slope
     atanh=(lambda d, a: -torch.atanh(d), lambda d, a: -1/(1-d*d)),
     linear=(lambda d, a: torch.log1p(-d), lambda d, a: -1/(1-d)),
@@ -65,7 +65,7 @@ _THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5
 _EDGE = 1e-6                                               # distances are kept this far from 0 and 1
 
 def _inside(d): return d.clamp(_EDGE, 1-_EDGE)
-def _noise(u, p): return torch.as_tensor(u, dtype=p.dtype).clamp(min=2**-26)
+def _noise(u, p): return _scalar(u, p).clamp(min=2**-26)
 def _inner(d): return _mask((d >= _EDGE) & (d <= 1-_EDGE), d)
 
 @_cached

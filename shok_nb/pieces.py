@@ -57,7 +57,7 @@ class _Tape(TorchDispatchMode):
         self.ops.append((func.overloadpacket.__name__, func, args, kwargs or {}, out))
         return out
 
-# %% ../nbs/00_pieces.ipynb #dbb11851
+# %% ../nbs/00_pieces.ipynb #58d71ff7
 _TEST = {k: getattr(torch, k) for k in 'eq ge gt le lt ne'.split()}
 _BOTH = dict(bitwise_and=torch.mul, logical_and=torch.mul, bitwise_or=torch.maximum)      # of masks that are 0. and 1.
 _OUT = _TEST | {k: getattr(torch, k) for k in ('abs add addcmul atan atan2 bitwise_and bitwise_or bitwise_right_shift bitwise_xor '
@@ -86,7 +86,7 @@ def _masks(ops, results):
 def _wrap(name, a, dtype):
     "A number as a tensor, where torch would make one of it at each call."
     if name not in _SCALARS or not isinstance(a, (float, int)): return a
-    return torch.tensor(a, dtype=dtype if name in ('where', 'masked_fill') or not dtype.is_floating_point and dtype != torch.bool else torch.float64)
+    return torch.tensor(a, device='cpu', dtype=dtype if name in ('where', 'masked_fill') or not dtype.is_floating_point and dtype != torch.bool else torch.float64)
 
 def _steps(ops, given, results, dtype):
     "The program: steps of call, arguments, keywords, target and what it looks like; constants; targets of `results`. None if there is none."
@@ -119,7 +119,7 @@ def _steps(ops, given, results, dtype):
         at[_place(out)] = len(values)-1
     return values,steps,[find(r) for r in results]
 
-# %% ../nbs/00_pieces.ipynb #2424c3e7
+# %% ../nbs/00_pieces.ipynb #6e1b6976
 class _Mine(threading.local):
     "What a thread keeps: how often each kind of work came, what was recorded, and scratch."
     def __init__(self): self.uses,self.players,self.rows = {},{},{}
@@ -128,7 +128,7 @@ class _Mine(threading.local):
         "Place number `i` among those of its dtype, in the shape and strides of `like`."
         row = self.rows.get((like.dtype, i))
         if row is None or row.numel() < like.numel():
-            with torch.inference_mode(False): row = self.rows[like.dtype, i] = torch.empty(max(like.numel(), _PIECE), dtype=like.dtype)
+            with torch.inference_mode(False): row = self.rows[like.dtype, i] = torch.empty(max(like.numel(), _PIECE), dtype=like.dtype, device='cpu')
         return row.as_strided(like.shape, like.stride())
 
 _mine = _Mine()
@@ -222,7 +222,7 @@ def _pieces(f, key, ts, knobs, fused=None):
     if not any(k.ndim for k in tensors) and all(t.stride() == y.stride() for t in ts): lie = [t.as_strided((n,), (1,)) for t in lie]
     return y,*(fused(lie[0], [t.detach() for t in lie[1:]], knobs) if fused else _cut(f, key, size, lie[0], lie[1:], knobs))
 
-# %% ../nbs/00_pieces.ipynb #1900d1d5
+# %% ../nbs/00_pieces.ipynb #70f91e90
 def _fusible(x):
     "Is `x` where kernels are worth compiling, and is this a moment to do it?"
     return x.is_cuda and not torch.compiler.is_compiling() and torch.utils._triton.has_triton() and not torch.cuda.is_current_stream_capturing()
@@ -235,7 +235,7 @@ def _fuse(f, name, grid, backend='inductor'):
     def run(to, ts, knobs):
         nonlocal kernel
         if kernel is not None:
-            tensors = [k if isinstance(k, Tensor) else torch.tensor(k, dtype=_wide(to.dtype)) for k in knobs[0 if grid else 2:]]
+            tensors = [k if isinstance(k, Tensor) else torch.tensor(k, dtype=_wide(to.dtype), device='cpu') for k in knobs[0 if grid else 2:]]
             try: return kernel(to, ts, tensors)
             except torch._dynamo.exc.TorchDynamoException as e:
                 kernel = None

@@ -5,21 +5,21 @@
 # %% auto #0
 __all__ = ['ramp_round']
 
-# %% ../nbs/25_ramp.ipynb #e87948a5
+# %% ../nbs/25_ramp.ipynb #36e77310
 import math
 import torch
 from torch import Tensor
-from .core import estimator, _mask
+from .core import estimator, _mask, _scalar
 
-# %% ../nbs/25_ramp.ipynb #2a1d60cc
+# %% ../nbs/25_ramp.ipynb #5b12cb8b
 def _climb(v, gain, threshold):
     big = torch.finfo(v.dtype).max                             # 0*inf has no value
-    return torch.as_tensor(gain, dtype=v.dtype).clamp(max=1e30)*(v.clamp(-big, big) - threshold)
+    return _scalar(gain, v).clamp(max=1e30)*(v.clamp(-big, big) - threshold)
 
 def _value(v, gain, threshold): return _climb(v, gain, threshold).clamp(0, 1)
 
 def _slope(v, gain, threshold):
-    h,g = _climb(v, gain, threshold),torch.as_tensor(gain, dtype=v.dtype)
+    h,g = _climb(v, gain, threshold),_scalar(gain, v)
     return _mask((h >= 0) & (h <= 1), v)*torch.where(torch.isinf(g), 0., g)
 
 _ramp = estimator('ramp_round', _value, _slope, _value, hard=False, gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True))

@@ -37,7 +37,7 @@ def philox(
         a,b,c,d = (_right(q, 32)+c)^b^k, q & _WORD, (_right(p, 32)+a)^d^l, p & _WORD
     return a,b,c,d
 
-# %% ../nbs/02_random.ipynb #601557d0
+# %% ../nbs/02_random.ipynb #30841ca1
 def _plain(x): return type(x) in (Tensor, torch.nn.Parameter)
 
 def _address(x):
@@ -70,7 +70,7 @@ def _look_up(x, seed, draw, dtype):
         return _fraction(dtype, *(torch.where(high, torch.where(odd, d, c), torch.where(odd, b, a)) for a,b,c,d in _words(_right(i, 2), key, draw, dtype)))
     n = x.numel()
     if not _ordinary(seed): return torch.stack(_numbers(torch.arange((n+3)//4, device=x.device), key, draw, dtype), -1).flatten()[:n].view(x.shape)
-    if seed.is_cpu: key = torch.tensor([*_schedule(*map(int, key))]).flatten().unbind()          # nothing waits for it
+    if seed.is_cpu: key = torch.tensor([*_schedule(*map(int, key))], device='cpu').flatten().unbind()          # nothing waits for it
     def four(at, *key): return _numbers(at, [*zip(key[::2], key[1::2])] if key[2:] else key, draw, dtype)
     u,size = torch.empty((n+3)//4, 4, dtype=dtype, device=x.device),_PIECE//4*torch.get_num_threads() if x.is_cpu else 2**21
     play = partial(_play, four, ('philox', draw), n=len(u)//size) if x.is_cpu else partial(_into, four)
@@ -79,7 +79,7 @@ def _look_up(x, seed, draw, dtype):
         for t,r in zip(to[1:], play(to[0], [torch.arange(i, i+len(to[0]), device=x.device)], key)): t.copy_(r)
     return u.flatten()[:n].view(x.shape)
 
-# %% ../nbs/02_random.ipynb #9cb7f61e
+# %% ../nbs/02_random.ipynb #d7fd565b
 def check_random(
     x:Tensor,   # The tensor that needs noise
     generator,  # A torch.Generator or None
@@ -119,7 +119,7 @@ def uniform_like(
         if not _plain(x): return torch.rand_like(x, dtype=dtype, requires_grad=False)
         if not (torch.compiler.is_compiling() and x.is_cpu) or torch.compiler.is_exporting() or _transformed():
             return torch.rand(x.shape, dtype=dtype, device=x.device)                   # naming a generator, if only None, wants known sizes
-        seed = torch.randint(2**63-1, ())                                              # compiled for a CPU, `rand` makes one number at a time
+        seed = torch.randint(2**63-1, (), device=x.device)                                              # compiled for a CPU, `rand` makes one number at a time
     return _look_up(x, seed, draw, dtype)
 
 # %% ../nbs/02_random.ipynb #978d486e

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['sigmoid_round', 'sigmoid_sum_round']
 
-# %% ../nbs/21_sigmoid.ipynb #06ff89e1
+# %% ../nbs/21_sigmoid.ipynb #46d78583
 import math
 import torch
 from torch import Tensor
-from .core import estimator, pick, staircase
+from .core import estimator, pick, staircase, _scalar
 
-# %% ../nbs/21_sigmoid.ipynb #65b24d3e
-def _finite(t, q): return torch.as_tensor(t, dtype=q.dtype).clamp(max=1e30)      # 0*inf has no value
+# %% ../nbs/21_sigmoid.ipynb #38acfb20
+def _finite(t, q): return _scalar(t, q).clamp(max=1e30)      # 0*inf has no value
 
 def _one(v, s, c):
     big = torch.finfo(v.dtype).max
@@ -20,7 +20,7 @@ def _one(v, s, c):
 
 def _incline(v, s, c):
     y = _one(-(v-c).abs(), s, 0.)                           # the smaller half, where 1-y has all its digits
-    s = torch.as_tensor(s, dtype=v.dtype)
+    s = _scalar(s, v)
     return torch.nan_to_num((y - y*y)*torch.where(torch.isinf(s), 0., s))
 
 _sigmoid = estimator('sigmoid_round', _one, _incline, _one, hard=False, slope=dict(lo=0.), center=dict(lo=-math.inf, open=True))
@@ -35,20 +35,20 @@ def sigmoid_round(
     "One sigmoid as a step from 0 to 1 (Stack Overflow 46596636, 2017). Integer `x` or `slope` < 0 raises."
     return _sigmoid(x, slope, center)
 
-# %% ../nbs/21_sigmoid.ipynb #02232c8c
+# %% ../nbs/21_sigmoid.ipynb #b39d26d1
 _WARM = .22
 
 def _terms(q): return 9 if q.dtype == torch.float64 else 4
 
 def _pairs(q, t):
     "Sigmoids of the ties above and below, per pair: e^(q-d)/T and e^-(q+d)/T at d = k+½."
-    t = torch.as_tensor(t, dtype=q.dtype).clamp(1e-12, _WARM)
+    t = _scalar(t, q).clamp(1e-12, _WARM)
     a,b,r = torch.exp((q-.5)/t),torch.exp((-q-.5)/t),torch.exp(-1/t)
     return t,[(a*r**k, b*r**k) for k in range(_terms(q))]
 
 def _waves(q, t):
     "Frequencies and Fourier weights of the logistic density."
-    t = torch.as_tensor(t, dtype=q.dtype).clamp(_WARM, 100.)
+    t = _scalar(t, q).clamp(_WARM, 100.)
     for k in range(1, _terms(q)+1):
         z = 2*math.pi**2*k*t
         yield k,-(-1)**k*2*z*torch.exp(-z)/-torch.expm1(-2*z)
@@ -60,7 +60,7 @@ def _cold_rise(q, t):
 def _warm_rise(q, t): return q - sum(w*torch.sin(2*math.pi*k*q)/(math.pi*k) for k,w in _waves(q, t))
 
 def _cold_slope(q, t):
-    heat = torch.as_tensor(t, dtype=q.dtype)
+    heat = _scalar(t, q)
     t,pairs = _pairs(q, t)
     return sum(a/(1+a)**2 + b/(1+b)**2 for a,b in pairs)*torch.where(heat > 0, 1/t, 0.)
 

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['clipped_sign', 'approx_sign', 'ede_sign', 'swish_sign', 'reste_sign']
 
-# %% ../nbs/14_signs.ipynb #ded64a35
+# %% ../nbs/14_signs.ipynb #06d6d969
 import torch
 from torch import Tensor
-from .core import estimator, _mask, _sign, _spread
+from .core import estimator, _mask, _scalar, _sign, _spread
 
-# %% ../nbs/14_signs.ipynb #f9c0a9ea
+# %% ../nbs/14_signs.ipynb #7936bd33
 def _value(v, *knobs): return _spread(_sign(v), *knobs)
 
 def _surrogate(name, curve, slope, **ranges):
@@ -48,8 +48,8 @@ def _power_slope(q, o, clip):
 
 _clipped = _surrogate('clipped_sign', _upto, lambda q, c: _mask(q <= c, q), clip=dict(lo=0.))
 _approx = _surrogate('approx_sign', lambda q: (2-q.clamp(max=1))*q.clamp(max=1), lambda q: 2-2*q.clamp(max=1))
-_ede = _surrogate('ede_sign', lambda q, t: torch.tanh(t*q)*(1/torch.as_tensor(t, dtype=q.dtype)).clamp(min=1),
-    lambda q, t: torch.as_tensor(t, dtype=q.dtype).clamp(min=1)*_bell(t*q), t=dict(open=True))
+_ede = _surrogate('ede_sign', lambda q, t: torch.tanh(t*q)*(1/_scalar(t, q)).clamp(min=1),
+    lambda q, t: _scalar(t, q).clamp(min=1)*_bell(t*q), t=dict(open=True))
 _swished = _surrogate('swish_sign', _swish, _swish_slope, beta=dict(lo=0.))
 _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict(lo=0.))
 

@@ -5,21 +5,21 @@
 # %% auto #0
 __all__ = ['dsq_round', 'stable_round', 'clipped_round', 'trust_round']
 
-# %% ../nbs/13_surrogates.ipynb #b38ded7d
+# %% ../nbs/13_surrogates.ipynb #d6d8d008
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _mask, _pass, _spread
+from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _mask, _pass, _scalar, _spread
 
-# %% ../nbs/13_surrogates.ipynb #16de9429
+# %% ../nbs/13_surrogates.ipynb #07cccc29
 def _sharp(a): return torch.log1p(2*(1-a)/a)
 
 def _dsq_rise(q, a):
-    a = torch.as_tensor(a, dtype=q.dtype)
+    a = _scalar(a, q)
     return .5 - torch.tanh(_sharp(a)*(.5-q))/(2*(1-a))
 
 def _dsq_slope(q, a):
-    a = torch.as_tensor(a, dtype=q.dtype)
+    a = _scalar(a, q)
     z = 2*_sharp(a)*(.5-q)
     s = torch.sigmoid(-z)
     return (s - s*s)*(2*_sharp(a)/(1-a))
@@ -74,8 +74,8 @@ def dsq_round(
     check_input(x, 'dsq_round')
     return _dsq(check_count(levels, 'dsq_round', 'levels', 2))(x, alpha, *_range(x, 'dsq_round', lower, upper, open=True))
 
-# %% ../nbs/13_surrogates.ipynb #cd6cbcf1
-def _kappa(q, amplitude): return 2**.5*math.pi*torch.as_tensor(amplitude, dtype=q.dtype)
+# %% ../nbs/13_surrogates.ipynb #c945cb0c
+def _kappa(q, amplitude): return 2**.5*math.pi*_scalar(amplitude, q)
 
 def _stable_rise(q, amplitude):
     k = _kappa(q, amplitude)

@@ -129,6 +129,17 @@ def test_played_with_another_knob(r, tapes, monkeypatch):
         for a,b in zip(grads(), whole(grads)): assert same(a, b)
     assert all(tapes)
 
+@all_variants
+def test_default_device_elsewhere(r, f):
+    "Numbers and scratch are made where the tensor is, not where new tensors go by default; ten calls, so recordings too."
+    x,g = sample(100),torch.randn(100, generator=generator())
+    f = partial(f, seed=torch.tensor(3)) if r.random else f
+    for kw in [{}] + [dict(step=.5)]*r.grid:
+        h = partial(f, **kw)
+        want = both(h, x, g)
+        with torch.device('meta'): got = [both(h, x, g) for _ in range(10)][-1]
+        for a,b in zip(got, want): assert same(a, b)
+
 def test_threads_share_no_scratch():
     "Four threads at once, 200 calls each, get what one gets; with a scratch tensor in common none of them would."
     xs = [torch.randn(5000, generator=generator(i))*3 for i in range(4)]
