@@ -5,17 +5,19 @@
 # %% auto #0
 __all__ = ['decimal_ste', 'diff_round']
 
-# %% ../nbs/26_decimals.ipynb #64906e76
+# %% ../nbs/26_decimals.ipynb #f2e59684
+import math
 import torch
 from torch import Tensor
-from .core import check_count, estimator, _cached
+from .core import check_count, estimator, _cached, _mask
 
-# %% ../nbs/26_decimals.ipynb #f2e73b37
+# %% ../nbs/26_decimals.ipynb #2f161d5b
 @_cached
 def _digits(d):
     def value(v):
         y = torch.round(v, decimals=d)
-        return torch.addcmul(torch.nan_to_num(y, 0., 0., 0.), v, torch.nan_to_num(y-y, 1.))       # v itself where y is not finite, else y + 0*v
+        if torch.compiler.is_compiling(): return torch.where(y.abs() < math.inf, y, v)                # each the faster one there
+        return torch.addcmul(torch.nan_to_num(y, 0., 0., 0.), v, torch.nan_to_num(y-y, 1.))       # y + 0*v, or 0 + 1*v where y is not finite
     return estimator('decimal_ste', value)
 
 # %% ../nbs/26_decimals.ipynb #2d664253
@@ -26,7 +28,7 @@ def decimal_ste(
     "`torch.round(x, decimals=decimals)` with gradient 1 (arXiv:1308.3432). Integer `x` or float `decimals` raises."
     return _digits(check_count(decimals, 'decimal_ste', 'decimals', -38, 38))(x)
 
-# %% ../nbs/26_decimals.ipynb #c87f1c4b
+# %% ../nbs/26_decimals.ipynb #a97b8358
 @_cached
 def _puzzle(d):
     scale = 10.**d
@@ -35,7 +37,7 @@ def _puzzle(d):
         diff = 1.01*s - torch.floor(s)
         return (s - diff + (torch.floor(s) + (diff >= .5).to(v.dtype)))/scale
     def slope(v):
-        g = (1 - torch.nan_to_num(v-v, 1.))/scale
+        g = _mask(v.abs() < math.inf, v)/scale
         return (g - 1.01*g)*scale
     def plain(v):
         still,w = value(v.detach()),slope(v.detach())
