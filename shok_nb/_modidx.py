@@ -250,6 +250,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'shok_nb.random._fraction': ('random.html#_fraction', 'shok_nb/random.py'),
                                 'shok_nb.random._gaussian': ('random.html#_gaussian', 'shok_nb/random.py'),
                                 'shok_nb.random._grid': ('random.html#_grid', 'shok_nb/random.py'),
+                                'shok_nb.random._keys': ('random.html#_keys', 'shok_nb/random.py'),
                                 'shok_nb.random._kumaraswamy': ('random.html#_kumaraswamy', 'shok_nb/random.py'),
                                 'shok_nb.random._look_up': ('random.html#_look_up', 'shok_nb/random.py'),
                                 'shok_nb.random._numbers': ('random.html#_numbers', 'shok_nb/random.py'),

@@ -37,7 +37,7 @@ def philox(
         a,b,c,d = (_right(q, 32)+c)^b^k, q & _WORD, (_right(p, 32)+a)^d^l, p & _WORD
     return a,b,c,d
 
-# %% ../nbs/02_random.ipynb #30841ca1
+# %% ../nbs/02_random.ipynb #290307af
 def _plain(x): return type(x) in (Tensor, torch.nn.Parameter)
 
 def _address(x):
@@ -51,9 +51,14 @@ def _address(x):
         stride = stride*x.shape[d]
     return i
 
+def _keys(seed):
+    "The first word of key of each round, then the second; sums that Inductor works out beforehand, once for all elements."
+    words = seed & _WORD,_right(seed, 32) & _WORD
+    return [k for w,step in zip(words, _WEYL) for k in (torch.cat([w[None], torch.full((9,), step, device=w.device)]).cumsum(0) & _WORD).unbind()]
+
 def _words(at, key, draw, dtype):
     "Four times 32 random bits for each address, and 32 more of each for float64."
-    return [philox((at & _WORD, _right(at, 32), draw, part), key) for part in range(1 + (dtype == torch.float64))]
+    return [philox((at & _WORD, _right(at, 32), draw, part), [*zip(key[:10], key[10:])]) for part in range(1 + (dtype == torch.float64))]
 
 def _fraction(dtype, high, low=None):
     "A number in [0, 1) made of its bits."
@@ -63,15 +68,14 @@ def _numbers(at, key, draw, dtype): return [_fraction(dtype, *bits) for bits in 
 
 def _look_up(x, seed, draw, dtype):
     "A number in [0, 1) for each element of `x`: four from an address, in pieces where that is possible."
-    key = seed & _WORD,_right(seed, 32) & _WORD
+    key = _keys(seed)
     if not _plain(x) or torch.compiler.is_compiling() or torch.jit.is_tracing():
         i = _address(x)
         odd,high = (i & 1) == 1,(i & 2) == 2
         return _fraction(dtype, *(torch.where(high, torch.where(odd, d, c), torch.where(odd, b, a)) for a,b,c,d in _words(_right(i, 2), key, draw, dtype)))
     n = x.numel()
     if not _ordinary(seed): return torch.stack(_numbers(torch.arange((n+3)//4, device=x.device), key, draw, dtype), -1).flatten()[:n].view(x.shape)
-    if seed.is_cpu: key = torch.tensor([*_schedule(*map(int, key))], device='cpu').flatten().unbind()          # nothing waits for it
-    def four(at, *key): return _numbers(at, [*zip(key[::2], key[1::2])] if key[2:] else key, draw, dtype)
+    def four(at, *key): return _numbers(at, key, draw, dtype)
     u,size = torch.empty((n+3)//4, 4, dtype=dtype, device=x.device),_PIECE//4*torch.get_num_threads() if x.is_cpu else 2**21
     play = partial(_play, four, ('philox', draw), n=len(u)//size) if x.is_cpu else partial(_into, four)
     for i in range(0, len(u), size):

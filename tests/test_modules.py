@@ -51,12 +51,14 @@ def test_evaluation_is_hard(make):
 @pytest.mark.parametrize('training', [True, False])
 def test_compiled(make, training):
     layer = make().train(training)
-    compiled = torch.compile(layer, backend='aot_eager', fullgraph=type(layer) is not StochasticRound or layer.seed is not None)
+    tossed = type(layer) is StochasticRound and layer.seed is None
+    compiled = torch.compile(layer, backend='aot_eager', fullgraph=not tossed)
     want = run(layer)
     torch.manual_seed(0)
     leaf = X.clone().requires_grad_()
     y = compiled(leaf)
     got = [y.detach(), *torch.autograd.grad(y.square().sum(), [leaf, *layer.parameters()])]
+    if tossed and training: want = [y.detach().round(), 2*y.detach()]          # compiled noise is other noise
     for a,b in zip(got, want, strict=True): assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
 
 @pytest.mark.parametrize('make', [RoundSTE, SoftRound, LogisticRound, CubicRound, RatioRound], ids=lambda m: m.__name__)
