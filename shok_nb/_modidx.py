@@ -87,6 +87,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'shok_nb.ewgs._constant': ('ewgs.html#_constant', 'shok_nb/ewgs.py'),
                               'shok_nb.ewgs.ewgs_round': ('ewgs.html#ewgs_round', 'shok_nb/ewgs.py')},
             'shok_nb.fourier': { 'shok_nb.fourier._away': ('fourier.html#_away', 'shok_nb/fourier.py'),
+                                 'shok_nb.fourier._beforehand': ('fourier.html#_beforehand', 'shok_nb/fourier.py'),
                                  'shok_nb.fourier._less': ('fourier.html#_less', 'shok_nb/fourier.py'),
                                  'shok_nb.fourier._plan': ('fourier.html#_plan', 'shok_nb/fourier.py'),
                                  'shok_nb.fourier._poisson_rise': ('fourier.html#_poisson_rise', 'shok_nb/fourier.py'),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from .core import check_count, staircase, _cached, _minus_sine
 
-# %% ../nbs/23_fourier.ipynb #3d03f459
+# %% ../nbs/23_fourier.ipynb #224f4b2b
 def _plan(terms, fejer):
     "The slope at an integer, and the coefficients of the recurrence."
     d,b,coefs = 0.,0.,[]
@@ -28,6 +28,12 @@ def _ratio(q, m):
     u = _away(q)
     return torch.sin((m*math.pi)*u)/torch.sin(math.pi*u)
 
+def _beforehand(numbers, q):
+    "The numbers; compiled for a CPU, as sums that Inductor works out first, or it would unfold a recurrence into a tree."
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or not q.is_cpu or len(numbers) < 2: return numbers
+    t = torch.tensor(numbers, dtype=torch.float64, device=q.device)
+    return torch.cat([t[:1], t.diff()]).cumsum(0).to(q.dtype).unbind()
+
 def _less(e, d, c): return torch.addcmul(e, d, c, value=-4) if isinstance(c, Tensor) else e - 4*c*d
 
 @_cached
@@ -37,9 +43,9 @@ def _series(terms, fejer):
     def rise(q):
         if terms == 0: return q
         s = torch.sin(math.pi*q)
-        d,c = s*s,coefs[0] if coefs else 0.
-        e = c
-        for b in coefs[1:]:
+        b,*more = _beforehand(coefs, q) or [0.]
+        d,c,e = s*s,b,b
+        for b in more:
             e = _less(e+b, d, c)
             c = c + e
         return _minus_sine(q) + s*torch.sin(math.pi*(.5-q.abs()))*(d*c + flat/math.pi)

@@ -37,7 +37,7 @@ def philox(
         a,b,c,d = (_right(q, 32)+c)^b^k, q & _WORD, (_right(p, 32)+a)^d^l, p & _WORD
     return a,b,c,d
 
-# %% ../nbs/02_random.ipynb #290307af
+# %% ../nbs/02_random.ipynb #5b1425f0
 def _plain(x): return type(x) in (Tensor, torch.nn.Parameter)
 
 def _address(x):
@@ -77,7 +77,7 @@ def _look_up(x, seed, draw, dtype):
     if not _ordinary(seed): return torch.stack(_numbers(torch.arange((n+3)//4, device=x.device), key, draw, dtype), -1).flatten()[:n].view(x.shape)
     def four(at, *key): return _numbers(at, key, draw, dtype)
     u,size = torch.empty((n+3)//4, 4, dtype=dtype, device=x.device),_PIECE//4*torch.get_num_threads() if x.is_cpu else 2**21
-    play = partial(_play, four, ('philox', draw), n=len(u)//size) if x.is_cpu else partial(_into, four)
+    play = partial(_play, four, ('philox', draw), n=-(-len(u)//size)) if x.is_cpu else partial(_into, four)
     for i in range(0, len(u), size):
         to = u[i:i+size].unbind(1)
         for t,r in zip(to[1:], play(to[0], [torch.arange(i, i+len(to[0]), device=x.device)], key)): t.copy_(r)
