@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['check_input', 'check_knob', 'check_count', 'pick', 'maths', 'estimator', 'staircase', 'straight_through']
 
-# %% ../nbs/01_core.ipynb #968bc713
+# %% ../nbs/01_core.ipynb #daa4f563
 import math, numbers
 from functools import lru_cache, partial
 from types import BuiltinFunctionType, ModuleType
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
-from .pieces import _FLOATS, _PLAIN, _fuse, _fusible, _number, _pieces, _transformed, _wide, _widen
+from .pieces import _FLOATS, _PLAIN, _for_cpu, _fuse, _fusible, _number, _pieces, _transformed, _wide, _widen
 
 # %% ../nbs/01_core.ipynb #459e0776
 def _finite(t):
@@ -42,11 +42,10 @@ def _spread(y, *knobs):
     shape = torch.broadcast_shapes(y.shape, *(k.shape for k in knobs if isinstance(k, Tensor)))
     return y if y.shape == shape else y.expand(shape).clone()
 
-# %% ../nbs/01_core.ipynb #4d921e5e
+# %% ../nbs/01_core.ipynb #2ccb0351
 def _lean(f, *args):
     "`f(*args)`; compiled for a CPU it is worked out again for backward, where the bools to be kept are slower than all the rest."
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or _transformed() or not args[0].is_cpu: return f(*args)
-    return checkpoint(f, *args, use_reentrant=False)
+    return checkpoint(f, *args, use_reentrant=False) if _for_cpu(args[0]) else f(*args)
 
 def _default(step, offset): return type(step) is float and step == 1. and type(offset) is float and offset == 0.
 

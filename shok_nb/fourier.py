@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['fourier_round', 'poisson_round']
 
-# %% ../nbs/23_fourier.ipynb #ff9a4f42
+# %% ../nbs/23_fourier.ipynb #98398968
 import math
 import torch
 from torch import Tensor
 from .core import check_count, staircase, _cached, _minus_sine
-from .pieces import _transformed
+from .pieces import _for_cpu
 
-# %% ../nbs/23_fourier.ipynb #46606898
+# %% ../nbs/23_fourier.ipynb #f8f40146
 def _plan(terms, fejer):
     "The slope at an integer, and the coefficients of the recurrence."
     d,b,coefs = 0.,0.,[]
@@ -31,7 +31,7 @@ def _ratio(q, m):
 
 def _beforehand(numbers, q):
     "The numbers; compiled for a CPU, as sums that Inductor works out first, or it would unfold a recurrence into a tree."
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or _transformed() or not q.is_cpu or len(numbers) < 2: return numbers
+    if not _for_cpu(q) or len(numbers) < 2: return numbers
     t = torch.tensor(numbers, dtype=torch.float64, device=q.device)
     return torch.cat([t[:1], t.diff()]).cumsum(0).to(q.dtype).unbind()
 

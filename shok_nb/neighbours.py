@@ -28,10 +28,14 @@ def local_expectation(
     low,high = (f(k*step + offset) for k in (n, n+1))
     return (low + _finite(v-n)*(high-low)).to(x.dtype)
 
-# %% ../nbs/32_neighbours.ipynb #9b7cae36
+# %% ../nbs/32_neighbours.ipynb #3f26ce3c
+def _above(v):
+    "How far `v` is above the integer below, 0 at infinity."
+    return _finite(v - v.floor().detach())
+
 def _reinmax(v, u):
     "Half over the chance of the neighbour that `_toss` draws, at least the smallest that `u` can tell from 0; 1 where there is no other."
-    p,u = _finite(v-v.floor().detach()),_scalar(u, v)
+    p,u = _above(v),_scalar(u, v)
     w = .5/(p - _mask(p.detach() <= u, u)).abs().clamp(min=2**-24)
     return w + .5*_mask(p.detach() == 0, p.detach())
 
@@ -55,7 +59,7 @@ def reinmax_round(
     step,offset = _grid(x, 'reinmax_round', step, offset)
     return _reinmax_round(x, uniform_like(x, generator=generator, seed=seed, fn='reinmax_round'), step=step, offset=offset)
 
-# %% ../nbs/32_neighbours.ipynb #fd3b0522
+# %% ../nbs/32_neighbours.ipynb #6e6fe4a2
 _CHANCES = dict(                                           # log probability of a neighbour at distance d in (0, 1), and its slope
     atanh=(lambda d, a: -torch.atanh(d), lambda d, a: -1/(1-d*d)),
     linear=(lambda d, a: torch.log1p(-d), lambda d, a: -1/(1-d)),
@@ -72,16 +76,15 @@ def _inner(d): return _mask((d >= _EDGE) & (d <= 1-_EDGE), d)
 def _sga(kind, neighbours):
     chance,steep = _CHANCES[kind]
     power,r = _THREE[kind]
-    def fraction(v): return _finite(v - v.floor().detach())
     def upper(p, t, a, u):
         "Weight of the upper of two neighbours."
         odds = chance(_inside(1-p), a) - chance(_inside(p), a)
         return torch.sigmoid((odds/t + torch.logit(_noise(u, p)))/t)
     def two(v, t, a, u):
-        p = fraction(v)
+        p = _above(v)
         return v.floor().detach() + upper(p, t, a, u)*_mask(p > 0, p)
     def two_slope(v, t, a, u):
-        p = fraction(v)
+        p = _above(v)
         w = upper(p, t, a, u)
         return _finite((w - w*w)*(steep(_inside(1-p), a) + steep(_inside(p), a))/-(t*t))*_inner(p)
 
@@ -95,10 +98,10 @@ def _sga(kind, neighbours):
         whole = e[0]+e[1]+e[2]
         return near,gaps,[k/whole for k in e]
     def three(v, t, a, *us):
-        near,_,(low,_,high) = weights(fraction(v), t, a, us)
+        near,_,(low,_,high) = weights(_above(v), t, a, us)
         return v.floor().detach() + (near + high - low)
     def three_slope(v, t, a, *us):
-        _,gaps,w = weights(fraction(v), t, a, us)
+        _,gaps,w = weights(_above(v), t, a, us)
         s = [steep(_inside(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
         mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
         return _finite((w[2]*(s[2]-mean) - w[0]*(s[0]-mean))*(r*power)/(t*t))*_mask(v.abs() < math.inf, v)

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 import torch.utils._triton
 
-# %% ../nbs/00_pieces.ipynb #012989e0
+# %% ../nbs/00_pieces.ipynb #64b9062a
 _PIECE = 1<<16                                                              # elements of a piece, for each thread
 _FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 _PLAIN = Tensor,torch.nn.Parameter
@@ -30,6 +30,10 @@ def _number(k):
 def _transformed():
     "Is a torch transform active that an `autograd.Function` would not survive?"
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch.jit.is_tracing()
+
+def _for_cpu(x):
+    "Is this code that will be generated for a CPU, and no transform's or export's?"
+    return torch.compiler.is_compiling() and x.is_cpu and not (torch.compiler.is_exporting() or _transformed())
 
 def _ordinary(*ts):
     "Are these plain strided tensors that nothing watches?"

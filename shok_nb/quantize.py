@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['fake_quantize', 'lsq', 'lsq_init', 'pact', 'dorefa', 'dorefa_weight', 'quantized_bits', 'alpha_blend']
 
-# %% ../nbs/52_quantize.ipynb #543999d4
+# %% ../nbs/52_quantize.ipynb #5f40add6
 import math
 import torch
 from torch import Tensor
@@ -13,9 +13,9 @@ from .core import check_count, check_input, check_knob, estimator, straight_thro
 from .scale_grad import scale_grad
 from .signs import clipped_sign
 from .ste import round_ste, sign_ste
-from .surrogates import _clip, _clip_plain, _inside, _within
+from .surrogates import _clip, _clipped, _within
 
-# %% ../nbs/52_quantize.ipynb #4749bd38
+# %% ../nbs/52_quantize.ipynb #0118bb80
 def _zero(z, x, qmin, qmax):
     "The zero point as a code: rounded, kept in range, gradient 1."
     if isinstance(z, Tensor) and not z.is_floating_point() and not z.is_complex(): z = z.to(x.dtype)
@@ -29,11 +29,10 @@ def _select(n, at, low, high): return torch.where(at > high, high, torch.where(a
 def _plain(v, low, high): return _select(_pass(v, torch.round(v)), v, low, high)
 
 _ends = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
-_saturated = estimator('fake_quantize', _clip, _inside, _clip_plain, near=False, **_ends)
-_clipped = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends)
+_valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends)
 _kept = estimator('fake_quantize', _clip, near=False, **_ends)
 
-# %% ../nbs/52_quantize.ipynb #729c6bdd
+# %% ../nbs/52_quantize.ipynb #14fe4dc2
 def fake_quantize(
     x:Tensor,                   # Values; any shape, floating dtype
     scale:float|Tensor,         # Grid spacing > 0, broadcasts with `x` (per channel, per block); may learn
@@ -54,7 +53,7 @@ def fake_quantize(
     low,high = qmin-z,qmax-z
     if rounding is round_ste:
         if gradient == 'ste': return _kept(x, *(k.detach() if isinstance(k, Tensor) else k for k in (low, high)), step=s)
-        return (_saturated if gradient == 'saturated' else _clipped)(x, low, high, step=s)
+        return (_clipped if gradient == 'saturated' else _valued)(x, low, high, step=s)
     v = x.to(torch.promote_types(x.dtype, torch.float32))
     if isinstance(s, Tensor):
         s = s.to(v.dtype)

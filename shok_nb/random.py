@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['philox', 'check_random', 'uniform_like', 'fold_in', 'noise_like']
 
-# %% ../nbs/02_random.ipynb #87f9a7b6
+# %% ../nbs/02_random.ipynb #a3ecd7eb
 import math
 from functools import partial
 import torch
 from torch import Tensor
 from .core import check_input, check_knob
-from .pieces import _PIECE, _into, _ordinary, _play, _transformed
+from .pieces import _PIECE, _for_cpu, _into, _ordinary, _play, _wide
 
 # %% ../nbs/02_random.ipynb #7ddbd525
 _WORD = 2**32-1
@@ -83,7 +83,7 @@ def _look_up(x, seed, draw, dtype):
         for t,r in zip(to[1:], play(to[0], [torch.arange(i, i+len(to[0]), device=x.device)], key)): t.copy_(r)
     return u.flatten()[:n].view(x.shape)
 
-# %% ../nbs/02_random.ipynb #d7fd565b
+# %% ../nbs/02_random.ipynb #6c6548c2
 def check_random(
     x:Tensor,   # The tensor that needs noise
     generator,  # A torch.Generator or None
@@ -117,12 +117,11 @@ def uniform_like(
     "Uniform noise by position, the same on every path (Salmon et al. 2011). Generator and seed together raise."
     check_input(x, fn)
     check_random(x, generator, seed, fn)
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = _wide(x.dtype)
     if seed is None:
         if generator is not None: return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
         if not _plain(x): return torch.rand_like(x, dtype=dtype, requires_grad=False)
-        if not (torch.compiler.is_compiling() and x.is_cpu) or torch.compiler.is_exporting() or _transformed():
-            return torch.rand(x.shape, dtype=dtype, device=x.device)                   # naming a generator, if only None, wants known sizes
+        if not _for_cpu(x): return torch.rand(x.shape, dtype=dtype, device=x.device)   # naming a generator, if only None, wants known sizes
         seed = torch.randint(2**63-1, (), device=x.device)                                              # compiled for a CPU, `rand` makes one number at a time
     return _look_up(x, seed, draw, dtype)
 
