@@ -216,9 +216,11 @@ class estimator:
         /, *,
         hard=True,   # Does an exported graph want `value` alone?
         near=True,   # Is the value never more than two from `v`?
+        pure=False,  # Do these formulas depend on their arguments alone? Then they may be [replayed](03_replay.ipynb)
         **ranges     # For each knob in order, the arguments of `check_knob`: `alpha=dict(lo=0.)`
     ):
-        self.name,self.value,self.slope,self.hard,self.near = name,value,slope,hard,near
+        self.name,self.value,self.slope = name,value,slope
+        self.hard,self.near,self.pure = hard,near,pure
         self.plain = plain or (lambda v, *knobs: _pass(v, value(v.detach(), *knobs)))
         self.ranges = [('step', 0., math.inf, True), ('offset', -math.inf, math.inf, True),
             *((arg, kw.get('lo', 0.), kw.get('hi', math.inf), kw.get('open', False)) for arg,kw in ranges.items())]
@@ -273,7 +275,7 @@ class estimator:
             key = kind,needs,x.device.type,x.dtype,not _default(*rest[:2])
             if key not in self.fused and _fusible(x) and not any(needs[3:]): self.fused[key] = _fuse(f, self.name+kind, key[-1])
             fused = self.fused.get(key)
-        return _pieces(f, (self, kind, needs), ts, rest, fused)
+        return _pieces(f, (self, kind, needs) if self.pure else None, ts, rest, fused)
 
     def _value(self, needs, x, *rest): return _on_grid(self.value, self.near, x, *rest),*(None for _ in rest)
 
@@ -304,6 +306,7 @@ class staircase:
         slope,    # `slope(q, *knobs)`: the derivative of `rise`
         /, *,
         odd=False,# Are the formulas right for q in [-½, 0] too, the rise odd and the slope even?
+        pure=False, # Do they depend on their arguments alone? Then they may be [replayed](03_replay.ipynb)
         **ranges  # For each knob in order, the arguments of `check_knob`: `alpha=dict(lo=0.)`
     ):
         def value(v, *knobs):
@@ -328,8 +331,8 @@ class staircase:
         def through(v, *knobs):
             n,h = height(v, *knobs)
             return n - (h.detach()-h)
-        self.soft = estimator(name, value, incline, plain, hard=False, **ranges)
-        self.hard = estimator(name, hard, incline, through, **ranges)
+        self.soft = estimator(name, value, incline, plain, hard=False, pure=pure, **ranges)
+        self.hard = estimator(name, hard, incline, through, pure=pure, **ranges)
         self.hard.single = True
 
     def __call__(self, x, *knobs, hard=False, step=1., offset=0.):

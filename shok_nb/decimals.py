@@ -9,7 +9,7 @@ __all__ = ['decimal_ste', 'diff_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, estimator, _cached, _mask
+from .core import check_count, estimator, _cached, _finite, _scalar
 
 # %% ../nbs/26_decimals.ipynb #2f161d5b
 @_cached
@@ -34,11 +34,12 @@ def _puzzle(d):
     scale = 10.**d
     def value(v):
         s = v*scale
-        diff = 1.01*s - torch.floor(s)
-        return (s - diff + (torch.floor(s) + (diff >= .5).to(v.dtype)))/scale
+        n = torch.floor(s)
+        diff = 1.01*s - n
+        return (s - diff + (n + (diff >= .5).to(v.dtype)))/scale
     def slope(v):
-        g = _mask(v.abs() < math.inf, v)/scale
-        return (g - 1.01*g)*scale
+        g = _scalar(1., v)/scale
+        return _finite(v-v + (g - 1.01*g)*scale)                        # 0 where v is not finite
     def plain(v):
         still,w = value(v.detach()),slope(v.detach())
         return still - torch.where(torch.isfinite(v), v.detach()-v, 0.)*w

@@ -74,12 +74,12 @@ def _sides(q, rho): return (1-rho)*torch.sin(math.pi*q),(1+rho)*torch.sin(math.p
 
 def _poisson_rise(q, rho):
     a,b = _sides(q, rho)
-    return torch.atan2(a + ((a == 0) & (b == 0)).to(a.dtype), b)/math.pi
+    return torch.atan2(a + (1 - torch.sign((a+b).detach())), b)/math.pi      # neither is negative; atan2(1, 0) where both are 0
 
 def _poisson_slope(q, rho):
     a,b = _sides(q, rho)
     s = a*a + b*b
-    there = (s > 0).to(s.dtype)
+    there = torch.sign(s)
     return there*((1-rho)*(1+rho))/(s + (1-there))
 
 _poisson = staircase('poisson_round', _poisson_rise, _poisson_slope, rho=dict(lo=0., hi=1.))

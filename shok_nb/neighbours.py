@@ -9,7 +9,7 @@ __all__ = ['local_expectation', 'reinmax_round', 'sga_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_knob, estimator, _cached, _finite, _mask, _scalar
+from .core import check_count, check_knob, estimator, _cached, _finite, _scalar
 from .pieces import _wide, _widen
 from .random import _grid, _toss, uniform_like
 
@@ -36,8 +36,9 @@ def _above(v):
 def _reinmax(v, u):
     "Half over the chance of the neighbour that `_toss` draws, at least the smallest that `u` can tell from 0; 1 where there is no other."
     p,u = _above(v),_scalar(u, v)
-    w = .5/(p - _mask(p.detach() <= u, u)).abs().clamp(min=2**-24)
-    return w + .5*_mask(p.detach() == 0, p.detach())
+    down = 1 - (p.detach()-u).ceil()
+    w = .5/(p-down).abs().clamp(min=2**-24)
+    return w + .5*(1 - p.detach().ceil())
 
 def _reinmax_plain(v, u):
     w,n = _reinmax(v, u),_toss(v.detach(), u)
@@ -70,7 +71,7 @@ _EDGE = 1e-6                                               # distances are kept 
 
 def _inside(d): return d.clamp(_EDGE, 1-_EDGE)
 def _noise(u, p): return _scalar(u, p).clamp(min=2**-26)
-def _inner(d): return _mask((d >= _EDGE) & (d <= 1-_EDGE), d)
+def _inner(d): return 1 - (d-_inside(d)).abs().ceil()      # 1 or 0
 
 @_cached
 def _sga(kind, neighbours):
@@ -82,7 +83,7 @@ def _sga(kind, neighbours):
         return torch.sigmoid((odds/t + torch.logit(_noise(u, p)))/t)
     def two(v, t, a, u):
         p = _above(v)
-        return v.floor().detach() + upper(p, t, a, u)*_mask(p > 0, p)
+        return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
     def two_slope(v, t, a, u):
         p = _above(v)
         w = upper(p, t, a, u)
@@ -90,7 +91,7 @@ def _sga(kind, neighbours):
 
     def weights(p, t, a, us):
         "The nearest integer above the floor, and weight of and distance to the three around it."
-        near = _mask(p > .5, p)
+        near = (p.detach()-.5).ceil()
         gaps = [p-near+1, p-near, p-near-1]
         z = [(power/t*chance(_inside(r*d.abs()), a) - torch.log(-torch.log(_noise(u, p))))/t for d,u in zip(gaps, us)]
         top = torch.maximum(torch.maximum(z[0], z[1]), z[2])
@@ -104,7 +105,7 @@ def _sga(kind, neighbours):
         _,gaps,w = weights(_above(v), t, a, us)
         s = [steep(_inside(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
         mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
-        return _finite((w[2]*(s[2]-mean) - w[0]*(s[0]-mean))*(r*power)/(t*t))*_mask(v.abs() < math.inf, v)
+        return _finite((w[2]*(s[2]-mean) - w[0]*(s[0]-mean))*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
     value,slope = (two, two_slope) if neighbours == 2 else (three, three_slope)
     return estimator('sga_round', value, slope, value, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)})
 

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from .core import check_input, check_knob
-from .pieces import _PIECE, _for_cpu, _into, _ordinary, _play, _wide
+from .pieces import _PIECE, _for_cpu, _into, _ordinary, _wide
 
 # %% ../nbs/02_random.ipynb #7ddbd525
 _WORD = 2**32-1
@@ -68,19 +68,24 @@ def _numbers(at, key, draw, dtype): return [_fraction(dtype, *bits) for bits in 
 
 def _look_up(x, seed, draw, dtype):
     "A number in [0, 1) for each element of `x`: four from an address, in pieces where that is possible."
-    key = _keys(seed)
+    words = _keys(seed)
     if not _plain(x) or torch.compiler.is_compiling() or torch.jit.is_tracing():
         i = _address(x)
         odd,high = (i & 1) == 1,(i & 2) == 2
-        return _fraction(dtype, *(torch.where(high, torch.where(odd, d, c), torch.where(odd, b, a)) for a,b,c,d in _words(_right(i, 2), key, draw, dtype)))
+        def own(a, b, c, d): return torch.where(high, torch.where(odd, d, c), torch.where(odd, b, a))
+        return _fraction(dtype, *[own(*four) for four in _words(_right(i, 2), words, draw, dtype)])
     n = x.numel()
-    if not _ordinary(seed): return torch.stack(_numbers(torch.arange((n+3)//4, device=x.device), key, draw, dtype), -1).flatten()[:n].view(x.shape)
-    def four(at, *key): return _numbers(at, key, draw, dtype)
-    u,size = torch.empty((n+3)//4, 4, dtype=dtype, device=x.device),_PIECE//4*torch.get_num_threads() if x.is_cpu else 2**21
-    play = partial(_play, four, ('philox', draw), n=-(-len(u)//size)) if x.is_cpu else partial(_into, four)
-    for i in range(0, len(u), size):
-        to = u[i:i+size].unbind(1)
-        for t,r in zip(to[1:], play(to[0], [torch.arange(i, i+len(to[0]), device=x.device)], key)): t.copy_(r)
+    fours = (n+3)//4
+    if not _ordinary(seed):
+        u = torch.stack(_numbers(torch.arange(fours, device=x.device), words, draw, dtype), -1)
+        return u.flatten()[:n].view(x.shape)
+    def four(at, *words): return _numbers(at, words, draw, dtype)
+    u = torch.empty(fours, 4, dtype=dtype, device=x.device)
+    size,key = (_PIECE//4*torch.get_num_threads(), ('philox', draw)) if x.is_cpu else (2**21, None)
+    for i in range(0, fours, size):
+        first,*others = u[i:i+size].unbind(1)
+        at = torch.arange(i, i+len(first), device=x.device)
+        for t,r in zip(others, _into(four, first, [at], words, key)): t.copy_(r)
     return u.flatten()[:n].view(x.shape)
 
 # %% ../nbs/02_random.ipynb #6c6548c2
@@ -172,4 +177,5 @@ def _grid(x, fn, step, offset):
 def _toss(v, u):
     "The integer above `v` where `u` < its fraction, else the one below."
     wide = v if v.dtype == torch.float64 else v.float()
-    return torch.copysign(v.floor() + (wide-wide.floor() > u).to(v.dtype), v)       # 0 below zero is -0
+    n = wide.floor()
+    return torch.copysign((n + (wide-n > u).to(n.dtype)).to(v.dtype), v)            # 0 below zero is -0

@@ -44,7 +44,7 @@ def _power(q, o, clip):
     return torch.where(q <= _NEAR, q*_NEAR**(1/o-1), q.clamp(min=_NEAR)**(1/o))
 
 def _power_slope(q, o, clip):
-    return q.clamp(min=_NEAR)**(1/o-1) * (1/o + (1-1/o)*(q <= _NEAR).to(q.dtype)) * (q <= clip)
+    return q.clamp(min=_NEAR)**(1/o-1) * (1/o + (1-1/o)*_mask(q <= _NEAR, q)) * _mask(q <= clip, q)
 
 _clipped = _surrogate('clipped_sign', _upto, lambda q, c: _mask(q <= c, q), clip=dict(lo=0.))
 _approx = _surrogate('approx_sign', lambda q: (2-q.clamp(max=1))*q.clamp(max=1), lambda q: 2-2*q.clamp(max=1))

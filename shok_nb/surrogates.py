@@ -9,7 +9,7 @@ __all__ = ['dsq_round', 'stable_round', 'clipped_round', 'trust_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _mask, _pass, _scalar, _spread
+from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _in_steps, _mask, _pass, _scalar, _spread
 
 # %% ../nbs/13_surrogates.ipynb #07cccc29
 def _sharp(a): return torch.log1p(2*(1-a)/a)
@@ -20,8 +20,7 @@ def _dsq_rise(q, a):
 
 def _dsq_slope(q, a):
     a = _scalar(a, q)
-    z = 2*_sharp(a)*(.5-q)
-    s = torch.sigmoid(-z)
+    s = torch.sigmoid(2*_sharp(a)*(q-.5))
     return (s - s*s)*(2*_sharp(a)/(1-a))
 
 def _between(x, lower, upper):
@@ -50,7 +49,7 @@ def _dsq(levels):
     "Clamp, round and slope in one."
     def grid(v, lower, upper):
         step = (upper-lower)/(levels-1)
-        w = (_between(v, lower, upper)-lower)/step
+        w = _in_steps(_between(v, lower, upper)-lower, step, 0.)
         return w,torch.round(w),step
     def value(v, a, lower, upper):
         _,n,step = grid(v, lower, upper)
@@ -106,6 +105,7 @@ def _inside(v, lower, upper): return _within(torch.round(v), lower, upper)
 def _clip_plain(v, lower, upper): return _limit(_pass(v, torch.round(v)), lower, upper)
 
 def _trusted(v, trust, lower, upper): return ((v - _clip(v, lower, upper)).abs() <= trust) & (v.abs() < math.inf)
+
 
 _clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
     lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
