@@ -10,7 +10,7 @@ from torch import Tensor
 from .core import staircase
 
 # %% ../nbs/24_cubic.ipynb #2d707d79
-_cubic = staircase('cubic_round', lambda q: q*q*q, lambda q: 3*q*q, odd=True)
+_cubic = staircase('cubic_round', lambda q: q*q*q, lambda q: 3*q*q, odd=True, pure=True)
 
 # %% ../nbs/24_cubic.ipynb #c6ed1d65
 def cubic_round(

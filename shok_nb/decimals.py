@@ -18,7 +18,7 @@ def _digits(d):
         y = torch.round(v, decimals=d)
         if torch.compiler.is_compiling(): return torch.where(y.abs() < math.inf, y, v)                # each the faster one there
         return torch.addcmul(torch.nan_to_num(y, 0., 0., 0.), v, torch.nan_to_num(y-y, 1.))       # y + 0*v, or 0 + 1*v where y is not finite
-    return estimator('decimal_ste', value)
+    return estimator('decimal_ste', value, pure=True)
 
 # %% ../nbs/26_decimals.ipynb #2d664253
 def decimal_ste(
@@ -43,7 +43,7 @@ def _puzzle(d):
     def plain(v):
         still,w = value(v.detach()),slope(v.detach())
         return still - torch.where(torch.isfinite(v), v.detach()-v, 0.)*w
-    return estimator('diff_round', value, slope, plain, hard=False)
+    return estimator('diff_round', value, slope, plain, hard=False, pure=True)
 
 # %% ../nbs/26_decimals.ipynb #b051dfba
 def diff_round(

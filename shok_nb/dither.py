@@ -29,7 +29,7 @@ def uniform_noise(
     return (x.to(noise.dtype) + noise*step).to(dtype)
 
 # %% ../nbs/31_dither.ipynb #2735f309
-_dither = estimator('dither_round', lambda v, e: torch.round(v+e) - e, hard=False, e=dict())
+_dither = estimator('dither_round', lambda v, e: torch.round(v+e) - e, hard=False, e=dict(), pure=True)
 
 # %% ../nbs/31_dither.ipynb #6e6dc496
 def dither_round(

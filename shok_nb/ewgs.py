@@ -32,9 +32,9 @@ class _Pull(Function):
             v = (x-offset)/step
             return g + delta*g.abs()*torch.nan_to_num(v-torch.round(v)),None,None,None
         knobs = [_widen(next(tensors) if k is None else k, _wide(x.dtype)) for k in ctx.numbers]
-        return _pieces(pulled, ('pull',), (x, g), knobs)
+        return _pieces(pulled, ("pull",), (x, g), knobs)
 
-_round = estimator('ewgs_round', torch.round)
+_round = estimator('ewgs_round', torch.round, pure=True)
 
 def _constant(k, x):
     "`k` without its gradient: a number if it can be one, but a tensor when compiling, lest a change recompile."

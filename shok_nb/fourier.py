@@ -53,7 +53,7 @@ def _series(terms, fejer):
     def slope(q):
         if terms == 0: return torch.ones_like(q)
         return _ratio(q, terms+1)**2/(terms+1) if fejer else _ratio(q, 2*terms+1)
-    return staircase('fourier_round', rise, slope, odd=True)
+    return staircase('fourier_round', rise, slope, odd=True, pure=True)
 
 # %% ../nbs/23_fourier.ipynb #d9f7dec6
 def fourier_round(
@@ -82,7 +82,7 @@ def _poisson_slope(q, rho):
     there = torch.sign(s)
     return there*((1-rho)*(1+rho))/(s + (1-there))
 
-_poisson = staircase('poisson_round', _poisson_rise, _poisson_slope, rho=dict(lo=0., hi=1.))
+_poisson = staircase('poisson_round', _poisson_rise, _poisson_slope, rho=dict(lo=0., hi=1.), pure=True)
 
 # %% ../nbs/23_fourier.ipynb #1d07d184
 def poisson_round(

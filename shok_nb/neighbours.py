@@ -45,7 +45,7 @@ def _reinmax_plain(v, u):
     w = torch.where(v > v.floor(), (w+w.detach())/2, w.detach())
     return torch.where(torch.isinf(v), v, n - (v.detach()-v)*w)
 
-_reinmax_round = estimator('reinmax_round', _toss, _reinmax, _reinmax_plain, u=dict())
+_reinmax_round = estimator('reinmax_round', _toss, _reinmax, _reinmax_plain, u=dict(), pure=True)
 
 # %% ../nbs/32_neighbours.ipynb #2c68e006
 def reinmax_round(
@@ -107,7 +107,7 @@ def _sga(kind, neighbours):
         mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
         return _finite((w[2]*(s[2]-mean) - w[0]*(s[0]-mean))*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
     value,slope = (two, two_slope) if neighbours == 2 else (three, three_slope)
-    return estimator('sga_round', value, slope, value, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)})
+    return estimator('sga_round', value, slope, value, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)}, pure=True)
 
 # %% ../nbs/32_neighbours.ipynb #46168270
 def sga_round(

@@ -36,9 +36,12 @@ def _for_cpu(x):
 
 def _ordinary(*ts):
     "Are these plain strided tensors that nothing watches?"
-    return not (torch.compiler.is_compiling() or _transformed() or torch._C._len_torch_dispatch_stack()) and all(
-        type(t) in _PLAIN and t.layout == torch.strided and not torch._C._functorch.is_legacy_batchedtensor(t)
-        and not (t.requires_grad and torch.is_grad_enabled()) for t in ts)
+    if torch.compiler.is_compiling() or _transformed() or torch._C._len_torch_dispatch_stack(): return False
+    learning = torch.is_grad_enabled()
+    for t in ts:
+        if type(t) not in _PLAIN or t.layout != torch.strided or t.requires_grad and learning: return False
+        if t.is_neg() or t._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(t): return False
+    return True
 
 # %% ../nbs/00_pieces.ipynb #ddc859aa
 def _into(f, to, ts, knobs, key=None):

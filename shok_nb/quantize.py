@@ -29,8 +29,8 @@ def _select(n, at, low, high): return torch.where(at > high, high, torch.where(a
 def _plain(v, low, high): return _select(_pass(v, torch.round(v)), v, low, high)
 
 _ends = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
-_valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends)
-_kept = estimator('fake_quantize', _clip, near=False, **_ends)
+_valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends, pure=True)
+_kept = estimator('fake_quantize', _clip, near=False, **_ends, pure=True)
 
 # %% ../nbs/52_quantize.ipynb #14fe4dc2
 def fake_quantize(

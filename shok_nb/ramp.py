@@ -22,7 +22,7 @@ def _slope(v, gain, threshold):
     h,g = _climb(v, gain, threshold),_scalar(gain, v)
     return _mask((h >= 0) & (h <= 1), v)*torch.where(torch.isinf(g), 0., g)
 
-_ramp = estimator('ramp_round', _value, _slope, _value, hard=False, gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True))
+_ramp = estimator('ramp_round', _value, _slope, _value, hard=False, gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True), pure=True)
 
 # %% ../nbs/25_ramp.ipynb #a359915f
 def ramp_round(

@@ -21,7 +21,7 @@ def _plain(v):
     area = torch.where(n == 0, torch.where(v == 0, u, 0.), u*(u/m)/2)
     return torch.where(away, v, n - (area.detach()-area))
 
-_estimator = estimator('ratio_round', torch.round, _ratio, _plain)
+_estimator = estimator('ratio_round', torch.round, _ratio, _plain, pure=True)
 
 # %% ../nbs/11_ratio.ipynb #dd74ba1b
 def ratio_round(

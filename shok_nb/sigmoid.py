@@ -23,7 +23,7 @@ def _incline(v, s, c):
     s = _scalar(s, v)
     return torch.nan_to_num((y - y*y)*torch.where(torch.isinf(s), 0., s))
 
-_sigmoid = estimator('sigmoid_round', _one, _incline, _one, hard=False, slope=dict(lo=0.), center=dict(lo=-math.inf, open=True))
+_sigmoid = estimator('sigmoid_round', _one, _incline, _one, hard=False, slope=dict(lo=0.), center=dict(lo=-math.inf, open=True), pure=True)
 
 # %% ../nbs/21_sigmoid.ipynb #b7e7c907
 def sigmoid_round(
@@ -67,7 +67,7 @@ def _cold_slope(q, t):
 def _warm_slope(q, t): return 1 - sum(2*w*torch.cos(2*math.pi*k*q) for k,w in _waves(q, t))
 
 _sum = staircase('sigmoid_sum_round', lambda q, t: pick(t > _WARM, _warm_rise, _cold_rise, q, t),
-    lambda q, t: pick(t > _WARM, _warm_slope, _cold_slope, q, t), temperature=dict(lo=0.))
+    lambda q, t: pick(t > _WARM, _warm_slope, _cold_slope, q, t), temperature=dict(lo=0.), pure=True)
 
 # %% ../nbs/21_sigmoid.ipynb #42824ce4
 def sigmoid_sum_round(

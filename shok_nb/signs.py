@@ -19,7 +19,7 @@ def _surrogate(name, curve, slope, **ranges):
         sign = _sign(v.detach())                                 # `abs` would lose the slope at zero
         y = sign*curve(v*sign, *knobs)
         return _value(v.detach(), *knobs) - (y.detach()-y)
-    return estimator(name, _value, lambda v, *knobs: torch.nan_to_num(slope(v.abs(), *knobs)), plain, **ranges)
+    return estimator(name, _value, lambda v, *knobs: torch.nan_to_num(slope(v.abs(), *knobs)), plain, **ranges, pure=True)
 
 def _upto(q, clip): return torch.where(q <= clip, q, clip)       # a compiled `clamp` gives the end itself either slope
 

@@ -27,7 +27,7 @@ def _again(depth):
             q = _minus_sine(q)
             w = w*_slope(q)
         return w
-    return staircase('sine_round', rise, slope, odd=True)
+    return staircase('sine_round', rise, slope, odd=True, pure=True)
 
 # %% ../nbs/22_sine.ipynb #88acdc1c
 def sine_round(
@@ -44,7 +44,7 @@ def sine_round(
 # %% ../nbs/22_sine.ipynb #c64850b2
 def _half(q): return torch.sin(math.pi/2*q)**2
 
-_cosine = staircase('cosine_round', _half, lambda q: math.pi/2*torch.sin(math.pi*q))
+_cosine = staircase('cosine_round', _half, lambda q: math.pi/2*torch.sin(math.pi*q), pure=True)
 
 # %% ../nbs/22_sine.ipynb #0e1eb257
 def cosine_round(

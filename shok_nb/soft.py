@@ -63,7 +63,7 @@ def _unless_inf(a, k):
     return torch.where(torch.isinf(a), 0., k) if isinstance(a, Tensor) else 0. if a == math.inf else k
 
 _rise = _three(_series, _closed, _large_alpha)
-_soft = staircase('soft_round', _rise, _slope, alpha=dict(lo=0.))
+_soft = staircase('soft_round', _rise, _slope, alpha=dict(lo=0.), pure=True)
 
 # %% ../nbs/20_soft.ipynb #863536c3
 def soft_round(
@@ -111,8 +111,8 @@ def _steepness(p, a):
     b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _large(p)),maths(a)
     return _unless_inf(a, 1.)/((2*b*m.tanh(b/2))*p + c/m.sinh(c))
 
-_undo = staircase('soft_round_inverse', _three(_undo_series, _undo_closed, _undo_large), lambda u, a: _steepness(u*(1-u), a), alpha=dict(lo=0.))
-_mean = staircase('soft_round_conditional_mean', _three(_mean_series, _mean_closed, _mean_large), lambda q, a: _steepness(.25-q*q, a), alpha=dict(lo=0.))
+_undo = staircase('soft_round_inverse', _three(_undo_series, _undo_closed, _undo_large), lambda u, a: _steepness(u*(1-u), a), alpha=dict(lo=0.), pure=True)
+_mean = staircase('soft_round_conditional_mean', _three(_mean_series, _mean_closed, _mean_large), lambda q, a: _steepness(.25-q*q, a), alpha=dict(lo=0.), pure=True)
 
 # %% ../nbs/20_soft.ipynb #f89fc5d6
 def soft_round_inverse(
@@ -136,7 +136,7 @@ def soft_round_conditional_mean(
     return _mean(z, alpha, step=step, offset=offset)
 
 # %% ../nbs/20_soft.ipynb #c5147a10
-_logistic = staircase('logistic_round', lambda q, b: _rise(q, b/2), lambda q, b: _slope(q, b/2), beta=dict(lo=0.))
+_logistic = staircase('logistic_round', lambda q, b: _rise(q, b/2), lambda q, b: _slope(q, b/2), beta=dict(lo=0.), pure=True)
 
 # %% ../nbs/20_soft.ipynb #913e1695
 def logistic_round(

@@ -23,7 +23,7 @@ def _away(v): return torch.where(v < 0, _down(v), _up(v))
 def _zero(v): return torch.where(v < 0, _up(v), _down(v))
 
 _rules = dict(even=torch.round, away=_away, zero=_zero, up=_up, down=_down)
-_ties = {t: estimator('round_ste', f) for t,f in _rules.items()}
+_ties = {t: estimator('round_ste', f, pure=True) for t,f in _rules.items()}
 
 # %% ../nbs/10_ste.ipynb #635bf346
 def round_ste(
@@ -38,8 +38,8 @@ def round_ste(
     return _ties[ties](x, step=step, offset=offset)
 
 # %% ../nbs/10_ste.ipynb #4a959b19
-_floor,_ceil,_trunc = estimator('floor_ste', torch.floor),estimator('ceil_ste', torch.ceil),estimator('trunc_ste', torch.trunc)
-_signs = estimator('sign_ste', _sign)
+_floor,_ceil,_trunc = estimator('floor_ste', torch.floor, pure=True),estimator('ceil_ste', torch.ceil, pure=True),estimator('trunc_ste', torch.trunc, pure=True)
+_signs = estimator('sign_ste', _sign, pure=True)
 
 # %% ../nbs/10_ste.ipynb #d72a21f0
 def floor_ste(

@@ -12,7 +12,7 @@ from .core import estimator
 from .random import _grid, _toss, uniform_like
 
 # %% ../nbs/30_stochastic.ipynb #c047f89d
-_stochastic = estimator('stochastic_round', _toss, u=dict())
+_stochastic = estimator('stochastic_round', _toss, u=dict(), pure=True)
 
 # %% ../nbs/30_stochastic.ipynb #6c2ad4bd
 def stochastic_round(

@@ -36,7 +36,7 @@ def _range(x, fn, lower, upper, open=False):
         raise ValueError(f'{fn}: lower must be below upper, got {lower:g} and {upper:g}')
     return lower,upper
 
-_cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=dict(hi=1., open=True)).hard
+_cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=dict(hi=1., open=True), pure=True).hard
 
 def _within(v, lower, upper): return _mask((v >= lower) & (v <= upper), v)
 
@@ -58,7 +58,7 @@ def _dsq(levels):
         w,n,_ = grid(v, lower, upper)
         return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*_within(v, lower, upper)
     def plain(v, a, lower, upper): return _cell.composite(_limit(v, lower, upper), (upper-lower)/(levels-1), lower, a)
-    return estimator('dsq_round', value, slope, plain, near=False, alpha=dict(hi=1., open=True), lower=dict(lo=-math.inf, open=True), upper=dict(lo=-math.inf, open=True))
+    return estimator('dsq_round', value, slope, plain, near=False, alpha=dict(hi=1., open=True), lower=dict(lo=-math.inf, open=True), upper=dict(lo=-math.inf, open=True), pure=True)
 
 # %% ../nbs/13_surrogates.ipynb #9ad5c39f
 def dsq_round(
@@ -84,7 +84,7 @@ def _stable_slope(q, amplitude):
     c = _kappa(q, amplitude)*torch.cos(math.pi*q)
     return (1-c)/(1+c)
 
-_stable = staircase('stable_round', _stable_rise, _stable_slope, amplitude=dict(hi=.225)).hard
+_stable = staircase('stable_round', _stable_rise, _stable_slope, amplitude=dict(hi=.225), pure=True).hard
 
 # %% ../nbs/13_surrogates.ipynb #a142ccbe
 def stable_round(
@@ -108,11 +108,11 @@ def _trusted(v, trust, lower, upper): return ((v - _clip(v, lower, upper)).abs()
 
 
 _clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
-    lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
+    lower=dict(lo=-math.inf), upper=dict(lo=-math.inf), pure=True)
 _trust = estimator('trust_round', lambda v, trust, lower, upper: _spread(_clip(v, lower, upper), trust),
     lambda v, *knobs: _mask(_trusted(v, *knobs), v),
     lambda v, *knobs: _clip(v.detach(), *knobs[1:]) - torch.where(_trusted(v, *knobs), v.detach()-v, 0.),
-    near=False, trust=dict(), lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
+    near=False, trust=dict(), lower=dict(lo=-math.inf), upper=dict(lo=-math.inf), pure=True)
 
 # %% ../nbs/13_surrogates.ipynb #df5f215e
 def clipped_round(
