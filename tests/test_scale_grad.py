@@ -57,6 +57,7 @@ def together(rank, world, port, queue):
     finally: dist.destroy_process_group()
     queue.put((rank, out))
 
+@pytest.mark.slow
 def test_two_processes():
     (_,a),(_,b) = spawn(together, 2)
     assert 'error' not in a and 'error' not in b, (a.get('error'), b.get('error'))
@@ -94,7 +95,7 @@ def test_nested(f):
     assert torch.equal(g, torch.full_like(g, g[0])) and g[0] in (.5, 1.)
 
 @EACH
-@pytest.mark.parametrize('backend', ['eager', 'aot_eager', 'inductor'])
+@pytest.mark.parametrize('backend', ['eager', 'aot_eager', pytest.param('inductor', marks=pytest.mark.slow)])
 def test_compiled(f, scale, backend):
     leaf,g = torch.randn(7, generator=generator()).requires_grad_(),torch.randn(7, generator=generator(1))
     compiled = torch.compile(f, backend=backend, fullgraph=True)
