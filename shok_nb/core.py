@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
-from .pieces import _FLOATS, _PLAIN, _for_cpu, _fuse, _fusible, _number, _pieces, _transformed, _wide, _widen
+from .compat import exporting, quick_apply, transformed
+from .pieces import _FLOATS, _PLAIN, _for_cpu, _fuse, _fusible, _number, _pieces, _wide, _widen
 
 # %% ../nbs/01_core.ipynb #459e0776
 def _finite(t):
@@ -35,7 +36,7 @@ def _scalar(k, v):
 
 def _mask(c, v):
     "The bools `c` as 0. and 1.; compiled, a branch that needs `v` keeps `c` from being saved for backward, slower than all the rest."
-    return torch.where(c, v.clamp(1, 1), 0.) if torch.compiler.is_compiling() and v.is_cpu else c.to(v.dtype)
+    return torch.where(c, v.clamp(1, 1), 0.) if torch.compiler.is_compiling() and v.device.type == 'cpu' else c.to(v.dtype)
 
 def _spread(y, *knobs):
     "`y` in the shape it has together with the knobs."
@@ -64,7 +65,7 @@ def _on_grid(f, near, x, step, offset, *knobs):
     if _default(step, offset): return f(x, *knobs)
     y = f(_in_steps(x, step, offset), *knobs)*step
     if not _zero(offset): y = y + offset
-    if not near or torch.compiler.is_exporting(): return y
+    if not near or exporting(): return y
     xd,margin = x.detach(),2*(step.detach() if isinstance(step, Tensor) else step)
     return torch.minimum(torch.maximum(y, xd-margin), xd+margin)
 
@@ -179,7 +180,7 @@ class _Through(Function):
 
 def _apply(function):
     "`function.apply` without its search for transforms, which the caller has made; Dynamo wants it whole."
-    short = super(Function, function).apply
+    short = quick_apply(function)
     return lambda *args: (function.apply if torch.compiler.is_compiling() else short)(*args)
 
 _evaluate,_straight,_through = _apply(_Evaluate),_apply(_Straight),_apply(_Through)
@@ -219,10 +220,14 @@ class estimator:
         **ranges     # For each knob in order, the arguments of `check_knob`: `alpha=dict(lo=0.)`
     ):
         self.name,self.value,self.slope,self.hard,self.near = name,value,slope,hard,near
-        self.plain = plain or (lambda v, *knobs: _pass(v, value(v.detach(), *knobs)))
+        if plain is None:
+            def plain(v, *knobs): return _pass(v, value(v.detach(), *knobs))
+        self.plain = plain
         self.ranges = [('step', 0., math.inf, True), ('offset', -math.inf, math.inf, True),
             *((arg, kw.get('lo', 0.), kw.get('hi', math.inf), kw.get('open', False)) for arg,kw in ranges.items())]
-        self.single,self.fused = isinstance(value, BuiltinFunctionType),{}     # one operation gains nothing from pieces
+        # One operation gains nothing from pieces. Code that is compiled is not cut, and Dynamo may not know that type.
+        self.single = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
+        self.fused = {}
 
     def __call__(self, x, *knobs, step=1., offset=0.):
         check_input(x, self.name)
@@ -233,11 +238,10 @@ class estimator:
                 rest[i] = k = check_knob(k, x, self.name, arg, lo, hi, open)
                 if isinstance(k, Tensor): tensors,learns = True,learns or k.requires_grad
         if torch.compiler.is_compiling():
-            exporting = torch.compiler.is_exporting()
-            if exporting and self.hard: return self.forward(x, *rest)
+            if exporting() and self.hard: return self.forward(x, *rest)
             rest[2:] = [torch.full((), k, dtype=_wide(x.dtype), device=x.device) if isinstance(k, float) else k for k in rest[2:]]
-            if exporting or learns or _transformed(): return _lean(self.composite, x, *rest)
-        elif _transformed(): return self.composite(x, *rest)
+            if exporting() or learns or transformed(): return _lean(self.composite, x, *rest)
+        elif transformed(): return self.composite(x, *rest)
         elif tensors: rest[2:] = [_number(k) for k in rest[2:]]
         if not (torch.is_grad_enabled() and (learns or x.requires_grad)): return self.forward(x, *rest)
         if self.slope is None and len(rest) == 2 and _default(*rest): return _straight(x, self.value if self.single else partial(self.forward, step=1., offset=0.))
@@ -257,7 +261,7 @@ class estimator:
 
     def backward(self, g, x, *rest, needs):
         "Gradients for `x`, `step`, `offset` and the knobs where `needs` says so, in pieces."
-        if torch.is_grad_enabled() or _transformed():
+        if torch.is_grad_enabled() or transformed():
             with torch.enable_grad(): y = self.composite(x, *rest)
             given = [t for t,n in zip((x, *rest), needs) if n]
             grads = iter(torch.autograd.grad(y, given, g, create_graph=torch.is_grad_enabled(), allow_unused=True))
@@ -267,7 +271,7 @@ class estimator:
 
     def run(self, f, ts, rest, needs=()):
         "`f(needs, *ts, *rest)` in the wide dtype, fused on a GPU, in pieces on a CPU."
-        x,kind,f,fused = ts[0],f.__name__,partial(f, needs),None
+        x,kind,f,fused = ts[0],'_vjp' if needs else '_value',partial(f, needs),None
         rest = [_widen(t, _wide(x.dtype)) for t in rest]
         if x.is_cuda or _fusible(x):
             key = kind,needs,x.device.type,x.dtype,not _default(*rest[:2])
@@ -346,7 +350,7 @@ def straight_through(
     if hard.shape != soft.shape or hard.dtype != soft.dtype:
         raise ValueError(f'straight_through: hard is {hard.dtype} of shape {tuple(hard.shape)}, '
             f'soft is {soft.dtype} of shape {tuple(soft.shape)}; make them alike')
-    if not _transformed(): return _through(hard, soft)
+    if not transformed(): return _through(hard, soft)
     gap = soft.detach() - soft
     same = torch.isinf(soft) & (soft == hard)          # inf - inf has no value: let `soft` itself through
     return torch.where(same, soft, hard.detach() - torch.where(torch.isfinite(soft), gap, 0.))

@@ -8,7 +8,8 @@ __all__ = ['ewgs_round']
 # %% ../nbs/12_ewgs.ipynb #02074f66
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
+from .compat import exporting, forward_mode, transformed
 from .core import check_input, check_knob, estimator
 from .pieces import _number, _pieces, _widen, _wide
 
@@ -53,8 +54,8 @@ def ewgs_round(
     check_input(x, 'ewgs_round')
     delta = check_knob(delta, x, 'ewgs_round', 'delta', hi=2.)
     if isinstance(delta, Tensor) and delta.ndim: x = x.expand(torch.broadcast_shapes(x.shape, delta.shape))
-    if torch.compiler.is_exporting(): return _round(x, step=step, offset=offset)
-    if forward_ad._current_level >= 0 or torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if exporting(): return _round(x, step=step, offset=offset)
+    if forward_mode() or torch.compiler.is_compiling() and transformed():
         raise RuntimeError('ewgs_round: a gradient that depends on the incoming one has no forward mode and is lost where '
             'torch.compile meets torch.func; use torch.autograd.grad there, or round_ste')
     return _round(_Pull.apply(x, *(_constant(k, x) for k in (delta, step, offset))), step=step, offset=offset)

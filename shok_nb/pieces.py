@@ -10,9 +10,8 @@ import threading, warnings
 from functools import partial
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
-import torch.utils._triton
+from .compat import batched, compile_error, dispatch_modes, exporting, has_triton, transformed
 
 # %% ../nbs/00_pieces.ipynb #64b9062a
 _PIECE = 1<<16                                                              # elements of a piece, for each thread
@@ -27,18 +26,19 @@ def _number(k):
     "A constant 0-d CPU tensor as a float (reading it stalls nothing), anything else as it is."
     return k.item() if type(k) is Tensor and k.ndim == 0 and k.is_cpu and not k.requires_grad else k
 
-def _transformed():
-    "Is a torch transform active that an `autograd.Function` would not survive?"
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch.jit.is_tracing()
+def _narrow(y, dtype):
+    "`y` in that dtype; a cast that changes nothing, compiled at the end of a Function, loses the gradient in torch 2.11."
+    return y if y.dtype == dtype else y.to(dtype)
 
 def _for_cpu(x):
     "Is this code that will be generated for a CPU, and no transform's or export's?"
-    return torch.compiler.is_compiling() and x.is_cpu and not (torch.compiler.is_exporting() or _transformed())
+    # torch 2.6 does not compile `is_cpu` in a backward
+    return torch.compiler.is_compiling() and x.device.type == 'cpu' and not (exporting() or transformed())
 
 def _ordinary(*ts):
     "Are these plain strided tensors that nothing watches?"
-    return not (torch.compiler.is_compiling() or _transformed() or torch._C._len_torch_dispatch_stack()) and all(
-        type(t) in _PLAIN and t.layout == torch.strided and not torch._C._functorch.is_legacy_batchedtensor(t)
+    return not (torch.compiler.is_compiling() or transformed() or dispatch_modes()) and all(
+        type(t) in _PLAIN and t.layout == torch.strided and not batched(t)
         and not (t.requires_grad and torch.is_grad_enabled()) for t in ts)
 
 def _into(f, to, ts, knobs):
@@ -219,7 +219,7 @@ def _pieces(f, key, ts, knobs, fused=None):
     if not (fused or x.is_cpu and x.numel()) or not _ordinary(*ts, *tensors) or any(t.shape != x.shape for t in ts[1:]) \
             or tensors and torch.broadcast_shapes(x.shape, *(k.shape for k in tensors)) != x.shape:
         y,*sums = f(*(t.to(_wide(t.dtype)) for t in ts), *knobs)
-        return y.to(x.dtype),*sums
+        return _narrow(y, x.dtype),*sums
     y,n,size = torch.empty_like(x),x.numel(),_PIECE*torch.get_num_threads()
     if not fused and n <= size: return y,*_play(f, key, y, ts, knobs)
     lie = [y, *ts]
@@ -229,7 +229,7 @@ def _pieces(f, key, ts, knobs, fused=None):
 # %% ../nbs/00_pieces.ipynb #70f91e90
 def _fusible(x):
     "Is `x` where kernels are worth compiling, and is this a moment to do it?"
-    return x.is_cuda and not torch.compiler.is_compiling() and torch.utils._triton.has_triton() and not torch.cuda.is_current_stream_capturing()
+    return x.is_cuda and not torch.compiler.is_compiling() and has_triton() and not torch.cuda.is_current_stream_capturing()
 
 def _fuse(f, name, grid, backend='inductor'):
     "`_into` of `f` as one kernel for any size; `grid` says that step and offset are not 1 and 0."
@@ -241,7 +241,7 @@ def _fuse(f, name, grid, backend='inductor'):
         if kernel is not None:
             tensors = [k if isinstance(k, Tensor) else torch.tensor(k, dtype=_wide(to.dtype), device='cpu') for k in knobs[0 if grid else 2:]]
             try: return kernel(to, ts, tensors)
-            except torch._dynamo.exc.TorchDynamoException as e:
+            except compile_error() as e:
                 kernel = None
                 warnings.warn(f'{name} runs unfused: {e}')
         return _into(f, to, ts, knobs)
