@@ -30,6 +30,10 @@ def _sign(v):
     "1 or -1, never 0, and nan where `v` is."
     return 2*v.floor().clamp(-1, 0) + 1
 
+def _addcmul(a, b, c, value=1):
+    "`torch.addcmul`, which nested tensors do not have."
+    return a + value*b*c if c.is_nested else torch.addcmul(a, b, c, value=value)
+
 def _scalar(k, v):
     "A knob as a tensor of the dtype of `v`; made of a number it is on the CPU, from where it may join any."
     return k.to(v.dtype) if isinstance(k, Tensor) else torch.full((), k, dtype=v.dtype, device='cpu')
@@ -85,7 +89,7 @@ def _minus_sine(q):
     w = 4*q*q
     *lower,s = _SINE if q.dtype == torch.float64 else _SHORT
     s = w*s + lower[-1]
-    for c in reversed(lower[:-1]): s = torch.addcmul(torch.full((), c, dtype=q.dtype, device=q.device), w, s)     # one pass
+    for c in reversed(lower[:-1]): s = _addcmul(torch.full((), c, dtype=q.dtype, device=q.device), w, s)     # one pass
     return q*w*((1-w)*s + 1)
 
 # %% ../nbs/01_core.ipynb #e2eed36c
@@ -95,11 +99,17 @@ def check_input(
     arg:str='x' # Name of the argument
 )->Tensor:      # `x` itself
     "A dense float16, bfloat16, float32 or float64 Tensor, or a TypeError saying what to do."
-    if type(x) in _PLAIN and x.dtype in _FLOATS and x.layout == torch.strided: return x
+    if type(x) in _PLAIN and x.dtype in _FLOATS and x.layout == torch.strided and not x.is_nested: return x
     if not isinstance(x, Tensor):
-        raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({arg})')
+        do = f'use torch.as_tensor({arg})'
+        if isinstance(x, torch.fx.Proxy): do = f"use torch.export, or torch.fx.wrap('{fn}') in your module"
+        raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {type(x).__name__}; {do}')
+    if torch.nn.parameter.is_lazy(x):
+        raise TypeError(f'{fn}: {arg} must have a shape, got {type(x).__name__}; call its module once, or materialize it')
     if x.is_quantized: do = f'use {arg}.dequantize()'
     elif x.dtype in _FLOATS:
+        if x.is_nested and x.layout == torch.strided:
+            raise TypeError(f'{fn}: {arg} must be dense or jagged, got a strided nested tensor; use layout=torch.jagged')
         if x.layout in (torch.strided, torch.jagged): return x
         raise TypeError(f'{fn}: {arg} must be dense, got layout {x.layout}; use {arg}.to_dense() or round {arg}.values()')
     elif x.is_complex(): do = f'round {arg}.real and {arg}.imag separately'
@@ -107,18 +117,28 @@ def check_input(
     else: do = f'it is on the grid already; use {arg}.float() if it needs a gradient'
     raise TypeError(f'{fn}: {arg} must be float16, bfloat16, float32 or float64, got {x.dtype}; {do}')
 
+def _beyond_float(k): return isinstance(k, int) and abs(k) > 2**1023
+
+def _in_dtype(k, dtype):
+    "The number `k` as a float, infinite or 0 where `dtype` holds nothing so large or so small."
+    if _beyond_float(k): return math.inf if k > 0 else -math.inf
+    k,limits = float(k),torch.finfo(dtype)
+    if abs(k) > limits.max: return math.copysign(math.inf, k)
+    return k*0. if abs(k) <= limits.tiny*limits.eps/2 else k
+
+def _shown(k): return f'an int of {k.bit_length()} bits' if _beyond_float(k) else f'{k}'
+
 def check_knob(
     k,              # Anything
-    x:Tensor,       # The tensor it will be used with
+    x:Tensor|None,  # The tensor it will be used with; None allows numbers alone
     fn:str,         # Name of the function the user called
     arg:str,        # Name of the argument
     lo:float=0.,    # Smallest number allowed
     hi:float=math.inf, # Largest number allowed
     open:bool=False # Are the ends themselves excluded?
 )->float|Tensor:    # A Python float, or the tensor itself
-    "A number in range or a float Tensor that broadcasts with `x`; else a TypeError or ValueError saying why."
-    if type(k) is float and lo < k < hi: return k
-    if isinstance(k, Tensor):
+    "A number in range in the dtype of `x`, or a float Tensor that broadcasts with it; else an error saying why."
+    if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k
         if k.device != x.device: raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; use {arg}.to(x.device)')
@@ -127,11 +147,13 @@ def check_knob(
             raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast with x of shape {tuple(x.shape)}') from None
         return k
     if isinstance(k, bool) or not isinstance(k, numbers.Real):
-        raise TypeError(f'{fn}: {arg} must be a number or a torch.Tensor, got {type(k).__name__}')
-    if not (lo < k < hi if open else lo <= k <= hi):
-        ends = '()' if open else '[]'
-        raise ValueError(f'{fn}: {arg} must be in {ends[0]}{lo:g}, {hi:g}{ends[1]}, got {k}')
-    return float(k)
+        raise TypeError(f'{fn}: {arg} must be a number{"" if x is None else " or a torch.Tensor"}, got {type(k).__name__}')
+    dtype = torch.float64 if x is None else _wide(x.dtype)
+    number = _in_dtype(k, dtype)
+    if not (lo < number < hi if open else lo <= number <= hi):
+        ends,seen = '()' if open else '[]','' if _beyond_float(k) or number == k or number != number else f', which is {number:g} in {dtype}'
+        raise ValueError(f'{fn}: {arg} must be in {ends[0]}{lo:g}, {hi:g}{ends[1]}, got {_shown(k)}{seen}')
+    return number
 
 def check_count(
     k,         # Anything
@@ -142,8 +164,8 @@ def check_count(
 )->int:        # `k` as a Python int
     "An int in range; else a TypeError or ValueError saying why."
     if isinstance(k, bool) or not isinstance(k, numbers.Integral): raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
-    if not lo <= k <= hi:
-        raise ValueError(f'{fn}: {arg} must be ' + (f'>= {lo}' if hi == math.inf else f'in [{lo}, {hi}]') + f', got {k}')
+    if not lo <= k <= hi or _beyond_float(k):
+        raise ValueError(f'{fn}: {arg} must be ' + (f'>= {lo}' if hi == math.inf else f'in [{lo}, {hi}]') + f', got {_shown(k)}')
     return int(k)
 
 # %% ../nbs/01_core.ipynb #d4586dee
@@ -207,6 +229,10 @@ def maths(
     "The module whose functions take `k`: constants of a number are worked out once, not per element."
     return torch if isinstance(k, Tensor) else math
 
+def _surely(lo=0., hi=math.inf, open=False):
+    "Numbers between these are in the range in every dtype."
+    return max(lo, -1e37) or 1e-37, min(hi, 1e37)
+
 class estimator:
     "An elementwise operation with a slope of its own, right under every torch transform and on any grid."
     def __init__(self,
@@ -223,8 +249,8 @@ class estimator:
         if plain is None:
             def plain(v, *knobs): return _pass(v, value(v.detach(), *knobs))
         self.plain = plain
-        self.ranges = [('step', 0., math.inf, True), ('offset', -math.inf, math.inf, True),
-            *((arg, kw.get('lo', 0.), kw.get('hi', math.inf), kw.get('open', False)) for arg,kw in ranges.items())]
+        ranges = dict(step=dict(open=True), offset=dict(lo=-math.inf, open=True)) | ranges
+        self.ranges = [(arg, kw, *_surely(**kw)) for arg,kw in ranges.items()]
         # One operation gains nothing from pieces. Code that is compiled is not cut, and Dynamo may not know that type.
         self.single = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
         self.fused = {}
@@ -233,9 +259,9 @@ class estimator:
         check_input(x, self.name)
         rest,tensors,learns = [step, offset, *knobs],False,False
         if knobs or not _default(step, offset):
-            for i,(k,(arg,lo,hi,open)) in enumerate(zip(rest, self.ranges)):
-                if type(k) is float and lo < k < hi: continue
-                rest[i] = k = check_knob(k, x, self.name, arg, lo, hi, open)
+            for i,(k,(arg,kw,low,high)) in enumerate(zip(rest, self.ranges)):
+                if type(k) is float and low < k < high: continue
+                rest[i] = k = check_knob(k, x, self.name, arg, **kw)
                 if isinstance(k, Tensor): tensors,learns = True,learns or k.requires_grad
         if torch.compiler.is_compiling():
             if exporting() and self.hard: return self.forward(x, *rest)
@@ -314,7 +340,7 @@ class staircase:
             n,e = _centre(v)
             if torch.compiler.is_compiling():                                        # generated code may make rise(0) a -1e-9
                 return torch.where(e == 0, v, n - (rise(e, *knobs) if odd else rise(e.abs(), *knobs)*e.sign()))
-            return n - rise(e, *knobs) if odd else torch.addcmul(n, rise(e.abs(), *knobs), e.sign(), value=-1)
+            return n - rise(e, *knobs) if odd else _addcmul(n, rise(e.abs(), *knobs), e.sign(), value=-1)
         def hard(v, *knobs): return _spread(torch.round(v), *knobs)
         def incline(v, *knobs):
             e = torch.round(v) - v

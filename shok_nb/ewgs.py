@@ -6,6 +6,7 @@
 __all__ = ['ewgs_round']
 
 # %% ../nbs/12_ewgs.ipynb #02074f66
+import math
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -53,6 +54,8 @@ def ewgs_round(
     "`torch.round` with element-wise scaled gradient (arXiv:2104.00903). Integer `x`, `delta` not in [0, 2] raises."
     check_input(x, 'ewgs_round')
     delta = check_knob(delta, x, 'ewgs_round', 'delta', hi=2.)
+    step = check_knob(step, x, 'ewgs_round', 'step', open=True)
+    offset = check_knob(offset, x, 'ewgs_round', 'offset', -math.inf, open=True)
     if isinstance(delta, Tensor) and delta.ndim: x = x.expand(torch.broadcast_shapes(x.shape, delta.shape))
     if exporting(): return _round(x, step=step, offset=offset)
     if forward_mode() or torch.compiler.is_compiling() and transformed():

@@ -3,7 +3,7 @@ import math
 import pytest, torch
 from estimators import FLOATS, generator, same, slope
 from shok_nb.random import uniform_like
-from shok_nb.scale_grad import normalize_grad, quantize_grad, scale_grad
+from shok_nb.gradient import normalize_grad, quantize_grad, scale_grad
 from processes import join_group, spawn
 
 SEED = torch.tensor(7)                                                   # outside, as a literal inside compiled code keeps Inductor busy for ever

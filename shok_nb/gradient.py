@@ -6,13 +6,13 @@
 __all__ = ['scale_grad', 'normalize_grad', 'quantize_grad']
 
 # %% ../nbs/40_scale_grad.ipynb #95e24558
-import math
+import math, numbers
 from functools import partial
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from .compat import exporting, transformed
-from .core import check_count, check_input, check_knob, straight_through, _pass
+from .core import check_count, check_input, check_knob, straight_through, _pass, _shown
 from .pieces import _wide
 from .random import check_random, uniform_like, _toss
 
@@ -88,8 +88,15 @@ def _regrade(fn, x, f, *rest):
     return _RegradeTransformed.apply(x, f, *rest)
 
 def _check_dim(fn, dim, x):
-    for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
-        if not -max(x.ndim, 1) <= d < max(x.ndim, 1): raise IndexError(f'{fn}: dim {d} is out of range for x of shape {tuple(x.shape)}')
+    "The axes as ints, a tuple of them or None."
+    axes,most = list(dim) if isinstance(dim, (tuple, list)) else [] if dim is None else [dim],max(x.ndim, 1)
+    for i,d in enumerate(axes):
+        if isinstance(d, bool) or not isinstance(d, numbers.Integral):
+            raise TypeError(f'{fn}: dim must be an int or a tuple of them, got {type(d).__name__}')
+        if not -most <= d < most: raise IndexError(f'{fn}: dim {_shown(d)} is out of range for x of shape {tuple(x.shape)}')
+        axes[i] = int(d) % most
+    if len(set(axes)) < len(axes): raise ValueError(f'{fn}: dim names an axis twice, got {dim}')
+    return tuple(axes) if isinstance(dim, (tuple, list)) else axes[0] if axes else None
 
 # %% ../nbs/40_scale_grad.ipynb #aba0d27f
 def normalize_grad(
@@ -102,7 +109,7 @@ def normalize_grad(
     "A view with its gradient divided by the largest magnitude in it (shok `ScaleGrad`). Integer `x` raises."
     check_input(x, 'normalize_grad')
     eps = check_knob(eps, x, 'normalize_grad', 'eps')
-    _check_dim('normalize_grad', dim, x)
+    dim = _check_dim('normalize_grad', dim, x)
     if group is not None and transformed(): raise RuntimeError('normalize_grad: group cannot be used inside a torch.func transform; normalize outside of it')
     return _regrade('normalize_grad', x, lambda g: (g/_over(_largest(g, dim, eps, group))).to(g.dtype))
 
@@ -127,7 +134,7 @@ def quantize_grad(
     "A view with its gradient rounded by chance to few bits (arXiv:1606.06160, 2.5). Integer `x` or bad bits raises."
     check_input(x, 'quantize_grad')
     bits = check_count(bits, 'quantize_grad', 'bits', 1, 24)
-    _check_dim('quantize_grad', dim, x)
+    dim = _check_dim('quantize_grad', dim, x)
     check_random(x, generator, seed, 'quantize_grad')
     if dim is None: dim = tuple(range(x.ndim > 1, x.ndim))
     early = torch.compiler.is_compiling() and not exporting()       # a compiled backward may not check arguments
