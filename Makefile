@@ -4,10 +4,15 @@ JOBS ?= 2
 ARGS ?=
 PY := .venv/bin/python
 PEERS := .venv-peers/bin/python
+TESTS = $(PY) -m pytest -n $(JOBS) --dist loadgroup --durations=10
 INSTALL := -m pip install -q --disable-pip-version-check -c constraints.txt
 
+# $(call timed,command,name): run it, say how long it took, and end as it ended. Pytest's 5 is "nothing selected".
+timed = start=$$(date +%s); { $(1); }; code=$$?; s=$$(($$(date +%s)-start)); \
+	echo "$(2) took $$((s/60)) min $$((s%60)) s"; exit $$code
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test peers docs lab bench bench-gpu clean chromium
+.PHONY: help demo test test-all peers docs lab bench bench-gpu clean chromium
 
 help:    ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,8 +20,11 @@ help:    ## This list
 demo: .venv/ready    ## Hide a message in a photo, through a JPEG; ARGS="--device cuda --image my.jpg"
 	$(PY) -m shok_nb.demo $(ARGS)
 
-test: .venv/ready chromium    ## Everything: notebooks, export, README, metadata, site, tests; ARGS="-k soft"
-	$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+test: .venv/ready chromium    ## In minutes: notebooks, export, README, metadata, site, every law; ARGS="-k soft"
+	@$(call timed,$(TESTS) -m "not slow" $(ARGS),make test)
+
+test-all: test    ## make test, and then the slow rest: generated code, processes, the whole grids
+	@$(call timed,$(TESTS) -m slow $(ARGS) || [ $$? = 5 ],the rest of make test-all)
 
 peers: .venv-peers/ready    ## Compare with other packages, and run the trainers' callbacks; ARGS="-k fsq"
 	$(PEERS) -m pytest tests/peers tests/test_schedules.py $(ARGS)

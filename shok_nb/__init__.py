@@ -1,5 +1,7 @@
 """Differentiable rounding for PyTorch."""
 __version__ = "0.1.0"
+from . import (cubic, decimals, dither, ewgs, fourier, functions, gradient, learned, neighbours, nn, quantize, ramp, ratio,
+    scalar_quantize, schedules, sigmoid, signs, sine, soft, ste, stochastic, surrogates)
 from .core import staircase, estimator, straight_through
 from .ste import *
 from .ratio import *
@@ -16,16 +18,44 @@ from .decimals import *
 from .stochastic import *
 from .dither import *
 from .neighbours import *
-from .scale_grad import *
+from .gradient import *
 from .schedules import *
 from .quantize import *
 from .learned import *
-from .fsq import *
-from . import functions, nn
+from .scalar_quantize import *
+
+# What `from shok_nb import *` brings: functions and classes, no module in place of the caller's `random` or `nn`.
+__all__ = ['staircase', 'estimator', 'straight_through']
+__all__ += ste.__all__
+__all__ += ratio.__all__
+__all__ += ewgs.__all__
+__all__ += surrogates.__all__
+__all__ += signs.__all__
+__all__ += soft.__all__
+__all__ += sigmoid.__all__
+__all__ += sine.__all__
+__all__ += fourier.__all__
+__all__ += cubic.__all__
+__all__ += ramp.__all__
+__all__ += decimals.__all__
+__all__ += stochastic.__all__
+__all__ += dither.__all__
+__all__ += neighbours.__all__
+__all__ += gradient.__all__
+__all__ += schedules.__all__
+__all__ += quantize.__all__
+__all__ += learned.__all__
+__all__ += scalar_quantize.__all__
+
+_LATER = 'catalog', 'plots', 'widgets', 'lab', 'jpeg', 'demo'      # they need more than torch
 
 def __getattr__(name):
     "The modules that need more than torch, imported when asked for."
-    if name in ('catalog', 'plots', 'widgets', 'lab', 'jpeg', 'demo'):
+    if name in _LATER:
         from importlib import import_module
         return import_module(f'.{name}', __name__)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+def __dir__():
+    "These too."
+    return sorted({*globals(), *_LATER})

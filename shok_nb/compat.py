@@ -57,6 +57,16 @@ dispatch_modes = _dispatch_modes or unknown             # how many modes see the
 function_modes = _function_modes or unknown             # and how many see the functions above it?
 batched = _batched or unknown                           # does this tensor stand for a batch of `is_grads_batched`?
 
+# %% ../nbs/04_compat.ipynb #c04a0022
+_saved_hooks = _private('_C._autograd._top_saved_tensors_default_hooks')
+_zero_tensor = _private('Tensor._is_zerotensor')
+
+def saved_tensor_hooks():
+    "Are the tensors that autograd saves handed to somebody's hooks?"
+    return _saved_hooks is None or _saved_hooks(False) is not None
+
+empty = _zero_tensor or unknown                         # a zero of forward mode, which has no memory?
+
 # %% ../nbs/04_compat.ipynb #c04a0014
 def quick_apply(function):
     "`function.apply` for callers who know that no transform is active."
@@ -82,10 +92,3 @@ can_stand_in = _make_wrapper is not None
 def stand_in(cls, like):
     "A `cls` with the shape, strides, dtype and device of `like`, and no data. Only where `can_stand_in`."
     return _make_wrapper(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
-
-# %% ../nbs/04_compat.ipynb #c04a0021
-_saved_hooks = _private('_C._autograd._top_saved_tensors_default_hooks')
-
-def saved_tensor_hooks():
-    "Are tensors that autograd saves handed to somebody's hooks? Yes, where it cannot be asked."
-    return _saved_hooks is None or _saved_hooks(False) is not None

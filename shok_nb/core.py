@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
-from .pieces import _FLOATS, _PLAIN, _for_cpu, _fuse, _fusible, _number, _pieces, _transformed, _wide, _widen
+from .compat import exporting, quick_apply, transformed
+from .pieces import _FLOATS, _PLAIN, _for_cpu, _fuse, _fusible, _number, _pieces, _wide, _widen
 
 # %% ../nbs/01_core.ipynb #459e0776
 def _finite(t):
@@ -29,13 +30,17 @@ def _sign(v):
     "1 or -1, never 0, and nan where `v` is."
     return 2*v.floor().clamp(-1, 0) + 1
 
+def _addcmul(a, b, c, value=1):
+    "`torch.addcmul`, which nested tensors do not have."
+    return a + value*b*c if c.is_nested else torch.addcmul(a, b, c, value=value)
+
 def _scalar(k, v):
     "A knob as a tensor of the dtype of `v`; made of a number it is on the CPU, from where it may join any."
     return k.to(v.dtype) if isinstance(k, Tensor) else torch.full((), k, dtype=v.dtype, device='cpu')
 
 def _mask(c, v):
     "The bools `c` as 0. and 1.; compiled, a branch that needs `v` keeps `c` from being saved for backward, slower than all the rest."
-    return torch.where(c, v.clamp(1, 1), 0.) if torch.compiler.is_compiling() and v.is_cpu else c.to(v.dtype)
+    return torch.where(c, v.clamp(1, 1), 0.) if torch.compiler.is_compiling() and v.device.type == 'cpu' else c.to(v.dtype)
 
 def _spread(y, *knobs):
     "`y` in the shape it has together with the knobs."
@@ -64,7 +69,7 @@ def _on_grid(f, near, x, step, offset, *knobs):
     if _default(step, offset): return f(x, *knobs)
     y = f(_in_steps(x, step, offset), *knobs)*step
     if not _zero(offset): y = y + offset
-    if not near or torch.compiler.is_exporting(): return y
+    if not near or exporting(): return y
     xd,margin = x.detach(),2*(step.detach() if isinstance(step, Tensor) else step)
     return torch.minimum(torch.maximum(y, xd-margin), xd+margin)
 
@@ -84,7 +89,7 @@ def _minus_sine(q):
     w = 4*q*q
     *lower,s = _SINE if q.dtype == torch.float64 else _SHORT
     s = w*s + lower[-1]
-    for c in reversed(lower[:-1]): s = torch.addcmul(torch.full((), c, dtype=q.dtype, device=q.device), w, s)     # one pass
+    for c in reversed(lower[:-1]): s = _addcmul(torch.full((), c, dtype=q.dtype, device=q.device), w, s)     # one pass
     return q*w*((1-w)*s + 1)
 
 # %% ../nbs/01_core.ipynb #e2eed36c
@@ -94,11 +99,17 @@ def check_input(
     arg:str='x' # Name of the argument
 )->Tensor:      # `x` itself
     "A dense float16, bfloat16, float32 or float64 Tensor, or a TypeError saying what to do."
-    if type(x) in _PLAIN and x.dtype in _FLOATS and x.layout == torch.strided: return x
+    if type(x) in _PLAIN and x.dtype in _FLOATS and x.layout == torch.strided and not x.is_nested: return x
     if not isinstance(x, Tensor):
-        raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {type(x).__name__}; use torch.as_tensor({arg})')
+        do = f'use torch.as_tensor({arg})'
+        if isinstance(x, torch.fx.Proxy): do = f"use torch.export, or torch.fx.wrap('{fn}') in your module"
+        raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {type(x).__name__}; {do}')
+    if torch.nn.parameter.is_lazy(x):
+        raise TypeError(f'{fn}: {arg} must have a shape, got {type(x).__name__}; call its module once, or materialize it')
     if x.is_quantized: do = f'use {arg}.dequantize()'
     elif x.dtype in _FLOATS:
+        if x.is_nested and x.layout == torch.strided:
+            raise TypeError(f'{fn}: {arg} must be dense or jagged, got a strided nested tensor; use layout=torch.jagged')
         if x.layout in (torch.strided, torch.jagged): return x
         raise TypeError(f'{fn}: {arg} must be dense, got layout {x.layout}; use {arg}.to_dense() or round {arg}.values()')
     elif x.is_complex(): do = f'round {arg}.real and {arg}.imag separately'
@@ -106,18 +117,28 @@ def check_input(
     else: do = f'it is on the grid already; use {arg}.float() if it needs a gradient'
     raise TypeError(f'{fn}: {arg} must be float16, bfloat16, float32 or float64, got {x.dtype}; {do}')
 
+def _beyond_float(k): return isinstance(k, int) and abs(k) > 2**1023
+
+def _in_dtype(k, dtype):
+    "The number `k` as a float, infinite or 0 where `dtype` holds nothing so large or so small."
+    if _beyond_float(k): return math.inf if k > 0 else -math.inf
+    k,limits = float(k),torch.finfo(dtype)
+    if abs(k) > limits.max: return math.copysign(math.inf, k)
+    return k*0. if abs(k) <= limits.tiny*limits.eps/2 else k
+
+def _shown(k): return f'an int of {k.bit_length()} bits' if _beyond_float(k) else f'{k}'
+
 def check_knob(
     k,              # Anything
-    x:Tensor,       # The tensor it will be used with
+    x:Tensor|None,  # The tensor it will be used with; None allows numbers alone
     fn:str,         # Name of the function the user called
     arg:str,        # Name of the argument
     lo:float=0.,    # Smallest number allowed
     hi:float=math.inf, # Largest number allowed
     open:bool=False # Are the ends themselves excluded?
 )->float|Tensor:    # A Python float, or the tensor itself
-    "A number in range or a float Tensor that broadcasts with `x`; else a TypeError or ValueError saying why."
-    if type(k) is float and lo < k < hi: return k
-    if isinstance(k, Tensor):
+    "A number in range in the dtype of `x`, or a float Tensor that broadcasts with it; else an error saying why."
+    if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k
         if k.device != x.device: raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; use {arg}.to(x.device)')
@@ -126,11 +147,13 @@ def check_knob(
             raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast with x of shape {tuple(x.shape)}') from None
         return k
     if isinstance(k, bool) or not isinstance(k, numbers.Real):
-        raise TypeError(f'{fn}: {arg} must be a number or a torch.Tensor, got {type(k).__name__}')
-    if not (lo < k < hi if open else lo <= k <= hi):
-        ends = '()' if open else '[]'
-        raise ValueError(f'{fn}: {arg} must be in {ends[0]}{lo:g}, {hi:g}{ends[1]}, got {k}')
-    return float(k)
+        raise TypeError(f'{fn}: {arg} must be a number{"" if x is None else " or a torch.Tensor"}, got {type(k).__name__}')
+    dtype = torch.float64 if x is None else _wide(x.dtype)
+    number = _in_dtype(k, dtype)
+    if not (lo < number < hi if open else lo <= number <= hi):
+        ends,seen = '()' if open else '[]','' if _beyond_float(k) or number == k or number != number else f', which is {number:g} in {dtype}'
+        raise ValueError(f'{fn}: {arg} must be in {ends[0]}{lo:g}, {hi:g}{ends[1]}, got {_shown(k)}{seen}')
+    return number
 
 def check_count(
     k,         # Anything
@@ -141,8 +164,8 @@ def check_count(
 )->int:        # `k` as a Python int
     "An int in range; else a TypeError or ValueError saying why."
     if isinstance(k, bool) or not isinstance(k, numbers.Integral): raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
-    if not lo <= k <= hi:
-        raise ValueError(f'{fn}: {arg} must be ' + (f'>= {lo}' if hi == math.inf else f'in [{lo}, {hi}]') + f', got {k}')
+    if not lo <= k <= hi or _beyond_float(k):
+        raise ValueError(f'{fn}: {arg} must be ' + (f'>= {lo}' if hi == math.inf else f'in [{lo}, {hi}]') + f', got {_shown(k)}')
     return int(k)
 
 # %% ../nbs/01_core.ipynb #d4586dee
@@ -179,7 +202,7 @@ class _Through(Function):
 
 def _apply(function):
     "`function.apply` without its search for transforms, which the caller has made; Dynamo wants it whole."
-    short = super(Function, function).apply
+    short = quick_apply(function)
     return lambda *args: (function.apply if torch.compiler.is_compiling() else short)(*args)
 
 _evaluate,_straight,_through = _apply(_Evaluate),_apply(_Straight),_apply(_Through)
@@ -206,6 +229,10 @@ def maths(
     "The module whose functions take `k`: constants of a number are worked out once, not per element."
     return torch if isinstance(k, Tensor) else math
 
+def _surely(lo=0., hi=math.inf, open=False):
+    "Numbers between these are in the range in every dtype."
+    return max(lo, -1e37) or 1e-37, min(hi, 1e37)
+
 class estimator:
     "An elementwise operation with a slope of its own, right under every torch transform and on any grid."
     def __init__(self,
@@ -221,25 +248,28 @@ class estimator:
     ):
         self.name,self.value,self.slope = name,value,slope
         self.hard,self.near,self.pure = hard,near,pure
-        self.plain = plain or (lambda v, *knobs: _pass(v, value(v.detach(), *knobs)))
-        self.ranges = [('step', 0., math.inf, True), ('offset', -math.inf, math.inf, True),
-            *((arg, kw.get('lo', 0.), kw.get('hi', math.inf), kw.get('open', False)) for arg,kw in ranges.items())]
-        self.single,self.fused = isinstance(value, BuiltinFunctionType),{}     # one operation gains nothing from pieces
+        if plain is None:
+            def plain(v, *knobs): return _pass(v, value(v.detach(), *knobs))
+        self.plain = plain
+        ranges = dict(step=dict(open=True), offset=dict(lo=-math.inf, open=True)) | ranges
+        self.ranges = [(arg, kw, *_surely(**kw)) for arg,kw in ranges.items()]
+        # One operation gains nothing from pieces. Code that is compiled is not cut, and Dynamo may not know that type.
+        self.single = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
+        self.fused = {}
 
     def __call__(self, x, *knobs, step=1., offset=0.):
         check_input(x, self.name)
         rest,tensors,learns = [step, offset, *knobs],False,False
         if knobs or not _default(step, offset):
-            for i,(k,(arg,lo,hi,open)) in enumerate(zip(rest, self.ranges)):
-                if type(k) is float and lo < k < hi: continue
-                rest[i] = k = check_knob(k, x, self.name, arg, lo, hi, open)
+            for i,(k,(arg,kw,low,high)) in enumerate(zip(rest, self.ranges)):
+                if type(k) is float and low < k < high: continue
+                rest[i] = k = check_knob(k, x, self.name, arg, **kw)
                 if isinstance(k, Tensor): tensors,learns = True,learns or k.requires_grad
         if torch.compiler.is_compiling():
-            exporting = torch.compiler.is_exporting()
-            if exporting and self.hard: return self.forward(x, *rest)
+            if exporting() and self.hard: return self.forward(x, *rest)
             rest[2:] = [torch.full((), k, dtype=_wide(x.dtype), device=x.device) if isinstance(k, float) else k for k in rest[2:]]
-            if exporting or learns or _transformed(): return _lean(self.composite, x, *rest)
-        elif _transformed(): return self.composite(x, *rest)
+            if exporting() or learns or transformed(): return _lean(self.composite, x, *rest)
+        elif transformed(): return self.composite(x, *rest)
         elif tensors: rest[2:] = [_number(k) for k in rest[2:]]
         if not (torch.is_grad_enabled() and (learns or x.requires_grad)): return self.forward(x, *rest)
         if self.slope is None and len(rest) == 2 and _default(*rest): return _straight(x, self.value if self.single else partial(self.forward, step=1., offset=0.))
@@ -259,7 +289,7 @@ class estimator:
 
     def backward(self, g, x, *rest, needs):
         "Gradients for `x`, `step`, `offset` and the knobs where `needs` says so, in pieces."
-        if torch.is_grad_enabled() or _transformed():
+        if torch.is_grad_enabled() or transformed():
             with torch.enable_grad(): y = self.composite(x, *rest)
             given = [t for t,n in zip((x, *rest), needs) if n]
             grads = iter(torch.autograd.grad(y, given, g, create_graph=torch.is_grad_enabled(), allow_unused=True))
@@ -269,7 +299,7 @@ class estimator:
 
     def run(self, f, ts, rest, needs=()):
         "`f(needs, *ts, *rest)` in the wide dtype, fused on a GPU, in pieces on a CPU."
-        x,kind,f,fused = ts[0],f.__name__,partial(f, needs),None
+        x,kind,f,fused = ts[0],'_vjp' if needs else '_value',partial(f, needs),None
         rest = [_widen(t, _wide(x.dtype)) for t in rest]
         if x.is_cuda or _fusible(x):
             key = kind,needs,x.device.type,x.dtype,not _default(*rest[:2])
@@ -313,7 +343,7 @@ class staircase:
             n,e = _centre(v)
             if torch.compiler.is_compiling():                                        # generated code may make rise(0) a -1e-9
                 return torch.where(e == 0, v, n - (rise(e, *knobs) if odd else rise(e.abs(), *knobs)*e.sign()))
-            return n - rise(e, *knobs) if odd else torch.addcmul(n, rise(e.abs(), *knobs), e.sign(), value=-1)
+            return n - rise(e, *knobs) if odd else _addcmul(n, rise(e.abs(), *knobs), e.sign(), value=-1)
         def hard(v, *knobs): return _spread(torch.round(v), *knobs)
         def incline(v, *knobs):
             e = torch.round(v) - v
@@ -349,7 +379,7 @@ def straight_through(
     if hard.shape != soft.shape or hard.dtype != soft.dtype:
         raise ValueError(f'straight_through: hard is {hard.dtype} of shape {tuple(hard.shape)}, '
             f'soft is {soft.dtype} of shape {tuple(soft.shape)}; make them alike')
-    if not _transformed(): return _through(hard, soft)
+    if not transformed(): return _through(hard, soft)
     gap = soft.detach() - soft
     same = torch.isinf(soft) & (soft == hard)          # inf - inf has no value: let `soft` itself through
     return torch.where(same, soft, hard.detach() - torch.where(torch.isfinite(soft), gap, 0.))

@@ -9,10 +9,15 @@ __all__ = ['uniform_noise', 'dither_round', 'noisy_soft_round', 'expected_noise_
 import torch
 from torch import Tensor
 from .core import check_input, check_knob, estimator
+from .pieces import _FLOATS
 from .random import _grid, noise_like
 from .soft import soft_round, soft_round_conditional_mean
 
 # %% ../nbs/31_dither.ipynb #fd066fb7
+def _noisy(x, step, generator, seed, fn):
+    noise = noise_like(x, generator=generator, seed=seed, fn=fn)
+    return x.to(noise.dtype) + noise*step
+
 def uniform_noise(
     x:Tensor,              # Values; any shape, floating dtype
     *,
@@ -24,9 +29,8 @@ def uniform_noise(
     "Uniform noise one step wide, in place of rounding (arXiv:1611.01704). Integer `x` or generator with seed raises."
     check_input(x, 'uniform_noise')
     step,dtype = check_knob(step, x, 'uniform_noise', 'step', open=True),dtype or x.dtype
-    if not dtype.is_floating_point: raise TypeError(f'uniform_noise: dtype must be floating, got {dtype}')
-    noise = noise_like(x, generator=generator, seed=seed, fn='uniform_noise')
-    return (x.to(noise.dtype) + noise*step).to(dtype)
+    if dtype not in _FLOATS: raise TypeError(f'uniform_noise: dtype must be float16, bfloat16, float32 or float64, got {dtype}')
+    return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
 
 # %% ../nbs/31_dither.ipynb #2735f309
 _dither = estimator('dither_round', lambda v, e: torch.round(v+e) - e, hard=False, e=dict(), pure=True)
@@ -76,7 +80,9 @@ def expected_noise_grad(
     step:float|Tensor=1.,  # Width of the noise > 0, broadcasts with `x`
 )->Tensor:                 # f(x + noise); what `f` returns
     "`f` of a noisy `x` with the gradient of its mean (arXiv:2006.09952). Integer `x` or bad noise raises."
-    y = f(uniform_noise(x.detach() if isinstance(x, Tensor) else x, generator=generator, seed=seed, step=step))
+    check_input(x, 'expected_noise_grad')
+    step = check_knob(step, x, 'expected_noise_grad', 'step', open=True)
+    y = f(_noisy(x.detach(), step, generator, seed, 'expected_noise_grad').to(x.dtype))
     slope = (f(x+step/2)-f(x-step/2))/step
     zero = torch.where(torch.isfinite(x), x-x.detach(), 0.)
     return y + zero*torch.nan_to_num(slope+slope.detach(), 0., 0., 0.)/2

@@ -6,9 +6,11 @@
 __all__ = ['ewgs_round']
 
 # %% ../nbs/12_ewgs.ipynb #02074f66
+import math
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
+from .compat import exporting, forward_mode, transformed
 from .core import check_input, check_knob, estimator
 from .pieces import _number, _pieces, _widen, _wide
 
@@ -32,7 +34,7 @@ class _Pull(Function):
             v = (x-offset)/step
             return g + delta*g.abs()*torch.nan_to_num(v-torch.round(v)),None,None,None
         knobs = [_widen(next(tensors) if k is None else k, _wide(x.dtype)) for k in ctx.numbers]
-        return _pieces(pulled, ("pull",), (x, g), knobs)
+        return _pieces(pulled, ('pull',), (x, g), knobs)
 
 _round = estimator('ewgs_round', torch.round, pure=True)
 
@@ -52,9 +54,11 @@ def ewgs_round(
     "`torch.round` with element-wise scaled gradient (arXiv:2104.00903). Integer `x`, `delta` not in [0, 2] raises."
     check_input(x, 'ewgs_round')
     delta = check_knob(delta, x, 'ewgs_round', 'delta', hi=2.)
+    step = check_knob(step, x, 'ewgs_round', 'step', open=True)
+    offset = check_knob(offset, x, 'ewgs_round', 'offset', -math.inf, open=True)
     if isinstance(delta, Tensor) and delta.ndim: x = x.expand(torch.broadcast_shapes(x.shape, delta.shape))
-    if torch.compiler.is_exporting(): return _round(x, step=step, offset=offset)
-    if forward_ad._current_level >= 0 or torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if exporting(): return _round(x, step=step, offset=offset)
+    if forward_mode() or torch.compiler.is_compiling() and transformed():
         raise RuntimeError('ewgs_round: a gradient that depends on the incoming one has no forward mode and is lost where '
             'torch.compile meets torch.func; use torch.autograd.grad there, or round_ste')
     return _round(_Pull.apply(x, *(_constant(k, x) for k in (delta, step, offset))), step=step, offset=offset)

@@ -9,7 +9,7 @@ __all__ = ['fourier_round', 'poisson_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, staircase, _cached, _minus_sine
+from .core import check_count, staircase, _addcmul, _cached, _minus_sine
 from .pieces import _for_cpu
 
 # %% ../nbs/23_fourier.ipynb #f8f40146
@@ -35,7 +35,7 @@ def _beforehand(numbers, q):
     t = torch.tensor(numbers, dtype=torch.float64, device=q.device)
     return torch.cat([t[:1], t.diff()]).cumsum(0).to(q.dtype).unbind()
 
-def _less(e, d, c): return torch.addcmul(e, d, c, value=-4) if isinstance(c, Tensor) else e - 4*c*d
+def _less(e, d, c): return _addcmul(e, d, c, value=-4) if isinstance(c, Tensor) else e - 4*c*d
 
 @_cached
 def _series(terms, fejer):

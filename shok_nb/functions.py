@@ -7,8 +7,9 @@ __all__ = ['PassRound', 'ScaleGrad', 'SoftRound']
 
 # %% ../nbs/54_functions.ipynb #afd704c6
 from torch import Tensor
+from .core import check_input
 from .ratio import ratio_round
-from .scale_grad import normalize_grad
+from .gradient import normalize_grad
 from .ste import round_ste
 
 # %% ../nbs/54_functions.ipynb #2f3506da
@@ -19,7 +20,7 @@ class PassRound:
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
         "`round_ste(x)`. Integer `x` raises TypeError."
-        return round_ste(x)
+        return round_ste(check_input(x, 'PassRound'))
 
 class ScaleGrad:
     "Identity with a gradient of largest magnitude 1, as shok spells it; `normalize_grad` says more."
@@ -28,7 +29,7 @@ class ScaleGrad:
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # `x` in a new tensor
         "`normalize_grad(x)`. Integer `x` raises TypeError."
-        return normalize_grad(x)
+        return normalize_grad(check_input(x, 'ScaleGrad'))
 
 class SoftRound:
     "Rounding with slope x/round(x), as shok spells it; nothing about it is soft, and `ratio_round` says more."
@@ -37,4 +38,4 @@ class SoftRound:
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
         "`ratio_round(x)`. Integer `x` raises TypeError."
-        return ratio_round(x)
+        return ratio_round(check_input(x, 'SoftRound'))

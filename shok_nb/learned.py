@@ -11,16 +11,20 @@ import math
 import torch
 from torch import Tensor
 from .core import check_count, check_input, check_knob
+from .gradient import _check_dim
 from .ste import floor_ste, round_ste
 
 # %% ../nbs/53_learned.ipynb #85547b64
 def _steps(w, step, offset, fn):
-    "`w` in steps from `offset`, in float32 at least."
+    "`w` in steps from `offset`, in float32 at least, and both of these, checked."
     check_input(w, fn, 'w')
-    step,offset = check_knob(step, w, fn, 'step', open=True),check_knob(offset, w, fn, 'offset', -math.inf, open=True)
-    return (w.to(torch.promote_types(w.dtype, torch.float32))-offset)/step
+    step = check_knob(step, w, fn, 'step', open=True)
+    offset = check_knob(offset, w, fn, 'offset', -math.inf, open=True)
+    return (w.to(torch.promote_types(w.dtype, torch.float32))-offset)/step,step,offset
 
 # %% ../nbs/53_learned.ipynb #5cb2e46e
+def _rectified(v, zeta=1.1, gamma=-.1): return (torch.sigmoid(v)*(zeta-gamma)+gamma).clamp(0, 1)
+
 def rectified_sigmoid(
     v:Tensor,         # Any real numbers; floating dtype
     *,
@@ -29,8 +33,9 @@ def rectified_sigmoid(
 )->Tensor:            # Between 0 and 1, both ends included; shape and dtype of `v`
     "Stretched and clipped sigmoid (arXiv:1712.01312; 2004.10568, eq. 23). Integer `v` or ends inside [0, 1] raises."
     check_input(v, 'rectified_sigmoid', 'v')
-    check_knob(zeta, v, 'rectified_sigmoid', 'zeta', 1., open=True), check_knob(gamma, v, 'rectified_sigmoid', 'gamma', -math.inf, 0., open=True)
-    return (torch.sigmoid(v)*(zeta-gamma)+gamma).clamp(0, 1)
+    zeta = check_knob(zeta, v, 'rectified_sigmoid', 'zeta', 1., open=True)
+    gamma = check_knob(gamma, v, 'rectified_sigmoid', 'gamma', -math.inf, 0., open=True)
+    return _rectified(v, zeta, gamma)
 
 def adaround_init(
     w:Tensor,                # Weights; floating dtype
@@ -39,7 +44,7 @@ def adaround_init(
     offset:float|Tensor=0.,  # A point of the grid
 )->Tensor:                   # What `adaround` takes to give `w` back; at least float32
     "The first `v` of `adaround` (arXiv:2004.10568): its rectified sigmoid is the fraction of `w`. Integer `w` raises."
-    u = _steps(w, step, offset, 'adaround_init').detach()
+    with torch.no_grad(): u,_,_ = _steps(w, step, offset, 'adaround_init')
     return torch.logit((u-u.floor()+.1)/1.2)
 
 def adaround(
@@ -51,7 +56,8 @@ def adaround(
     hard:bool=False,         # Deploy: up where the rectified sigmoid is at least ½, else down?
 )->Tensor:                   # The grid point below plus a share of the step; dtype of `w`
     "Floor plus a learned share of a step (arXiv:2004.10568, eq. 22). Integer `w`, `step` <= 0 raises."
-    u,h = _steps(w, step, offset, 'adaround'),rectified_sigmoid(v)
+    u,step,offset = _steps(w, step, offset, 'adaround')
+    h = _rectified(check_knob(check_input(v, 'adaround', 'v'), w, 'adaround', 'v'))
     n = floor_ste(u) + ((h >= .5).to(u.dtype) if hard else h)
     return (n*step+offset).to(w.dtype)
 
@@ -61,8 +67,8 @@ def adaround_penalty(
     beta:float|Tensor=2., # Exponent >= 1: large pulls near the ends alone
 )->Tensor:                # 0-d: the sum of 1-|2h-1|**beta, 0 when every choice is made
     "AdaRound's push to 0 or 1 (arXiv:2004.10568, eq. 24). Integer `v` or `beta` < 1 raises."
-    beta = check_knob(beta, v, 'adaround_penalty', 'beta', 1.) if isinstance(v, Tensor) else beta
-    return (1-(2*rectified_sigmoid(v)-1).abs()**beta).sum()
+    beta = check_knob(beta, check_input(v, 'adaround_penalty', 'v'), 'adaround_penalty', 'beta', 1.)
+    return (1-(2*_rectified(v)-1).abs()**beta).sum()
 
 def adaround_beta(
     count:int,          # Step of the training, from 0
@@ -73,7 +79,10 @@ def adaround_beta(
     warmup:float=.2,    # Share of the steps before it falls; the published code leaves out the penalty there
 )->float:               # The exponent of `adaround_penalty`
     "Cosine from 20 to 2 (arXiv:2004.10568; the cosine is its authors' code). A `warmup` outside [0, 1) raises."
-    if not 0 <= warmup < 1: raise ValueError(f'adaround_beta: warmup must be in [0, 1), got {warmup}')
+    start,end = (check_knob(k, None, 'adaround_beta', arg, -math.inf, open=True) for k,arg in ((start, 'start'), (end, 'end')))
+    count = check_knob(count, None, 'adaround_beta', 'count', -math.inf, open=True)
+    steps = check_knob(steps, None, 'adaround_beta', 'steps', open=True)
+    if check_knob(warmup, None, 'adaround_beta', 'warmup', 0., 1.) == 1: raise ValueError(f'adaround_beta: warmup must be in [0, 1), got {warmup}')
     t = min(max((count/steps-warmup)/(1-warmup), 0.), 1.)
     return end + (start-end)*(1+math.cos(math.pi*t))/2
 
@@ -87,7 +96,8 @@ def flexround(
 )->Tensor:                   # A grid point; dtype of `w`
     "Rounding after a learned division (arXiv:2306.00317, eq. 2). Integer `w`, `divisor` or `step` <= 0 raises."
     divisor = check_knob(divisor, check_input(w, 'flexround', 'w'), 'flexround', 'divisor', open=True)
-    u = (w.to(torch.promote_types(w.dtype, torch.float32))-offset)/divisor
+    step = check_knob(step, w, 'flexround', 'step', open=True)
+    u,_,offset = _steps(w, divisor, offset, 'flexround')
     return (round_ste(u, step=step)+offset).to(w.dtype)
 
 # %% ../nbs/53_learned.ipynb #4335215e
@@ -99,8 +109,8 @@ def signround(
     offset:float|Tensor=0.,  # A point of the grid
 )->Tensor:                   # A grid point; dtype of `w`
     "Rounding after a learned offset (arXiv:2309.05516, eq. 3). Integer `w` or `step` <= 0 raises."
-    u = _steps(w, step, offset, 'signround')
-    return (round_ste(u + check_knob(v, w, 'signround', 'v', -math.inf))*step+offset).to(w.dtype)
+    u,step,offset = _steps(w, step, offset, 'signround')
+    return (round_ste(u + check_knob(v, w, 'signround', 'v', -math.inf, open=True))*step+offset).to(w.dtype)
 
 def signround_range(
     w:Tensor,               # Weights; floating dtype
@@ -112,7 +122,9 @@ def signround_range(
 )->tuple[Tensor,Tensor]:     # A scale and a zero point for `fake_quantize` with codes 0 to 2**bits-1
     "Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Integer `w` or a bad `bits` raises."
     check_count(bits, 'signround_range', 'bits', 1, 24)
-    low,high = check_input(w, 'signround_range', 'w').detach().aminmax(dim=dim, keepdim=dim is not None)
+    dim,alpha,beta = _check_dim('signround_range', dim, check_input(w, 'signround_range', 'w')),*(
+        check_knob(k, w, 'signround_range', arg, open=True) for k,arg in ((alpha, 'alpha'), (beta, 'beta')))
+    low,high = w.detach().aminmax(dim=dim, keepdim=dim is not None)
     low,high = low.clamp(max=0)*beta,high.clamp(min=0)*alpha
     scale = ((high-low)/(2**bits-1)).clamp(min=torch.finfo(w.dtype).tiny)
     return scale,-low/scale

@@ -5,15 +5,14 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/00_pieces.ipynb #1636329e
+# %% ../nbs/00_pieces.ipynb #001673e5
 import warnings
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-import torch.utils._triton
+from .compat import batched, compile_error, dispatch_modes, empty, exporting, has_triton, transformed
 from .replay import run
 
-# %% ../nbs/00_pieces.ipynb #381a52ad
+# %% ../nbs/00_pieces.ipynb #5d80c722
 _PIECE = 1<<16                                                              # elements of a piece, for each thread
 _FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 _PLAIN = Tensor,torch.nn.Parameter
@@ -26,21 +25,22 @@ def _number(k):
     "A constant 0-d CPU tensor as a float (reading it stalls nothing), anything else as it is."
     return k.item() if type(k) is Tensor and k.ndim == 0 and k.is_cpu and not k.requires_grad else k
 
-def _transformed():
-    "Is a torch transform active that an `autograd.Function` would not survive?"
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0 or torch.jit.is_tracing()
+def _narrow(y, dtype):
+    "`y` in that dtype; a cast that changes nothing, compiled at the end of a Function, loses the gradient in torch 2.11."
+    return y if y.dtype == dtype else y.to(dtype)
 
 def _for_cpu(x):
     "Is this code that will be generated for a CPU, and no transform's or export's?"
-    return torch.compiler.is_compiling() and x.is_cpu and not (torch.compiler.is_exporting() or _transformed())
+    # torch 2.6 does not compile `is_cpu` in a backward
+    return torch.compiler.is_compiling() and x.device.type == 'cpu' and not (exporting() or transformed())
 
 def _ordinary(*ts):
     "Are these plain strided tensors that nothing watches?"
-    if torch.compiler.is_compiling() or _transformed() or torch._C._len_torch_dispatch_stack(): return False
-    learning = torch.is_grad_enabled()
+    if torch.compiler.is_compiling() or transformed() or dispatch_modes(): return False
+    records = torch.is_grad_enabled()
     for t in ts:
-        if type(t) not in _PLAIN or t.layout != torch.strided or t.requires_grad and learning: return False
-        if t.is_neg() or t._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(t): return False
+        if type(t) not in _PLAIN or t.layout != torch.strided or t.requires_grad and records: return False
+        if batched(t) or empty(t) or t.is_neg(): return False
     return True
 
 # %% ../nbs/00_pieces.ipynb #ddc859aa
@@ -58,7 +58,7 @@ def _name(k):
     if type(k) is float: return k or k.hex()
     return None if isinstance(k, Tensor) else (type(k), k)
 
-# %% ../nbs/00_pieces.ipynb #8c18e71b
+# %% ../nbs/00_pieces.ipynb #c9c2e481
 def _cut(f, key, size, to, ts, knobs):
     "`_into` by pieces of about `size` elements."
     if to.numel() <= size: return _into(f, to, ts, knobs, key)
@@ -77,7 +77,7 @@ def _cut(f, key, size, to, ts, knobs):
 
 def _whole(f, ts, knobs):
     y,*sums = f(*[t.to(_wide(t.dtype)) for t in ts], *knobs)
-    return y.to(ts[0].dtype),*sums
+    return _narrow(y, ts[0].dtype),*sums
 
 def _pieces(f, key, ts, knobs, fused=None):
     "`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each knob a sum or None."
@@ -97,7 +97,7 @@ def _pieces(f, key, ts, knobs, fused=None):
 # %% ../nbs/00_pieces.ipynb #70f91e90
 def _fusible(x):
     "Is `x` where kernels are worth compiling, and is this a moment to do it?"
-    return x.is_cuda and not torch.compiler.is_compiling() and torch.utils._triton.has_triton() and not torch.cuda.is_current_stream_capturing()
+    return x.is_cuda and not torch.compiler.is_compiling() and has_triton() and not torch.cuda.is_current_stream_capturing()
 
 def _fuse(f, name, grid, backend='inductor'):
     "`_into` of `f` as one kernel for any size; `grid` says that step and offset are not 1 and 0."
@@ -109,7 +109,7 @@ def _fuse(f, name, grid, backend='inductor'):
         if kernel is not None:
             tensors = [k if isinstance(k, Tensor) else torch.tensor(k, dtype=_wide(to.dtype), device='cpu') for k in knobs[0 if grid else 2:]]
             try: return kernel(to, ts, tensors)
-            except torch._dynamo.exc.TorchDynamoException as e:
+            except compile_error() as e:
                 kernel = None
                 warnings.warn(f'{name} runs unfused: {e}')
         return _into(f, to, ts, knobs)

@@ -10,7 +10,8 @@ import math
 import torch
 from torch import Tensor
 from .core import check_count, check_input, check_knob, estimator, straight_through, _lean, _pass
-from .scale_grad import scale_grad
+from .gradient import scale_grad
+from .random import _WHOLE
 from .signs import clipped_sign
 from .ste import round_ste, sign_ste
 from .surrogates import _clip, _clipped, _within
@@ -18,7 +19,7 @@ from .surrogates import _clip, _clipped, _within
 # %% ../nbs/52_quantize.ipynb #0118bb80
 def _zero(z, x, qmin, qmax):
     "The zero point as a code: rounded, kept in range, gradient 1."
-    if isinstance(z, Tensor) and not z.is_floating_point() and not z.is_complex(): z = z.to(x.dtype)
+    if isinstance(z, Tensor) and z.dtype in _WHOLE: z = z.to(x.dtype)
     z = check_knob(z, x, 'fake_quantize', 'zero_point', qmin, qmax)
     if not isinstance(z, Tensor): return round(z)
     z = z.to(torch.promote_types(x.dtype, torch.float32))

@@ -10,7 +10,7 @@ import math
 from functools import partial
 import torch
 from torch import Tensor
-from .core import check_input, check_knob
+from .core import check_count, check_input, check_knob, maths, pick
 from .pieces import _PIECE, _for_cpu, _into, _ordinary, _wide
 
 # %% ../nbs/02_random.ipynb #7ddbd525
@@ -116,12 +116,13 @@ def uniform_like(
     *,
     generator:torch.Generator|None=None, # Where torch draws the numbers; None is its global generator
     seed:Tensor|None=None, # int64, no dimensions: where the numbers are looked up instead
-    draw:int=0,     # Which of many independent numbers of one seed
+    draw:int=0,     # Which of 2**32 independent numbers of one seed
     fn:str='uniform_like' # Name of the function the user called, for messages
 )->Tensor:          # Numbers in [0, 1), float64 with 53 random bits if `x` is, else float32 with 24
     "Uniform noise by position, the same on every path (Salmon et al. 2011). Generator and seed together raise."
     check_input(x, fn)
     check_random(x, generator, seed, fn)
+    if type(draw) is not int or not 0 <= draw <= _WORD: draw = check_count(draw, fn, 'draw', 0, _WORD)
     dtype = _wide(x.dtype)
     if seed is None:
         if generator is not None: return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
@@ -131,12 +132,21 @@ def uniform_like(
     return _look_up(x, seed, draw, dtype)
 
 # %% ../nbs/02_random.ipynb #978d486e
+_WHOLE = torch.uint8,torch.int8,torch.int16,torch.int32,torch.int64,torch.uint16,torch.uint32
+
 def fold_in(
     seed:Tensor,  # int64, no dimensions
-    n:int|Tensor  # Any int64: the number of a layer, a step, a worker, a sample
+    n:int|Tensor  # Any int64, or a Tensor of integers: the number of a layer, a step, a worker, a sample
 )->Tensor:        # A new seed; int64, no dimensions
     "A seed made of a seed and a number, unrelated to both (Salmon et al. 2011). Not an int64 seed raises."
+    if seed is None: raise TypeError('fold_in: seed must be an int64 torch.Tensor, got NoneType')
     check_random(torch.empty(0, device=seed.device if isinstance(seed, Tensor) else None), None, seed, 'fold_in')
+    if isinstance(n, Tensor):
+        if n.layout != torch.strided or n.is_nested or n.is_quantized or n.dtype not in _WHOLE:
+            raise TypeError(f'fold_in: n must be an int or a dense Tensor of integers, got {n.dtype}, layout {n.layout}; use n.long()')
+        if not n.is_cpu and not seed.is_cpu and n.device != seed.device: raise ValueError(f'fold_in: n is on {n.device} and seed on {seed.device}; use n.to(seed.device)')
+        n = n.long()
+    elif type(n) is not int or not -2**63 <= n < 2**63: n = check_count(n, 'fold_in', 'n', -2**63, 2**63-1)
     a,b,_,_ = philox((n & _WORD, _right(n, 32) & _WORD, 0, 2), (seed & _WORD, _right(seed, 32) & _WORD))
     return (a & (2**31-1))*2**32 + b
 
@@ -144,9 +154,20 @@ def fold_in(
 def _uniform(u, more, shape): return u-.5
 def _triangular(u, more, shape): return u-more()
 def _gaussian(u, more, shape): return torch.sqrt(torch.log1p(-u)/-6)*torch.cos(2*torch.pi*more())
-def _kumaraswamy(u, more, shape):
+_PEAKED = 60                                           # from here on b > 2**59, and expm1 is its argument
+
+def _broad(u, shape):
+    shape = shape.clamp(max=_PEAKED) if isinstance(shape, Tensor) else shape
     b = (2**shape*(shape-1)+1)/shape
     return (-torch.expm1(torch.log1p(-u)/b))**(1/shape)-.5
+
+def _peaked(u, shape):
+    "The same by logarithms: no power overflows, and nothing is left of the noise when `shape` is infinite."
+    shape = shape.clamp(min=_PEAKED) if isinstance(shape, Tensor) else shape
+    rest = torch.log(-torch.log1p(-u).clamp(max=-1e-30))/shape - maths(shape).log1p((2**-shape-1)/shape)/shape
+    return torch.expm1(rest)/2
+
+def _kumaraswamy(u, more, shape): return pick(shape > _PEAKED, _peaked, _broad, u, shape)
 
 _KINDS = dict(uniform=_uniform, triangular=_triangular, gaussian=_gaussian, kumaraswamy=_kumaraswamy)
 

@@ -25,11 +25,9 @@ def _cosine(t, a, b): return _mix((1-math.cos(math.pi*t))/2, a, b)
 def _geometric(t, a, b): return a**(1-t) * b**t
 def _sigmoid(steepness, t, a, b): return _mix((1 + math.tanh(steepness*(t-.5)/2)/math.tanh(steepness/4))/2, a, b)
 
-_NUMBER = torch.empty(0)
-
 def _schedule(fn, shape, init_value, end_value, transition_steps, transition_begin, lo=-math.inf):
-    a,b = (check_knob(v, _NUMBER, fn, k, lo, open=True) for k,v in (('init_value', init_value), ('end_value', end_value)))
-    check_knob(transition_steps, _NUMBER, fn, 'transition_steps', 0, open=True)
+    a,b = (check_knob(v, None, fn, k, lo, open=True) for k,v in (('init_value', init_value), ('end_value', end_value)))
+    check_knob(transition_steps, None, fn, 'transition_steps', 0, open=True)
     return partial(_at, shape=shape, init_value=a, end_value=b, transition_steps=transition_steps, transition_begin=transition_begin)
 
 # %% ../nbs/50_schedules.ipynb #8e259a2c
@@ -72,7 +70,7 @@ def sigmoid_schedule(
     steepness:float=10.     # > 0: near 0 is the line, large is a jump half way
 )->Callable[[int], float]:  # The value at a step; picklable
     "A logistic between two values, stretched to meet both. `steepness` <= 0 raises."
-    k = check_knob(steepness, _NUMBER, 'sigmoid_schedule', 'steepness', open=True)
+    k = check_knob(steepness, None, 'sigmoid_schedule', 'steepness', open=True)
     return _schedule('sigmoid_schedule', partial(_sigmoid, k), init_value, end_value, transition_steps, transition_begin)
 
 # %% ../nbs/50_schedules.ipynb #fcb177e8

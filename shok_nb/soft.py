@@ -9,7 +9,7 @@ __all__ = ['soft_round', 'soft_round_inverse', 'soft_round_conditional_mean', 'l
 import math
 import torch
 from torch import Tensor
-from .core import maths, pick, staircase
+from .core import check_input, maths, pick, staircase, _addcmul
 
 # %% ../nbs/20_soft.ipynb #30819bc8
 def _small(q):
@@ -56,7 +56,7 @@ def _series(q, a):
 def _slope(q, a):
     b = _clamp(a, 1e-12, 1e30)
     s = torch.sigmoid((q-.5)*(2*b))
-    return torch.addcmul(s, s, s, value=-1)*_unless_inf(a, 2*b/maths(a).tanh(b/2))
+    return _addcmul(s, s, s, value=-1)*_unless_inf(a, 2*b/maths(a).tanh(b/2))
 
 def _unless_inf(a, k):
     "`k`, 0 where `a` is infinite."
@@ -123,7 +123,7 @@ def soft_round_inverse(
     offset:float|Tensor=0., # A point of the grid
 )->Tensor:                  # `x` such that `soft_round(x, alpha)` is `y`; dtype of `y`
     "Inverse of `soft_round` (arXiv:2006.09952, 4.1). Integer `y` or `alpha` < 0 raises."
-    return _undo(y, alpha, step=step, offset=offset)
+    return _undo(check_input(y, 'soft_round_inverse', 'y'), alpha, step=step, offset=offset)
 
 def soft_round_conditional_mean(
     z:Tensor,               # `soft_round(x, alpha)` plus uniform noise in [-½, ½] steps; any shape, floating dtype
@@ -133,7 +133,7 @@ def soft_round_conditional_mean(
     offset:float|Tensor=0., # A point of the grid
 )->Tensor:                  # The mean of all `x` that may have made `z`; dtype of `z`
     "Decoder for noisy soft rounding (arXiv:2006.09952, 4.2). Integer `z` or `alpha` < 0 raises."
-    return _mean(z, alpha, step=step, offset=offset)
+    return _mean(check_input(z, 'soft_round_conditional_mean', 'z'), alpha, step=step, offset=offset)
 
 # %% ../nbs/20_soft.ipynb #c5147a10
 _logistic = staircase('logistic_round', lambda q, b: _rise(q, b/2), lambda q, b: _slope(q, b/2), beta=dict(lo=0.), pure=True)

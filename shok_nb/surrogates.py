@@ -138,5 +138,6 @@ def trust_round(
 )->Tensor:                  # The nearest grid point in the range; dtype of `x`, shape broadcast with the knobs
     "`torch.round` and clamp, slope 1 where the error is small (arXiv:2502.05003). Integer `x`, `trust` < 0 raises."
     check_input(x, 'trust_round')
+    trust = check_knob(trust, x, 'trust_round', 'trust')
     if isinstance(trust, Tensor): trust = trust.detach()
     return _trust(x, trust, *_range(x, 'trust_round', lower, upper), step=step, offset=offset)

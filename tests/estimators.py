@@ -1,4 +1,5 @@
 "Every estimator the tests know, made from the catalog: a new row brings its own tests."
+import functools
 from functools import partial
 import pytest, torch
 from shok_nb import round_ste
@@ -7,15 +8,62 @@ from shok_nb.catalog import catalog, row
 FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 HALVES = torch.float16,torch.bfloat16
 
-def variants(keep=lambda r: True):
-    "Each row as it is, each smooth one with `hard=True` too, and the tie rules: `(row, f)`."
+def variants(keep=lambda r: True, only=lambda r, f: True):
+    "Each row that `keep` keeps, each smooth one with `hard=True` too, and the tie rules: `(row, f)` where `only(row, f)`."
     out = []
     for r in catalog:
         if r.random or not keep(r): continue
         out.append(pytest.param(r, r.f, id=r.name))
         if r.smooth: out.append(pytest.param(r, partial(r.f, hard=True), id=f'{r.name}-hard'))
     if keep(r := row(round_ste)): out += [pytest.param(r, partial(round_ste, ties=t), id=f'round_ste-{t}') for t in r.choices[0].options[1:]]
+    return [p for p in out if only(*p.values)]
+
+# --- groups, for tests that compile: eight in a graph cost little more than one
+class Group(list):
+    "A list of what a test takes one or many of, with their names in `ids`."
+    def __init__(self, params):
+        super().__init__(p.values if len(p.values) > 1 else p.values[0] for p in params)
+        self.ids = [p.id for p in params]
+
+KINDS = ('round_ste', 'ewgs_round', 'soft_round', 'soft_round-hard', 'fourier_round', 'sigmoid_sum_round', 'clipped_round',
+    'decimal_ste')
+
+def batches(params=None, n=8, quick=None):
+    """`params`, by default all variants, in groups of `n`; the first is of many kinds: a straight line, a second function,
+    closed forms, series, sums, ends and decimals. Groups after the first `quick` are for `make test-all`."""
+    params = sorted(params or variants(), key=lambda p: p.id not in KINDS)
+    out = []
+    for i in range(0, len(params), n):
+        group = Group(params[i:i+n])
+        late = quick is not None and i >= n*quick
+        out.append(pytest.param(group, id=f'{group.ids[0]}-and-{len(group)-1}-more', marks=[pytest.mark.slow]*late))
     return out
+
+def grouped(params=None, n=8, quick=None):
+    "Parametrize a test by `group`. One that fails is run again, item by item, so that the failure names its item."
+    def wrap(test):
+        @functools.wraps(test)
+        def run(group, **kw):
+            try: return test(group=group, **kw)
+            except Exception:
+                for item,name in zip(group, group.ids):
+                    torch._dynamo.reset()
+                    try: test(group=Group([pytest.param(*item, id=name)]), **kw)
+                    except Exception as e: raise AssertionError(f'{name}, by itself: {type(e).__name__}: {e}') from e
+                raise
+        return pytest.mark.parametrize('group', batches(params, n, quick))(run)
+    return wrap
+
+def side_by_side(fs):
+    "A function of a tensor for each of `fs`: outputs that share an input would hand each other 0*nan on the way back."
+    return lambda *xs: tuple(f(x) for f,x in zip(fs, xs))
+
+def leaves(x, n): return [x.detach().clone().requires_grad_() for _ in range(n)]
+
+def slopes(g, x, n):
+    "What backward multiplies by, for each of the `n` functions that stand side by side in `g`."
+    xs = leaves(x, n)
+    return torch.autograd.grad([y.sum() for y in g(*xs)], xs)
 
 def on_grid(r, f): return r.on_grid or getattr(f, 'keywords', {}).get('hard', False)
 

@@ -5,6 +5,7 @@ import math
 from functools import partial
 import pytest, torch
 from estimators import FLOATS, HALVES, generator, near, on_grid, same, slope, variants
+from shok_nb import pieces
 from shok_nb.catalog import catalog
 
 EDGES = [0., -0., .25, -.25, .5, -.5, 1., -1., 1.5, 2.5, -2.5, 7., 1e-6, -1e-6, 1e6, -1e6, 1e-30]
@@ -155,16 +156,19 @@ def test_every_half_precision_number(r, f, dtype):
         assert same(f(x, **kw), f(x.float(), **kw).to(dtype)), kw
         assert same(slope(f, x, **kw), slope(f, x.float(), **kw).to(dtype)), kw
 
+@pytest.mark.parametrize('shape', [(3, 7, 59), pytest.param((3, 70, 1999), marks=pytest.mark.slow)], ids=['small', 'true'])
 @pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16), ids=str)
 @all_variants
-def test_pieces(r, f, dtype):
-    "A tensor large enough to be cut into pieces gives what its rows give, and a gradient of another layout is understood."
-    x = torch.randn(3, 70, 1999, generator=generator()).mul(4).to(dtype)
+def test_pieces(r, f, dtype, shape, monkeypatch):
+    """A tensor large enough to be cut into pieces gives what its rows give, and a gradient of another layout is understood.
+    Pieces of 64 numbers for the small one; of the size they have for the other."""
+    x = torch.randn(shape, generator=generator()).mul(4).to(dtype)
+    if x.numel() < pieces._PIECE: monkeypatch.setattr(pieces, '_PIECE', 64)
     torch.set_num_threads(2)
     try:
         rows = lambda t: torch.stack([f(v) for v in t])
         assert near(f(x), rows(x)) and near(f(x.transpose(0, 1)), rows(x.transpose(0, 1)))
         leaf = x.clone().requires_grad_()
-        g = torch.randn(1999, 70, 3, generator=generator()).to(dtype).permute(2, 1, 0)
+        g = torch.randn(shape[::-1], generator=generator()).to(dtype).permute(2, 1, 0)
         assert near(torch.autograd.grad(f(leaf), leaf, g)[0], torch.autograd.grad(rows(leaf), leaf, g.contiguous())[0])
     finally: torch.set_num_threads(1)

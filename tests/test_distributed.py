@@ -1,6 +1,6 @@
 "Two gloo processes: an estimator on a DTensor, sharded or replicated, gives what it gives on the whole tensor."
 import traceback
-import torch
+import pytest, torch
 from processes import join_group, spawn
 
 def work(rank, world, port, queue):
@@ -25,6 +25,7 @@ def work(rank, world, port, queue):
     finally: dist.destroy_process_group()
     queue.put((rank, failed))
 
+@pytest.mark.slow
 def test_dtensor():
     got = dict(spawn(work, 2))
     assert got == {0: [], 1: []}

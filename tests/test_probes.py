@@ -7,7 +7,7 @@ import copy, io, math, pickle
 from functools import partial
 import pytest, torch, torch._dynamo.testing
 import torch.autograd.forward_ad as forward_ad
-from estimators import generator, near, on_grid, same, slope, variants
+from estimators import generator, grouped, leaves, near, on_grid, same, side_by_side, slope, slopes, variants
 from shok_nb.catalog import catalog
 
 X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
@@ -75,59 +75,63 @@ def check_compiled(r, f, values, slopes, x):
 
 WIDE = torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan, 3e38])])
 
-@all_variants
-def test_compiled(r, f):
+def check_group(group, backend):
+    n = len(group)
+    g = compiled(side_by_side([f for _,f in group]), backend)
+    values = g(*[WIDE.clone() for _ in range(n)])
+    xs = leaves(WIDE, n)
+    ys = g(*xs)
+    found = torch.autograd.grad([y.sum() for y in ys], xs)
+    for (r, f),v,y,s in zip(group, values, ys, found):
+        check_compiled(r, f, v, s, WIDE)
+        check_compiled(r, f, y.detach(), s, WIDE)
+
+@grouped()
+def test_compiled(group):
     "The whole of torch.compile but the code generation, on which see below."
-    g = compiled(f, 'aot_eager')
-    check_compiled(r, f, g(WIDE), slope(g, WIDE), WIDE)
+    check_group(group, 'aot_eager')
+
+@grouped(quick=1)
+def test_inductor(group):
+    "With the code generated, by a compiler of C++, and run."
+    check_group(group, 'inductor')
 
 INNER = {
     'grad':         lambda f: torch.func.grad(summed(f)),
     'vmap of grad': lambda f: torch.vmap(torch.func.grad(f)),
     'jvp':          lambda f: lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]}
 
-@pytest.mark.parametrize('inner', INNER)
-@all_variants
-def test_compiled_transform(r, f, inner):
-    want = slope(f, X)
-    if not r.linear:
-        with refused(r): compiled(INNER[inner](f), 'aot_eager')(X)
-        return
-    assert torch.allclose(compiled(INNER[inner](f), 'aot_eager')(X), want, atol=1e-5*want.abs().max(), rtol=0)
-
-def batches(n=8):
-    "The variants in groups: generating code for eight together costs little more than for one."
-    v = variants()
-    return [pytest.param([p.values for p in v[i:i+n]], id=f'{v[i].id} to {v[min(i+n, len(v))-1].id}') for i in range(0, len(v), n)]
-
-@pytest.mark.parametrize('group', batches())
-def test_inductor(group):
-    "Infinity and nan go forward only: outputs that share a graph would hand each other 0*nan on the way back."
-    g = compiled(lambda x: tuple(f(x) for _,f in group), 'inductor')
-    for (r,f),y in zip(group, g(WIDE)): assert (same if on_grid(r, f) else near)(y, f(WIDE)), r.name
-    leaf = X.clone().requires_grad_()
-    for (r,f),y in zip(group, g(leaf)): check_compiled(r, f, y.detach(), torch.autograd.grad(y.sum(), leaf, retain_graph=True)[0], X)
-
-@pytest.mark.parametrize('inner', (*INNER, 'vmap'))
-@pytest.mark.parametrize('group', batches())
-def test_inductor_transform(group, inner):
-    "The derivative taken inside the compiled function, or a batched function differentiated outside of it."
-    if not (group := [(r, f) for r,f in group if r.linear]): return
-    if inner == 'vmap':
-        leaf = X.clone().requires_grad_()
-        ys = compiled(lambda x: tuple(torch.vmap(f)(x) for _,f in group), 'inductor')(leaf)
-        got = [torch.autograd.grad(y.sum(), leaf, retain_graph=True)[0] for y in ys]
-    else: got = compiled(lambda x: tuple(INNER[inner](f)(x) for _,f in group), 'inductor')(X)
-    for (r,f),g in zip(group, got):
+def check_transform(group, inner, backend):
+    n,fs = len(group),[f for _,f in group]
+    if inner == 'vmap': got = slopes(compiled(side_by_side([torch.vmap(f) for f in fs]), backend), X, n)
+    else: got = compiled(side_by_side([INNER[inner](f) for f in fs]), backend)(*[X.clone() for _ in range(n)])
+    for (r, f),g in zip(group, got):
         want = slope(f, X)
         assert torch.allclose(g, want, atol=1e-5*want.abs().max(), rtol=0), r.name
 
-@all_variants
-def test_dynamic_shapes(r, f):
+@pytest.mark.parametrize('inner', (*INNER, 'vmap'))
+@grouped(variants(lambda r: r.linear))
+def test_compiled_transform(group, inner):
+    "The derivative taken inside the compiled function, or a batched function differentiated outside of it."
+    check_transform(group, inner, 'aot_eager')
+
+@pytest.mark.parametrize('inner', INNER)
+@pytest.mark.parametrize('r, f', variants(lambda r: not r.linear))
+def test_compiled_transform_refused(r, f, inner):
+    with refused(r): compiled(INNER[inner](f), 'aot_eager')(X)
+
+@pytest.mark.parametrize('inner', (*INNER, 'vmap'))
+@grouped(variants(lambda r: r.linear), quick=1)
+def test_inductor_transform(group, inner):
+    check_transform(group, inner, 'inductor')
+
+@grouped()
+def test_dynamic_shapes(group):
     "At most two graphs for any number of sizes."
     counter = torch._dynamo.testing.CompileCounter()
-    g = compiled(f, counter)
-    for n in (5, 6, 7, 13): assert near(g(X[:n]), f(X[:n]))
+    g = compiled(side_by_side([f for _,f in group]), counter)
+    for n in (5, 6, 7, 13):
+        for (r, f),y in zip(group, g(*[X[:n].clone() for _ in group])): assert near(y, f(X[:n])), r.name
     assert counter.frame_count <= 2
 
 @linear
@@ -174,15 +178,17 @@ def test_export(r, f):
     if r.name == 'round_ste' and not getattr(f, 'keywords', {}) or getattr(f, 'keywords', {}).get('hard'):
         assert ops == [torch.ops.aten.round.default]
 
-@all_variants
-def test_onnx(r, f):
+@grouped()
+def test_onnx(group):
     "The dynamo exporter, run by ONNX Runtime."
-    pytest.importorskip('onnxscript'); ort = pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    ort = pytest.importorskip('onnxruntime')
     class M(torch.nn.Module):
-        def forward(self, x): return f(x)
-    program = torch.onnx.export(M(), (X,), dynamo=True, verbose=False)
-    y, = ort.InferenceSession(program.model_proto.SerializeToString()).run(None, {program.model.graph.inputs[0].name: X.numpy()})
-    assert torch.allclose(torch.from_numpy(y), f(X), atol=1e-6)
+        def forward(self, *xs): return side_by_side([f for _,f in group])(*xs)
+    program = torch.onnx.export(M(), tuple(X.clone() for _ in group), dynamo=True, verbose=False)
+    names = [i.name for i in program.model.graph.inputs]
+    ys = ort.InferenceSession(program.model_proto.SerializeToString()).run(None, {n: X.numpy() for n in names})
+    for (r, f),y in zip(group, ys, strict=True): assert torch.allclose(torch.from_numpy(y), f(X), atol=1e-6), r.name
 
 @all_variants
 def test_autocast_keeps_dtype(r, f):
@@ -259,18 +265,29 @@ def test_annealing_recompiles_nothing(r):
             for v in values: assert near(g(X, make(v)), r.f(X, **{k.name: v}))
             assert counter.frame_count <= most
 
-def learn(f, x=torch.tensor([[-1.3, -.2, .31], [.55, 1.7, 2.9]])):
-    "Gradients to the input, a step per row and an offset per column."
-    leaves = [t.clone().requires_grad_() for t in (x, torch.tensor([[.3], [.7]]), torch.tensor([.1, -.2, .4]))]
-    return torch.autograd.grad(f(leaves[0], step=leaves[1], offset=leaves[2]).square().sum(), leaves)
+def learn(fs, wrap=lambda g: g):
+    "Gradients to the input, a step per row and an offset per column, of each of `fs`, all in one `wrap`ped function."
+    grids = [leaves(torch.tensor([[-1.3, -.2, .31], [.55, 1.7, 2.9]]), 1) + leaves(torch.tensor([[.3], [.7]]), 1)
+        + leaves(torch.tensor([.1, -.2, .4]), 1) for _ in fs]
+    def g(grids): return [f(x, step=step, offset=offset) for f,(x, step, offset) in zip(fs, grids)]
+    flat = [t for grid in grids for t in grid]
+    found = torch.autograd.grad(sum(y.square().sum() for y in wrap(g)(grids)), flat)
+    return [found[i:i+3] for i in range(0, len(found), 3)]
 
-@pytest.mark.parametrize('r, f', variants(lambda r: r.grid))
-def test_learned_grid_compiled(r, f):
+def check_learned_grid(group, backend):
+    fs = [f for _,f in group]
+    for (r, f),got,want in zip(group, learn(fs, lambda g: compiled(g, backend)), learn(fs)):
+        for a,b in zip(got, want): assert torch.allclose(a, b, atol=1e-4), r.name
+
+@grouped(variants(lambda r: r.grid))
+def test_learned_grid_compiled(group):
     "A step and an offset that learn, per channel: compiled equals eager."
-    for a,b in zip(learn(compiled(f, 'aot_eager')), learn(f)): assert torch.allclose(a, b, atol=1e-4)
-    assert near(compiled(f, 'aot_eager')(X, step=.5), f(X, step=.5))
+    check_learned_grid(group, 'aot_eager')
+    halves = [partial(f, step=.5) for _,f in group]
+    got = compiled(side_by_side(halves), 'aot_eager')(*[X.clone() for _ in group])
+    for (r, _),f,y in zip(group, halves, got): assert near(y, f(X)), r.name
 
-@pytest.mark.parametrize('r, f', variants(lambda r: r.name in ('round_ste', 'soft_round'))[:3])
-def test_learned_grid_inductor(r, f):
-    "Code generation for a learned grid, for a slope of 1 and for a curve."
-    for a,b in zip(learn(compiled(f, 'inductor')), learn(f)): assert torch.allclose(a, b, atol=1e-4)
+@grouped(variants(lambda r: r.grid), quick=1)
+def test_learned_grid_inductor(group):
+    "The same with the code generated and run."
+    check_learned_grid(group, 'inductor')

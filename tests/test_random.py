@@ -282,7 +282,7 @@ def test_vmap(r):
     assert same(y[0], y[1])
 
 @rows
-@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('backend', [pytest.param(b, marks=[pytest.mark.slow]*(b == 'inductor')) for b in BACKENDS])
 def test_compiled(r, backend):
     "Compiled equals eager: the value, the slope, and both under torch.func."
     x = torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan])])
@@ -526,6 +526,7 @@ def work(rank, world, port, queue):
     finally: dist.destroy_process_group()
     queue.put((rank, failed, [s.item() for s in sums]))
 
+@pytest.mark.slow
 @pytest.mark.parametrize('world', (2, 4))
 def test_ranks_and_shardings(world):
     """On 2 and 4 gloo ranks, in every sharding, the noise is that of one process, and finding it sends nothing. Gradients agree to

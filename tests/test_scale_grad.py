@@ -3,7 +3,7 @@ import math
 import pytest, torch
 from estimators import FLOATS, generator, same, slope
 from shok_nb.random import uniform_like
-from shok_nb.scale_grad import normalize_grad, quantize_grad, scale_grad
+from shok_nb.gradient import normalize_grad, quantize_grad, scale_grad
 from processes import join_group, spawn
 
 SEED = torch.tensor(7)                                                   # outside, as a literal inside compiled code keeps Inductor busy for ever
@@ -57,6 +57,7 @@ def together(rank, world, port, queue):
     finally: dist.destroy_process_group()
     queue.put((rank, out))
 
+@pytest.mark.slow
 def test_two_processes():
     (_,a),(_,b) = spawn(together, 2)
     assert 'error' not in a and 'error' not in b, (a.get('error'), b.get('error'))
@@ -94,7 +95,7 @@ def test_nested(f):
     assert torch.equal(g, torch.full_like(g, g[0])) and g[0] in (.5, 1.)
 
 @EACH
-@pytest.mark.parametrize('backend', ['eager', 'aot_eager', 'inductor'])
+@pytest.mark.parametrize('backend', ['eager', 'aot_eager', pytest.param('inductor', marks=pytest.mark.slow)])
 def test_compiled(f, scale, backend):
     leaf,g = torch.randn(7, generator=generator()).requires_grad_(),torch.randn(7, generator=generator(1))
     compiled = torch.compile(f, backend=backend, fullgraph=True)

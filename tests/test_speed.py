@@ -1,15 +1,15 @@
-"""What makes it fast, as far as no clock is needed: pieces that are played from a tape, one fused kernel for each job, few
-graphs, few Python calls, nothing kept that can be computed again. The bounds are counts; `bench` has the times."""
-import gc, math, sys, threading, time, warnings
+"""What makes it fast, as far as no clock is needed: pieces, one fused kernel for each job, few graphs, few Python calls, nothing kept that can be computed again. The bounds are counts; `bench` has the times."""
+import gc, math, sys, time, warnings
 from functools import partial
 import pytest, torch
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 from estimators import FLOATS, generator, near, same, slope, variants
-from shok_nb import core, dorefa, fake_quantize, fourier_round, pact, pieces, quantized_bits, round_ste, soft_round, stochastic_round
+from shok_nb import core, dorefa, fake_quantize, fourier_round, pact, pieces, quantized_bits, replay, round_ste, soft_round, stochastic_round
 from shok_nb.catalog import catalog
 from shok_nb.core import estimator
 from shok_nb.random import uniform_like
+from shok_nb.replay import no_replay
 
 all_variants = pytest.mark.parametrize('r, f', variants())
 FUSE = pieces._fuse
@@ -24,39 +24,27 @@ def both(f, x, g):
 
 # --- pieces
 @pytest.fixture
-def tapes(monkeypatch):
-    "Pieces of 64 elements, nothing recorded yet, and a list of what became of each recording."
-    made,plain = [],pieces._player
-    def player(*args):
-        made.append(plain(*args))
-        return made[-1]
+def small(monkeypatch):
+    "Pieces of 64 elements, one thread."
     monkeypatch.setattr(pieces, '_PIECE', 64)
-    monkeypatch.setattr(pieces, '_player', player)
-    monkeypatch.setattr(pieces, '_mine', pieces._Mine())
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
-    return made
 
 def whole(f, *args):
-    "The same without pieces or recordings."
-    with pytest.MonkeyPatch.context() as m:
+    "The same in one piece, operation by operation."
+    with pytest.MonkeyPatch.context() as m, no_replay():
         m.setattr(pieces, '_PIECE', 1<<40)
-        m.setattr(pieces, '_OFTEN', math.inf)
-        m.setattr(pieces, '_mine', pieces._Mine())
         return f(*args)
 
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 @all_variants
-def test_tape(r, f, dtype, tapes):
-    "Played for other pieces a recording gives what the operations themselves give, bit for bit; every recording can be played."
+def test_pieces(r, f, dtype, small):
+    "Cut into sixteen pieces a tensor gives what it gives whole, bit for bit."
     x,g = sample(1000, dtype),torch.randn(1000, generator=generator()).to(dtype)
-    for a,b in zip(both(f, x, g), whole(both, f, x, g)): assert same(a, b)
-    if r.grid:
-        for a,b in zip(both(partial(f, step=.3, offset=.1), x, g), whole(both, partial(f, step=.3, offset=.1), x, g)): assert same(a, b)
-        assert tapes
-    assert all(tapes)
+    for kw in [{}] + [dict(step=.3, offset=.1)]*r.grid:
+        for a,b in zip(both(partial(f, **kw), x, g), whole(both, partial(f, **kw), x, g)): assert same(a, b)
 
 @pytest.mark.parametrize('r', [r for r in catalog if r.knobs and r.knobs[0].learns and not r.random and not isinstance(r.knobs[0].default, int)], ids=lambda r: r.name)
-def test_tape_with_knobs(r, tapes):
+def test_pieces_with_knobs(r, small):
     "A knob for each row or column is cut with the tensor, and its gradient is the sum over all pieces: 1e-4, float32 sums in another order."
     x,g = torch.randn(40, 24, generator=generator())*2,torch.randn(40, 24, generator=generator(1))
     k = r.knobs[0]
@@ -67,106 +55,13 @@ def test_tape_with_knobs(r, tapes):
             return torch.autograd.grad(r.f(leaf, **{k.name: v}), (leaf, v), g)
         (a, da),(b, db) = grads(),whole(grads)
         assert near(a, b) and torch.allclose(da, db, rtol=1e-4, atol=1e-4*g.abs().sum().item()/40)
-    assert tapes
-
-def stacked(v): return torch.stack([v, -v]).amax(0)
-def changed(v): return v.clone().mul_(2)
-def viewed(v): return (v*2).view(-1, 1).add(1).view(-1)
-def chosen(v): return torch.where((v > 0) & (v < 1), v*3, (v > 0).to(v.dtype))
-def counted(v): return ((v > 0).int() + (v > 1).int()).to(v.dtype)
-def either(v): return ((v > 1) | (v < -1))*v
-def flipped(v): return (~(v > 1)).to(v.dtype)
-def inside(v): return ((v.abs() <= 2) & torch.isfinite(v)).to(v.dtype)
-def squared(v): return v*v - (v*v).detach()*.5 + torch.full_like(v, 2.)
-def shrunk(v): return torch.tanh(v).sub_(1).mul_(2)
-def overwritten(v):
-    w = v*2
-    return w + w.clone().add_(w.sub_(1))
-def through(v):
-    with torch.enable_grad():
-        w = v.detach().requires_grad_()
-        return torch.autograd.grad((torch.tanh(w)*torch.sigmoid(w)).exp().sum(), w)[0]
-def itself(v): return v
-def constant(v): return torch.zeros_like(v)
-
-@pytest.mark.parametrize('f', (stacked, changed, viewed, chosen, counted, either, flipped, inside, squared, shrunk, overwritten, through, itself, constant), ids=lambda f: f.__name__)
-def test_tape_of_anything(f, tapes):
-    "Whatever a page computes: played where that is possible, and right in any case. Autograd's saved tensors are new objects in old places."
-    op,x = estimator(f.__name__, f, f, lambda v: v*1.),sample(1000)
-    g = torch.randn(1000, generator=generator())
-    for a,b in zip(both(op, x, g), whole(both, op, x, g)): assert same(a, b)
-    assert tapes
-
-@all_variants
-def test_played_from_call_to_call(r, f, tapes, monkeypatch):
-    "Small tensors, one call after another: each new input and gradient is looked at, also after calls with one tensor for both, in inference mode, or on the grid of the other zero."
-    monkeypatch.setattr(pieces, '_PIECE', 1<<16)
-    grids = [{}] + ([dict(step=.5, offset=o) for o in (0., -0., .1)] if r.grid else [])
-    xs = [sample(n, d) for n in (64, 11) for d in (torch.float32, torch.bfloat16)]
-    for i in range(12):
-        for x in xs:
-            y,g = (x if i == 0 else x.roll(i)*(1+i%2)),torch.randn(x.shape, generator=generator(i)).to(x.dtype)
-            if i < 2: g = y
-            for kw in grids:
-                h = partial(f, **kw)
-                if i == 3:
-                    with torch.inference_mode(): h(y)
-                if i in (2, 9, 11):
-                    for a,b in zip(both(h, y, g), whole(both, h, y, g)): assert same(a, b)
-                else: both(h, y, g)
-    assert all(tapes)
-
-@pytest.mark.parametrize('r', [r for r in catalog if r.knobs and r.knobs[0].learns and not r.random and not isinstance(r.knobs[0].default, int)], ids=lambda r: r.name)
-def test_played_with_another_knob(r, tapes, monkeypatch):
-    "A learning knob is read at each call; bit for bit, sums too, since a small tensor is one piece."
-    monkeypatch.setattr(pieces, '_PIECE', 1<<16)
-    k,x = r.knobs[0],torch.randn(4, 24, generator=generator())*2
-    for i in range(12):
-        def grads():
-            v = torch.full((24,), k.default*(1-i/100), requires_grad=True)
-            leaf = x.roll(i).requires_grad_()
-            return torch.autograd.grad(r.f(leaf, **{k.name: v}), (leaf, v), x)
-        for a,b in zip(grads(), whole(grads)): assert same(a, b)
-    assert all(tapes)
-
-@all_variants
-def test_default_device_elsewhere(r, f):
-    "Numbers and scratch are made where the tensor is, not where new tensors go by default; ten calls, so recordings too."
-    x,g = sample(100),torch.randn(100, generator=generator())
-    f = partial(f, seed=torch.tensor(3)) if r.random else f
-    for kw in [{}] + [dict(step=.5)]*r.grid:
-        h = partial(f, **kw)
-        want = both(h, x, g)
-        with torch.device('meta'): got = [both(h, x, g) for _ in range(10)][-1]
-        for a,b in zip(got, want): assert same(a, b)
-
-def test_threads_share_no_scratch():
-    "Four threads at once, 200 calls each, get what one gets; with a scratch tensor in common none of them would."
-    xs = [torch.randn(5000, generator=generator(i))*3 for i in range(4)]
-    want,got = [soft_round(x) for x in xs],{}
-    def work(i): got[i] = all(same(soft_round(xs[i]), want[i]) for _ in range(200))
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for t in threads: t.start()
-    for t in threads: t.join()
-    assert [got[i] for i in range(4)] == [True]*4
-
-def test_recordings_are_bounded(monkeypatch):
-    "A knob that never comes twice leaves no recording, and no more are kept than a thread may."
-    monkeypatch.setattr(pieces, '_mine', pieces._Mine())
-    monkeypatch.setattr(pieces, '_MANY', 5)
-    x = torch.randn(100)
-    for i in range(100): soft_round(x, 1+i/100)
-    assert not pieces._mine.players and len(pieces._mine.uses) <= 8*5+1
-    for n in range(20):
-        for _ in range(pieces._OFTEN+1): assert same(soft_round(x[:n+1]), whole(soft_round, x[:n+1]))
-    assert len(pieces._mine.players) == 5
 
 @all_variants
 def test_no_full_size_temporaries(r, f, monkeypatch):
     "Beyond the result, forward and backward hold a few pieces; but for the pull of `ewgs_round`, which is a second function."
     sys.path.insert(0, 'bench')
     from bench import Cpu
-    monkeypatch.setattr(pieces, '_PIECE', 1<<9)
+    monkeypatch.setattr(pieces, "_PIECE", 1<<9)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
     x,g = torch.randn(1<<17, generator=generator()),torch.ones(1<<17)
     both(f, x, g)
@@ -279,16 +174,16 @@ def test_calls_of_python():
     "Nothing on the way looks for what is not there: a call enters a handful of Python functions more than the least Function there is."
     x,leaf = torch.randn(1024),torch.randn(1024, requires_grad=True)
     assert calls(lambda: round_ste(x)) <= 12 and calls(lambda: round_ste(leaf)) <= calls(lambda: Least.apply(leaf)) + 9
-    for _ in range(pieces._OFTEN): soft_round(leaf)
+    for _ in range(replay._PAYS): soft_round(leaf)
     assert calls(lambda: soft_round(leaf)) <= 48
 
 @all_variants
 def test_small_tensors_allocate_their_result(r, f):
-    "From the ninth call on, and 64 bytes for what a number takes; but for a second function of `ewgs_round`."
+    "Once there is a program, and 64 bytes for what a number takes; but for a second function of `ewgs_round`."
     sys.path.insert(0, 'bench')
     from bench import Cpu
     x,g = torch.randn(1<<14, generator=generator()),torch.ones(1<<14)
-    for _ in range(10): both(f, x, g)
+    for _ in range(replay._PAYS): both(f, x, g)
     extra = r.name == 'ewgs_round'
     assert Cpu().peak(lambda: f(x)) <= x.nbytes + 64
     assert Cpu().peak(lambda: both(f, x, g)) <= (2+extra)*x.nbytes + 64

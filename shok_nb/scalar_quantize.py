@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from .core import check_count, check_input, check_knob
-from .random import uniform_like
+from .random import _WHOLE, uniform_like
 from .ste import round_ste
 
 # %% ../nbs/55_fsq.ipynb #6fb89369
@@ -87,8 +87,8 @@ def fsq_codes(
     dtype=torch.float32,  # Dtype of the result
 )->Tensor:                # The codes, channels last, bit for bit those of `fsq`; nan where there is no such index
     "The code of each number, inverse of `fsq_index` (arXiv:2309.15505). Float `index` or wrong `levels` raises."
-    if not isinstance(index, Tensor) or index.is_floating_point() or index.is_complex() or index.dtype == torch.bool:
-        raise TypeError(f'fsq_codes: index must be an integer Tensor, got {getattr(index, "dtype", type(index).__name__)}')
+    if not isinstance(index, Tensor) or index.dtype not in _WHOLE or index.layout != torch.strided or index.is_nested:
+        raise TypeError(f'fsq_codes: index must be a dense integer Tensor, got {getattr(index, "dtype", type(index).__name__)}')
     levels,i = _checked(levels, 'fsq_codes', dtype),index.long()[..., None]
     like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32), device=index.device)
     low,_,unit = _ladder(levels, symmetric, like)

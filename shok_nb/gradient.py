@@ -6,13 +6,14 @@
 __all__ = ['scale_grad', 'normalize_grad', 'quantize_grad']
 
 # %% ../nbs/40_scale_grad.ipynb #95e24558
-import math
+import math, numbers
 from functools import partial
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from .core import check_count, check_input, check_knob, straight_through, _pass
-from .pieces import _transformed, _wide
+from .compat import exporting, transformed
+from .core import check_count, check_input, check_knob, straight_through, _pass, _shown
+from .pieces import _wide
 from .random import check_random, uniform_like, _toss
 
 # %% ../nbs/40_scale_grad.ipynb #95118db8
@@ -42,7 +43,7 @@ def scale_grad(
         factor = factor.detach()
         if torch.broadcast_shapes(factor.shape, x.shape) != x.shape:
             raise ValueError(f'scale_grad: factor of shape {tuple(factor.shape)} is larger than x of shape {tuple(x.shape)}')
-    if not _transformed(): return _view(x) if torch.compiler.is_exporting() else _Scale.apply(x, factor)
+    if not transformed(): return _view(x) if exporting() else _Scale.apply(x, factor)
     wide = x.to(_wide(x.dtype))
     return straight_through(wide, (wide*factor).to(wide.dtype)).to(x.dtype)
 
@@ -80,15 +81,22 @@ class _RegradeTransformed(_Regrade):
 
 def _regrade(fn, x, f, *rest):
     "The identity with a backward that is not linear."
-    still = not (_transformed() or torch.is_grad_enabled() and x.requires_grad)      # Dynamo cannot run `_Regrade` then
-    if still or torch.compiler.is_exporting() or torch.jit.is_tracing(): return _view(x)
-    if not _transformed(): return _Regrade.apply(x, f, *rest)
+    still = not (transformed() or torch.is_grad_enabled() and x.requires_grad)      # Dynamo cannot run `_Regrade` then
+    if still or exporting() or torch.jit.is_tracing(): return _view(x)
+    if not transformed(): return _Regrade.apply(x, f, *rest)
     if torch.compiler.is_compiling(): raise RuntimeError(f'{fn}: cannot be compiled inside a torch.func transform; transform the compiled function, or do not compile')
     return _RegradeTransformed.apply(x, f, *rest)
 
 def _check_dim(fn, dim, x):
-    for d in () if dim is None else (dim,) if isinstance(dim, int) else dim:
-        if not -max(x.ndim, 1) <= d < max(x.ndim, 1): raise IndexError(f'{fn}: dim {d} is out of range for x of shape {tuple(x.shape)}')
+    "The axes as ints, a tuple of them or None."
+    axes,most = list(dim) if isinstance(dim, (tuple, list)) else [] if dim is None else [dim],max(x.ndim, 1)
+    for i,d in enumerate(axes):
+        if isinstance(d, bool) or not isinstance(d, numbers.Integral):
+            raise TypeError(f'{fn}: dim must be an int or a tuple of them, got {type(d).__name__}')
+        if not -most <= d < most: raise IndexError(f'{fn}: dim {_shown(d)} is out of range for x of shape {tuple(x.shape)}')
+        axes[i] = int(d) % most
+    if len(set(axes)) < len(axes): raise ValueError(f'{fn}: dim names an axis twice, got {dim}')
+    return tuple(axes) if isinstance(dim, (tuple, list)) else axes[0] if axes else None
 
 # %% ../nbs/40_scale_grad.ipynb #aba0d27f
 def normalize_grad(
@@ -101,8 +109,8 @@ def normalize_grad(
     "A view with its gradient divided by the largest magnitude in it (shok `ScaleGrad`). Integer `x` raises."
     check_input(x, 'normalize_grad')
     eps = check_knob(eps, x, 'normalize_grad', 'eps')
-    _check_dim('normalize_grad', dim, x)
-    if group is not None and _transformed(): raise RuntimeError('normalize_grad: group cannot be used inside a torch.func transform; normalize outside of it')
+    dim = _check_dim('normalize_grad', dim, x)
+    if group is not None and transformed(): raise RuntimeError('normalize_grad: group cannot be used inside a torch.func transform; normalize outside of it')
     return _regrade('normalize_grad', x, lambda g: (g/_over(_largest(g, dim, eps, group))).to(g.dtype))
 
 # %% ../nbs/40_scale_grad.ipynb #ef173bf8
@@ -126,9 +134,9 @@ def quantize_grad(
     "A view with its gradient rounded by chance to few bits (arXiv:1606.06160, 2.5). Integer `x` or bad bits raises."
     check_input(x, 'quantize_grad')
     bits = check_count(bits, 'quantize_grad', 'bits', 1, 24)
-    _check_dim('quantize_grad', dim, x)
+    dim = _check_dim('quantize_grad', dim, x)
     check_random(x, generator, seed, 'quantize_grad')
     if dim is None: dim = tuple(range(x.ndim > 1, x.ndim))
-    early = torch.compiler.is_compiling() and not torch.compiler.is_exporting()       # a compiled backward may not check arguments
+    early = torch.compiler.is_compiling() and not exporting()       # a compiled backward may not check arguments
     u = uniform_like(x, seed=seed, fn='quantize_grad') if early else None
     return _regrade('quantize_grad', x, partial(_few_bits, half=(2**bits-1)/2, dim=dim, generator=generator), seed, u)

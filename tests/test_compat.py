@@ -1,0 +1,175 @@
+"""What torch has not promised is named on one page, and where it is missing nothing but speed is lost.
+
+The package is imported once more beside the usual one, while a name of torch is away; then torch gets it back, for it needs
+it too. Bounds: 1e-5 of the largest slope, as in `test_probes.py`, since plain operations round differently from a Function."""
+import importlib, math, re, sys
+from pathlib import Path
+import pytest, torch
+from estimators import near, slope, variants
+import shok_nb
+from shok_nb.catalog import catalog
+
+ROOT = Path(__file__).parent.parent
+X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
+AWAY = ['_C._are_functorch_transforms_active', 'autograd.forward_ad._current_level', '_C._len_torch_dispatch_stack',
+    '_C._functorch.is_legacy_batchedtensor', '_C._len_torch_function_stack', 'Tensor._make_wrapper_subclass',
+    'autograd.Function.apply', 'compiler.is_exporting']
+
+def parent(name):
+    "What holds that name of torch, and its last part."
+    thing,*path,last = torch,*name.split('.')
+    for part in path: thing = getattr(thing, part)
+    return thing,last
+
+@pytest.fixture
+def without(monkeypatch):
+    "`without(name)`: the package as it is where torch has no such name."
+    ours = {k: m for k,m in sys.modules.items() if k.partition('.')[0] == 'shok_nb'}
+    def load(name):
+        for k in ours: del sys.modules[k]
+        with monkeypatch.context() as m:
+            if name == 'autograd.Function.apply':              # in C, as from torch 2.15 on; it cannot go altogether
+                m.setattr(torch.autograd.Function, 'apply', vars(torch._C._FunctionBase)['apply'])
+            elif name.startswith('Tensor.'): m.setattr(*parent(name), None)          # its parent, in C, keeps it
+            else: m.delattr(*parent(name), raising=False)
+            return importlib.import_module('shok_nb'),importlib.import_module('shok_nb.compat')
+    yield load
+    for k in [k for k in sys.modules if k.partition('.')[0] == 'shok_nb']: del sys.modules[k]
+    sys.modules.update(ours)
+
+def lost(compat, name):
+    "What the package knows of that name: nothing."
+    return {'_C._are_functorch_transforms_active': compat.transformed,
+        'autograd.forward_ad._current_level': compat.transformed,
+        '_C._len_torch_dispatch_stack': lambda: compat.dispatch_modes is compat.unknown,
+        '_C._functorch.is_legacy_batchedtensor': lambda: compat.batched is compat.unknown,
+        '_C._len_torch_function_stack': lambda: compat.function_modes is compat.unknown,
+        'Tensor._make_wrapper_subclass': lambda: not compat.can_stand_in,
+        'autograd.Function.apply': lambda: True,
+        'compiler.is_exporting': lambda: not compat.exporting()}[name]()
+
+WAYS = {
+    'eager': slope,
+    'grad': lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    'vmap of grad': lambda f, x: torch.vmap(torch.func.grad(f))(x),
+    'jvp': lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    'jit.trace': lambda f, x: slope(torch.jit.trace(lambda x: f(x), (x,)), x),
+    'batched grads': lambda f, x: torch.autograd.grad(f(leaf := x.clone().requires_grad_()), leaf, torch.eye(len(x)), is_grads_batched=True)[0].diagonal()}
+
+@pytest.mark.parametrize('name', AWAY)
+def test_only_speed_is_lost(name, without):
+    "Every row, with and without a grid: values to 8 ulp, slopes in eager mode and under transforms."
+    rows = [(r.name, r.f, slope(r.f, X), r.linear, r.grid) for r in catalog if not r.random]
+    R,compat = without(name)
+    assert lost(compat, name)
+    assert R.round_ste is not shok_nb.round_ste
+    for fn,usual,want,linear,grid in rows:
+        f = getattr(R, fn)
+        assert near(f(X), usual(X)), fn
+        if grid: assert near(f(X, step=.3, offset=.1), usual(X, step=.3, offset=.1)), fn
+        assert near(torch.vmap(f)(X), usual(X)), fn
+        for way,derive in WAYS.items():
+            if way == 'jvp' and not linear:
+                with pytest.raises(Exception): derive(f, X)
+                continue
+            got = derive(f, X)
+            assert torch.allclose(got, want, atol=1e-5*want.abs().max(), rtol=0), (fn, way)
+
+@pytest.mark.parametrize('name', AWAY)
+def test_only_speed_is_lost_in_large_tensors(name, without):
+    "Larger than a piece, with knobs and a step that learn, in half precision."
+    def learn(f):
+        x = torch.linspace(-4, 4, 3*70_000).view(3, -1).to(torch.bfloat16).requires_grad_()
+        alpha,step = torch.tensor(4.).requires_grad_(),torch.tensor([[.5], [1.], [2.]]).requires_grad_()
+        y = f(x, alpha, step=step)
+        return y.detach(),*torch.autograd.grad(y.float().sum(), (x, alpha, step))
+    want = learn(shok_nb.soft_round)
+    for got,w in zip(learn(without(name)[0].soft_round), want):
+        assert got.dtype == w.dtype and torch.allclose(got.double(), w.double(), rtol=2*torch.finfo(w.dtype).eps, atol=1e-2*w.abs().max())
+
+COMPILED = [n for n in AWAY if 'transforms' in n or '_level' in n or 'apply' in n or 'exporting' in n]       # what compiled code asks
+
+@pytest.mark.parametrize('name', COMPILED)
+@pytest.mark.parametrize('fn', ['round_ste', 'soft_round', 'straight_through', 'scale_grad', 'ewgs_round', 'normalize_grad'])
+def test_only_speed_is_lost_in_compiled_code(fn, name, without):
+    "Compiled as it is, and with a gradient inside. What torch gives no answer about is refused, not guessed."
+    R,_ = without(name)
+    unsure = '_transforms' in name or '_level' in name
+    args = dict(straight_through=lambda x: (x.detach().round(), x), scale_grad=lambda x: (x, 3.)).get(fn, lambda x: (x,))
+    def f(x): return getattr(R, fn)(*args(x))
+    g,want = torch.compile(f, fullgraph=True, backend='aot_eager'),slope(lambda x: getattr(shok_nb, fn)(*args(x)), X)
+    if unsure and fn in ('ewgs_round', 'normalize_grad'):
+        with pytest.raises(Exception, match='compile'): slope(g, X)
+        return
+    assert torch.allclose(slope(g, X), want, atol=1e-5*want.abs().max(), rtol=0)
+    if fn in ('ewgs_round', 'normalize_grad'): return
+    torch._dynamo.reset()
+    inner = torch.compile(torch.func.grad(lambda x: f(x).sum()), fullgraph=True, backend='aot_eager')
+    assert torch.allclose(inner(X), want, atol=1e-5*want.abs().max(), rtol=0)
+
+@pytest.mark.parametrize('name', AWAY)
+def test_only_speed_is_lost_for_gradients(name, without):
+    "Factors, maxima and random bits, eager and under transforms."
+    R,_ = without(name)
+    seed,g = torch.tensor(3),torch.linspace(-1, 2, len(X))
+    for usual,f in [(getattr(p, n) for p in (shok_nb, R)) for n in ('scale_grad', 'normalize_grad', 'quantize_grad')]:
+        kw = dict(scale_grad=dict(factor=3.), quantize_grad=dict(seed=seed)).get(f.__name__, {})
+        def back(f): return torch.autograd.grad(f(leaf := X.clone().requires_grad_(), **kw), leaf, g)[0]
+        assert torch.equal(back(f), back(usual)), f.__name__
+        assert torch.allclose(torch.func.vjp(lambda x: f(x, **kw), X)[1](g)[0], back(usual)), f.__name__
+    hard,soft = X.round(),X.clone().requires_grad_()
+    y = R.straight_through(hard, soft)
+    assert torch.equal(y, hard) and torch.equal(torch.autograd.grad(y.sum(), soft)[0], torch.ones_like(X))
+
+@pytest.mark.parametrize('strict', [False, True], ids=['', 'strict'])
+def test_export_without_the_question(without, strict):
+    R,_ = without('compiler.is_exporting')
+    class Net(torch.nn.Module):
+        def forward(self, x): return R.round_ste(x) + R.soft_round(x, 3.)
+    m = torch.export.export(Net(), (X,), strict=strict).module()
+    assert near(m(X), Net()(X))
+
+def test_triton_without_the_question(monkeypatch):
+    from shok_nb import compat
+    import torch.utils._triton
+    assert isinstance(compat.has_triton(), bool)
+    monkeypatch.delattr(torch.utils._triton, 'has_triton')
+    assert not compat.has_triton()
+
+def test_failed_compilation_without_the_name(monkeypatch):
+    from shok_nb import compat
+    def broken(gm, inputs): raise ValueError('no code for this')
+    for known in (True, False):
+        if not known: monkeypatch.delattr(torch._dynamo.exc, 'TorchDynamoException')
+        torch._dynamo.reset()
+        with pytest.raises(compat.compile_error()): torch.compile(lambda x: x+1, backend=broken)(X)
+    assert compat.compile_error() is RuntimeError
+
+def test_stand_in():
+    "The class that replay needs: shape, strides and dtype of another tensor, no data, and functions of torch pass by."
+    from shok_nb import compat
+    assert compat.can_stand_in and compat.no_torch_function is torch._C._disabled_torch_function_impl
+    seen = []
+    class Blank(torch.Tensor):
+        __torch_function__ = compat.no_torch_function
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            seen.append(func.name())
+            return args[0]
+    like = torch.ones(3, 4, dtype=torch.bfloat16).T
+    t = compat.stand_in(Blank, like)
+    assert (type(t), t.shape, t.stride(), t.dtype) == (Blank, like.shape, like.stride(), like.dtype)
+    assert type(t+1) is Blank and seen == ['aten::add.Tensor']
+
+def test_private_names_are_on_one_page():
+    "No underscore of torch's in any other module; and what the page names is what is taken away above."
+    private = re.compile(r'\btorch(?:\.\w+)*\._[a-z]|\btorch(?:\.\w+)*\._C\b|_current_level|_make_wrapper_subclass|super\(Function')
+    for f in sorted((ROOT/'shok_nb').glob('*.py')):
+        if f.name in ('compat.py', '_modidx.py'): continue
+        for i,line in enumerate(f.read_text('utf-8').splitlines(), 1):
+            if 'TorchDispatchMode' in line: continue                                # of the recorder
+            found = private.search(line.replace('torch.__version__', ''))
+            assert not found, f'{f.name}:{i}: {found[0]} belongs on the page compat'
+    page = (ROOT/'shok_nb'/'compat.py').read_text('utf-8')
+    named = set(re.findall(r"_private\('([\w.]+)'\)", page))
+    assert named - set(AWAY) == {'_dynamo.exc.TorchDynamoException'}
