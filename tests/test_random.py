@@ -215,13 +215,12 @@ def test_claims(r):
     g = slope(f, (torch.arange(200_000, dtype=torch.float64)+.5)/200_000)
     assert bool((g.mean()-1).abs() <= 4.5*g.std()/200_000**.5 + 1e-9) == r.mass_one
 
-@rows
+@pytest.mark.parametrize('r', [r for r in catalog if r.random and r.slope == '1'], ids=lambda r: r.name)
 def test_gradient_and_step(r):
     "Slope 1 where the row says so; a step that learns gets (y-x)/step from the noise that forward drew."
     x = torch.randn(300, generator=generator())*3
-    if r.slope == '1':
-        for kw in (dict(seed=SEED), dict(generator=generator()), {}): assert torch.equal(slope(r.f, x, **kw), torch.ones_like(x))
-    if r.slope == '1' and r.grid:
+    for kw in (dict(seed=SEED), dict(generator=generator()), {}): assert torch.equal(slope(r.f, x, **kw), torch.ones_like(x))
+    if r.grid:
         leaf,step = x.double().requires_grad_(),torch.tensor(.5, dtype=torch.float64, requires_grad=True)
         for kw in (dict(seed=SEED), dict(generator=generator())):
             y = r.f(leaf, step=step, **kw)
@@ -368,14 +367,14 @@ def test_meta_and_fake(r):
         r.f(x, seed=torch.tensor(1)).sum().backward()
         assert x.grad.shape == (3, 4)
 
-@rows
+@pytest.mark.parametrize('r', [r for r in catalog if r.random and r.slope == '1'], ids=lambda r: r.name)
 def test_saved_for_backward(r):
     "Nothing for a slope of 1."
     seen,leaf = [],torch.randn(1000, generator=generator()).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t): seeded(r)(leaf)
-    if r.slope == '1': assert not [t for t in seen if t.numel() > 1]
+    assert not [t for t in seen if t.numel() > 1]
 
-@rows
+@pytest.mark.parametrize('r', [r for r in catalog if r.random and r.knobs], ids=lambda r: r.name)
 def test_knobs(r):
     "A tensor knob, on whichever path, is the number; a column of them is a row for each; and a knob may learn."
     for k in r.knobs:
