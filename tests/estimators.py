@@ -93,4 +93,6 @@ def near(a, b, ulps=8):
     a,b = a.double().nan_to_num(7.),b.double().nan_to_num(7.)
     return bool(((a == b) | ((a-b).abs() <= ulps*eps*b.abs().clamp(min=1))).all())
 
+INDUCTOR = pytest.param('inductor', marks=pytest.mark.slow)               # it takes a compiler of C++ seconds for each graph
+
 def generator(seed=0): return torch.Generator().manual_seed(seed)

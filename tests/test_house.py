@@ -1,5 +1,5 @@
 """The house is in order: notebooks, package, README, metadata and site say the same thing, and nothing of this machine."""
-import ast, filecmp, json, os, re, shutil, subprocess, sys, zipfile
+import ast, filecmp, functools, json, os, re, shutil, subprocess, sys, zipfile
 from configparser import ConfigParser
 from email.parser import Parser
 from html.parser import HTMLParser
@@ -146,8 +146,9 @@ def test_constraints():
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
-    "`wheel(git_url)`: name, METADATA and file names of a wheel built from settings with that URL."
-    def build(git_url=''):
+    "`wheel(git_url)`: name, METADATA and file names of a wheel built from settings with that URL, each built once."
+    @functools.cache
+    def build(git_url):
         tmp = copy(tmp_path_factory.mktemp('wheel'), 'shok_nb')
         ini = (tmp/'settings.ini').read_text('utf-8')
         (tmp/'settings.ini').write_text(re.sub(r'(?m)^git_url =.*$', f'git_url = {git_url}', ini), 'utf-8')
@@ -160,7 +161,7 @@ def wheel(tmp_path_factory):
 
 def test_wheel(wheel):
     "One small wheel for every platform: the modules, py.typed, the licence, nothing else; it needs torch alone."
-    cfg,(path,meta,files) = settings(),wheel()
+    cfg,(path,meta,files) = settings(),wheel('')
     assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl" and path.stat().st_size < 100_000
     modules = {f'shok_nb/{p.name}' for p in (ROOT/'shok_nb').glob('*.py')} | {'shok_nb/py.typed'}
     assert {f for f in files if '.dist-info/' not in f} == modules and any(f.endswith('licenses/LICENSE') for f in files)
