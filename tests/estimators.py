@@ -18,11 +18,19 @@ def variants(keep=lambda r: True, only=lambda r, f: True):
     if keep(r := row(round_ste)): out += [pytest.param(r, partial(round_ste, ties=t), id=f'round_ste-{t}') for t in r.choices[0].options[1:]]
     return [p for p in out if only(*p.values)]
 
+def with_knobs(keep):
+    "`(row, f, knob)` for each variant and each knob where `keep(row, f, knob)`."
+    out = []
+    for p in variants():
+        for k in p.values[0].knobs:
+            if keep(*p.values, k): out.append(pytest.param(*p.values, k, id=f'{p.id}-{k.name}'))
+    return out
+
 # --- groups, for tests that compile: eight in a graph cost little more than one
 class Group(list):
-    "A list of what a test takes one or many of, with their names in `ids`."
+    "A list of the values of parameters, with their names in `ids`."
     def __init__(self, params):
-        super().__init__(p.values if len(p.values) > 1 else p.values[0] for p in params)
+        super().__init__(p.values for p in params)
         self.ids = [p.id for p in params]
 
 KINDS = ('round_ste', 'ewgs_round', 'soft_round', 'soft_round-hard', 'fourier_round', 'sigmoid_sum_round', 'clipped_round',
@@ -31,7 +39,7 @@ KINDS = ('round_ste', 'ewgs_round', 'soft_round', 'soft_round-hard', 'fourier_ro
 def batches(params=None, n=8, quick=None):
     """`params`, by default all variants, in groups of `n`; the first is of many kinds: a straight line, a second function,
     closed forms, series, sums, ends and decimals. Groups after the first `quick` are for `make test-all`."""
-    params = sorted(params or variants(), key=lambda p: p.id not in KINDS)
+    params = sorted(params or variants(), key=lambda p: p.id.removesuffix('-plain') not in KINDS)
     out = []
     for i in range(0, len(params), n):
         group = Group(params[i:i+n])
@@ -84,5 +92,7 @@ def near(a, b, ulps=8):
     eps = torch.finfo(a.dtype).eps
     a,b = a.double().nan_to_num(7.),b.double().nan_to_num(7.)
     return bool(((a == b) | ((a-b).abs() <= ulps*eps*b.abs().clamp(min=1))).all())
+
+INDUCTOR = pytest.param('inductor', marks=pytest.mark.slow)               # it takes a compiler of C++ seconds for each graph
 
 def generator(seed=0): return torch.Generator().manual_seed(seed)

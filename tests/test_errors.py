@@ -25,10 +25,12 @@ KNOBS = [(True, TypeError, 'must be a number or a torch.Tensor, got bool'), ('5'
     (1j, TypeError, 'got complex'), (math.nan, ValueError, 'got nan'), (torch.ones(2, dtype=torch.int64), TypeError, r'got torch\.int64'),
     (torch.ones(2), ValueError, r'of shape \(2,\) does not broadcast with x of shape \(2, 3\)'), (torch.ones(3, device='meta'), ValueError, 'is on meta and x on cpu; use')]
 
+def numbers(r): return [k.name for k in r.knobs if not isinstance(k.default, int)] + ['step', 'offset']*r.grid
+
 @pytest.mark.parametrize('bad, error, message', KNOBS, ids=lambda b: '' if isinstance(b, str) and len(b) > 5 else str(b)[:12])
-@pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
+@pytest.mark.parametrize('r', [r for r in catalog if numbers(r)], ids=lambda r: r.name)
 def test_knobs_and_grid(r, bad, error, message):
-    for arg in [k.name for k in r.knobs if not isinstance(k.default, int)] + ['step', 'offset']*r.grid:
+    for arg in numbers(r):
         with pytest.raises(error, match=f'^{r.name}: {arg} .*{message}'): r.f(X, **{arg: bad})
 
 @pytest.mark.parametrize('bad', (True, '5', None, 2.5, math.nan, torch.tensor(3)), ids=str)

@@ -1,5 +1,5 @@
 """The house is in order: notebooks, package, README, metadata and site say the same thing, and nothing of this machine."""
-import ast, filecmp, json, os, re, shutil, subprocess, sys, zipfile
+import ast, filecmp, functools, json, os, re, shutil, subprocess, sys, zipfile
 from configparser import ConfigParser
 from email.parser import Parser
 from html.parser import HTMLParser
@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from estimators import batches, grouped, variants
+from pages import HTML, SOURCE, cache_of, execute
 
 ROOT = Path(__file__).resolve().parents[1]
 NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
@@ -37,9 +39,18 @@ def tracked():
 def names(reqs): return {canonicalize_name(Requirement(r).name): Requirement(r).specifier for r in reqs}
 
 # --- notebooks
+@pytest.fixture(scope='session')
+def ran(tmp_path_factory): return cache_of(tmp_path_factory.getbasetemp())
+
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
-def test_notebook_runs(nb):
-    "Each in a Python of its own, where `__main__` is the page."
+def test_notebook_runs(nb, ran):
+    "Each in a kernel of its own, hidden cells too: the run that the site shows."
+    execute(nb, ran)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
+def test_notebook_runs_in_nbdev(nb):
+    "By nbdev-test, in a Python of its own, where `__main__` is the page."
     run('-c', 'import sys; from nbdev.test import nbdev_test; nbdev_test(sys.argv[1], n_workers=1)', nb, OMP_NUM_THREADS='1')
 
 def test_notebooks_are_clean(tmp_path):
@@ -55,6 +66,21 @@ def test_stored_outputs(nb):
         for o in c.get('outputs', []):
             assert o['output_type'] != 'error' and o.get('name') != 'stderr', ''.join(c['source'])
             assert not any('widget' in k for k in o.get('data', {})), 'widget state changes on every run: remove it'
+
+CELLS, WORDS = 45, 700
+LONGER = {'01_core': 970, '02_random': 713, '40_scale_grad': 775, '62_widgets': 714}     # words: to shrink, never to grow
+
+@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
+def test_page_is_short(nb):
+    "What CONTRIBUTING says of a page; a page that got short leaves the list of those that are not."
+    cells = json.loads(nb.read_text('utf-8'))['cells']
+    words = sum(len(''.join(c['source']).split()) for c in cells if c['cell_type'] == 'markdown')
+    assert len(cells) <= CELLS and words <= LONGER.get(nb.stem, WORDS), f'{nb.stem}: {len(cells)} cells, {words} words'
+    assert nb.stem not in LONGER or words > WORDS, f'{nb.stem} has {words} words: take it off the list'
+
+def test_page_limits_are_those_of_contributing():
+    text = ' '.join((ROOT/'CONTRIBUTING.md').read_text('utf-8').split())
+    assert f'At most {CELLS} cells, {WORDS} words' in text and LONGER.keys() <= {p.stem for p in NBS}
 
 def test_exported(tmp_path):
     "shok_nb/ is what the notebooks say."
@@ -72,6 +98,26 @@ def test_readme_says_both_commands_first():
     "Before anything else that one has to scroll to."
     top = '\n'.join((ROOT/'README.md').read_text('utf-8').splitlines()[:40])
     assert 'make demo' in top and 'make test' in top
+
+# --- the tests
+def test_make_test_and_make_test_all():
+    "Both are named where somebody looks first; the second is the first and then the slow rest, which CI runs."
+    for name in ('README.md', 'CONTRIBUTING.md'): assert 'make test-all' in (ROOT/name).read_text('utf-8')
+    make = (ROOT/'Makefile').read_text('utf-8')
+    assert re.search(r'(?m)^test-all: test\b', make) and '-m "not slow"' in make and '-m slow' in make
+    assert 'make test-all' in (ROOT/'.ci'/'run').read_text('utf-8')
+
+def test_a_group_that_fails_names_its_row():
+    "Where eight are compiled together."
+    @grouped()
+    def check(group): assert 'ewgs_round' not in group.ids
+    with pytest.raises(AssertionError, match='^ewgs_round, by itself: '): check(group=batches()[0].values[0])
+    check(group=batches()[1].values[0])
+
+def test_each_variant_is_in_one_group():
+    ids = [i for b in batches(n=5, quick=1) for i in b.values[0].ids]
+    assert sorted(ids) == sorted(p.id for p in variants())
+    assert [bool(b.marks) for b in batches(n=20, quick=1)] == [False, True, True]
 
 # --- package
 def test_metadata():
@@ -100,8 +146,9 @@ def test_constraints():
 
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
-    "`wheel(git_url)`: name, METADATA and file names of a wheel built from settings with that URL."
-    def build(git_url=''):
+    "`wheel(git_url)`: name, METADATA and file names of a wheel built from settings with that URL, each built once."
+    @functools.cache
+    def build(git_url):
         tmp = copy(tmp_path_factory.mktemp('wheel'), 'shok_nb')
         ini = (tmp/'settings.ini').read_text('utf-8')
         (tmp/'settings.ini').write_text(re.sub(r'(?m)^git_url =.*$', f'git_url = {git_url}', ini), 'utf-8')
@@ -114,7 +161,7 @@ def wheel(tmp_path_factory):
 
 def test_wheel(wheel):
     "One small wheel for every platform: the modules, py.typed, the licence, nothing else; it needs torch alone."
-    cfg,(path,meta,files) = settings(),wheel()
+    cfg,(path,meta,files) = settings(),wheel('')
     assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl" and path.stat().st_size < 100_000
     modules = {f'shok_nb/{p.name}' for p in (ROOT/'shok_nb').glob('*.py')} | {'shok_nb/py.typed'}
     assert {f for f in files if '.dist-info/' not in f} == modules and any(f.endswith('licenses/LICENSE') for f in files)
@@ -181,9 +228,10 @@ def build(src, out, *args):
     return out
 
 @pytest.fixture(scope='module')
-def site():
-    "The whole site, as `make docs` builds it."
-    return build(ROOT/'docs'/'nbs', ROOT/'docs'/'_build'/'html')
+def site(ran):
+    "The whole site, as `make docs` builds it, from the pages that ran."
+    for nb in NBS: execute(nb, ran)
+    return build(SOURCE, HTML, '-D', f'nb_execution_cache_path={ran}')
 
 class Loads(HTMLParser):
     "What a page loads by itself, unlike the links that a reader may follow."

@@ -8,7 +8,7 @@ from functools import partial
 import pytest, torch
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
-from estimators import FLOATS, HALVES, generator, near, same, slope
+from estimators import FLOATS, HALVES, INDUCTOR, generator, near, same, slope
 from processes import join_group, spawn
 from shok_nb.catalog import catalog
 from shok_nb.dither import expected_noise_grad
@@ -16,7 +16,7 @@ from shok_nb.neighbours import local_expectation
 from shok_nb.random import fold_in, noise_like, philox, uniform_like
 
 SEED = torch.tensor(2**40+7)
-BACKENDS = 'eager','aot_eager','inductor'
+BACKENDS = 'eager','aot_eager',INDUCTOR
 X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
 EDGES = [0., -0., .25, -.25, .5, -.5, 1., -1., 1.5, 2.5, -2.5, 7., 1e-6, -1e-6, 1e6, -1e6, 1e-30]
 rows = pytest.mark.parametrize('r', [r for r in catalog if r.random], ids=lambda r: r.name)
@@ -31,13 +31,14 @@ KNOWN = [((0,)*4, (0,)*2, '6627e8d5 e169c58d bc57ac4c 9b00dbd8'),
     ((2**32-1,)*4, (2**32-1,)*2, '408f276d 41c83b0e a20bc7c6 6d5451fd'),
     ((0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344), (0xa4093822, 0x299f31d0), 'd16cfe09 94fdcceb 5001e420 24126ea1')]
 
+@pytest.mark.parametrize('backend', BACKENDS)
 @pytest.mark.parametrize('counter, key, answer', KNOWN)
-def test_philox_known_answers(counter, key, answer):
-    "The vectors published with Random123, for ints and tensors, eager and compiled."
+def test_philox_known_answers(counter, key, answer, backend):
+    "The vectors published with Random123, for ints and tensors, as it is and compiled."
     answer = [int(w, 16) for w in answer.split()]
     assert list(philox(counter, key)) == answer
     tensors = [torch.full((9,), c) for c in counter],[torch.tensor(k) for k in key]
-    for f in (philox, compiled(philox, 'inductor')): assert [w.unique().tolist() for w in f(*tensors)] == [[a] for a in answer]
+    for f in (philox, compiled(philox, backend)): assert [w.unique().tolist() for w in f(*tensors)] == [[a] for a in answer]
 
 def published(counter, key):
     "Philox4x32-10 as its authors write it, with whole products."
@@ -65,6 +66,7 @@ def test_uniform_is_the_addressed_word(seed):
         assert uniform_like(x.double(), seed=s, draw=draw).flatten().tolist() == [((h>>5)*2**26+(l>>6))/2**53 for h,l in zip(high, low)]
     assert uniform_like(x.bfloat16(), seed=s).dtype == torch.float32
 
+@pytest.mark.slow
 def test_seed_made_inside():
     "A seed that is a constant of the compiled code costs no more to compile: once it took Inductor more than ten minutes."
     x = torch.zeros(100)
@@ -80,7 +82,7 @@ def test_addresses_beyond_32_bits():
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
 def test_uniform_on_every_path(dtype):
-    "Bit for bit: pieces, threads, layouts, subclasses, every compiler, mapped seeds."
+    "Bit for bit: pieces, threads, layouts, subclasses, mapped seeds."
     from torch._subclasses.fake_tensor import FakeTensorMode
     class Mine(torch.Tensor): pass
     x = torch.empty(37, 41, 130, dtype=dtype)
@@ -88,7 +90,6 @@ def test_uniform_on_every_path(dtype):
     u = f(x, SEED)
     assert u.min() >= 0 and u.max() < 1
     ways = [f(x.permute(2, 0, 1).contiguous().permute(1, 2, 0), SEED), f(x.as_subclass(Mine), SEED).as_subclass(torch.Tensor), f(x.flatten(), SEED).view_as(x)]
-    ways += [compiled(f, b)(x, SEED) for b in BACKENDS] + [compiled(f, 'inductor', dynamic=True)(x, SEED)]
     ways += [torch.vmap(f, in_dims=(None, 0))(x, torch.stack([SEED, SEED+1]))[0], torch.jit.trace(f, (x, SEED))(x, SEED)]
     torch.set_num_threads(2)
     try: ways.append(f(x, SEED))
@@ -98,6 +99,15 @@ def test_uniform_on_every_path(dtype):
     for shape in ((), (0,), (3, 0), (1,), (5,)): assert f(torch.empty(shape, dtype=dtype), SEED).shape == shape
     assert f(x.to('meta'), SEED).is_meta
 
+@pytest.mark.parametrize('dynamic', (False, True))
+@pytest.mark.parametrize('backend, dtype', [(b, d) for b in BACKENDS[:2] for d in (torch.float32, torch.float64)]
+    + [('inductor', torch.float32), pytest.param('inductor', torch.float64, marks=pytest.mark.slow)], ids=str)
+def test_uniform_compiled(backend, dtype, dynamic):
+    "Bit for bit, by every compiler."
+    x = torch.empty(37, 41, 130, dtype=dtype)
+    def f(x, s): return uniform_like(x, seed=s)
+    assert same(compiled(f, backend, dynamic=dynamic)(x, SEED), f(x, SEED))
+
 def test_uniform_fills_its_cells():
     "Chi-square over 256 cells of 2**20 numbers: 255 ± sqrt(510) = 22.6; 4.5 of those either way, for the top and the bottom bits."
     u = uniform_like(torch.empty(2**20), seed=SEED)
@@ -105,21 +115,27 @@ def test_uniform_fills_its_cells():
         counts = torch.histc(v.double(), 256, 0, 1)
         assert abs(((counts-4096)**2/4096).sum()-255) < 4.5*22.6
 
-def test_noise_kinds_compile():
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_noise_kinds_compile(backend):
     """Uniform and triangular noise bit for bit, Gaussian to 4 units in the last place of 1. Compiled `expm1` errs by 2**-24 near
     0, and the square root of the Kumaraswamy noise makes 2**-12 of it at the far end."""
     x = torch.empty(1000)
     for kind in ('uniform', 'triangular', 'gaussian', 'kumaraswamy'):
         f = lambda x, s: noise_like(x, kind, seed=s)
         for dtype in FLOATS: assert f(x.to(dtype), SEED).dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        a,b = f(x, SEED),compiled(f, 'inductor')(x, SEED)
+        a,b = f(x, SEED),compiled(f, backend)(x, SEED)
         assert same(a, b) if kind in ('uniform', 'triangular') else near(a, b, ulps=4 if kind == 'gaussian' else 2**12)
         assert a.isfinite().all() and noise_like(x, kind, generator=generator()).isfinite().all()
+
+@pytest.mark.parametrize('backend', BACKENDS)
+def test_fold_in_compiled(backend):
+    n = torch.tensor(5)
+    assert torch.equal(compiled(fold_in, backend)(SEED, n), fold_in(SEED, n))
 
 def test_fold_in():
     seeds = torch.stack([fold_in(SEED, n) for n in (*range(1000), -1, 2**62)])
     assert len(seeds.unique()) == len(seeds) and (seeds >= 0).all() and seeds.dtype == torch.int64
-    assert torch.equal(compiled(fold_in, 'inductor')(SEED, torch.tensor(5)), seeds[5])
+    assert torch.equal(fold_in(SEED, torch.tensor(5)), seeds[5])
     for bad,error in ((3, TypeError), (torch.tensor(3.), TypeError), (torch.arange(2), ValueError)):
         with pytest.raises(error, match='^fold_in: seed must'): fold_in(bad, 1)
 
@@ -215,13 +231,12 @@ def test_claims(r):
     g = slope(f, (torch.arange(200_000, dtype=torch.float64)+.5)/200_000)
     assert bool((g.mean()-1).abs() <= 4.5*g.std()/200_000**.5 + 1e-9) == r.mass_one
 
-@rows
+@pytest.mark.parametrize('r', [r for r in catalog if r.random and r.slope == '1'], ids=lambda r: r.name)
 def test_gradient_and_step(r):
     "Slope 1 where the row says so; a step that learns gets (y-x)/step from the noise that forward drew."
     x = torch.randn(300, generator=generator())*3
-    if r.slope == '1':
-        for kw in (dict(seed=SEED), dict(generator=generator()), {}): assert torch.equal(slope(r.f, x, **kw), torch.ones_like(x))
-    if r.slope == '1' and r.grid:
+    for kw in (dict(seed=SEED), dict(generator=generator()), {}): assert torch.equal(slope(r.f, x, **kw), torch.ones_like(x))
+    if r.grid:
         leaf,step = x.double().requires_grad_(),torch.tensor(.5, dtype=torch.float64, requires_grad=True)
         for kw in (dict(seed=SEED), dict(generator=generator())):
             y = r.f(leaf, step=step, **kw)
@@ -282,7 +297,7 @@ def test_vmap(r):
     assert same(y[0], y[1])
 
 @rows
-@pytest.mark.parametrize('backend', [pytest.param(b, marks=[pytest.mark.slow]*(b == 'inductor')) for b in BACKENDS])
+@pytest.mark.parametrize('backend', BACKENDS)
 def test_compiled(r, backend):
     "Compiled equals eager: the value, the slope, and both under torch.func."
     x = torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan])])
@@ -368,14 +383,14 @@ def test_meta_and_fake(r):
         r.f(x, seed=torch.tensor(1)).sum().backward()
         assert x.grad.shape == (3, 4)
 
-@rows
+@pytest.mark.parametrize('r', [r for r in catalog if r.random and r.slope == '1'], ids=lambda r: r.name)
 def test_saved_for_backward(r):
     "Nothing for a slope of 1."
     seen,leaf = [],torch.randn(1000, generator=generator()).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t): seeded(r)(leaf)
-    if r.slope == '1': assert not [t for t in seen if t.numel() > 1]
+    assert not [t for t in seen if t.numel() > 1]
 
-@rows
+@pytest.mark.parametrize('r', [r for r in catalog if r.random and r.knobs], ids=lambda r: r.name)
 def test_knobs(r):
     "A tensor knob, on whichever path, is the number; a column of them is a row for each; and a knob may learn."
     for k in r.knobs:
@@ -401,14 +416,21 @@ def test_learned_grid_compiled(r):
 
 MEANS = {'local_expectation': lambda x: local_expectation(torch.exp, x), 'expected_noise_grad': lambda x: expected_noise_grad(torch.exp, x, seed=SEED)}
 
+@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('name', MEANS)
+def test_exact_gradients_compiled(name, backend):
+    f,x = MEANS[name],X[:-1]
+    want = slope(f, x)
+    for got in (compiled(torch.func.grad(lambda x: f(x).sum()), backend)(x), slope(compiled(f, backend), x)):
+        assert torch.allclose(got, want, rtol=1e-5, atol=1e-6)
+
 @pytest.mark.parametrize('name', MEANS)
 def test_exact_gradients(name):
-    "e**(n+1)-e**n and e**(x+.5)-e**(x-.5), under every transform, in every dtype and compiled; infinity and nan stay quiet."
+    "e**(n+1)-e**n and e**(x+.5)-e**(x-.5), under every transform and in every dtype; infinity and nan stay quiet."
     f,x = MEANS[name],X[:-1]
     want = x.floor().exp()*math.expm1(1) if name == 'local_expectation' else x.exp()*2*math.sinh(.5)
     got = [slope(f, x), torch.vmap(torch.func.grad(f))(x) if name == 'local_expectation' else slope(f, x), torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
-        torch.func.jacrev(f)(x).diagonal(), compiled(torch.func.grad(lambda x: f(x).sum()), 'aot_eager')(x), slope(compiled(f, 'inductor'), x),
-        slope(lambda x: checkpoint(f, x, use_reentrant=False), x)]
+        torch.func.jacrev(f)(x).diagonal(), slope(lambda x: checkpoint(f, x, use_reentrant=False), x)]
     for g in got: assert torch.allclose(g, want, rtol=1e-5, atol=1e-6)
     for dtype in FLOATS:
         assert f(x.to(dtype)).dtype == dtype and torch.allclose(slope(f, x.to(dtype)).double(), slope(f, x.to(dtype).double()), rtol=.02)

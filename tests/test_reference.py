@@ -48,11 +48,12 @@ def test_value(f, oracle, a):
 @pytest.mark.parametrize('a', ALPHAS)
 @family
 def test_slope(f, oracle, a):
-    "1e-9 relative: the arguments of the sigmoid are rounded, which alpha amplifies."
-    x = points(torch.float64)
-    want = torch.tensor([float(mp.diff(lambda v: oracle(v, a), mp.mpf(v), h=mp.mpf(10)**-25)) for v in x.tolist()], dtype=torch.float64)
-    assert torch.allclose(slope(f, x, alpha=a), want, rtol=1e-9)
-    assert torch.allclose(slope(f, x.float(), alpha=a).double(), want.float().double(), rtol=2e-6*max(a, 10), atol=1e-30) or f is not soft_round
+    """1e-9 relative: the arguments of the sigmoid are rounded, which alpha amplifies. float32 to 1e-7 times alpha, but for the
+    conditional mean a ten-thousandth beside a tie: of 1/4-q*q three digits are left there, and 5e-5 is the worst."""
+    for x,bound in ((points(torch.float64), 1e-9), (points(torch.float32), 1e-7*max(a, 10) if f is not soft_round_conditional_mean else 1e-4)):
+        slopes = [mp.diff(lambda v: oracle(v, a), mp.mpf(v), h=mp.mpf(10)**-25) for v in x.tolist()]
+        want = torch.tensor([float(s) for s in slopes], dtype=torch.float64)
+        assert torch.allclose(slope(f, x, alpha=a).double(), want, rtol=bound, atol=0)
 
 @pytest.mark.parametrize('dtype, bound', [(torch.float64, 1e-7), (torch.float32, 1e-3)], ids=str)
 @pytest.mark.parametrize('a', ALPHAS)

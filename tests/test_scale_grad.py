@@ -1,7 +1,7 @@
 "What the page cannot run: real processes, sharded tensors, every compiler, every dtype, and a GPU where there is one."
 import math
 import pytest, torch
-from estimators import FLOATS, generator, same, slope
+from estimators import FLOATS, INDUCTOR, generator, same, slope
 from shok_nb.random import uniform_like
 from shok_nb.gradient import normalize_grad, quantize_grad, scale_grad
 from processes import join_group, spawn
@@ -95,7 +95,7 @@ def test_nested(f):
     assert torch.equal(g, torch.full_like(g, g[0])) and g[0] in (.5, 1.)
 
 @EACH
-@pytest.mark.parametrize('backend', ['eager', 'aot_eager', pytest.param('inductor', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('backend', ['eager', 'aot_eager', INDUCTOR])
 def test_compiled(f, scale, backend):
     leaf,g = torch.randn(7, generator=generator()).requires_grad_(),torch.randn(7, generator=generator(1))
     compiled = torch.compile(f, backend=backend, fullgraph=True)

@@ -2,14 +2,14 @@
 import warnings
 import pytest, torch
 from torch import nn
-from estimators import generator
+from estimators import INDUCTOR, generator
 from shok_nb.nn import LogisticRound, SoftRound, round_weights_, swap_rounding, RoundSTE
 from shok_nb.schedules import KnobScheduler, cosine_schedule, exponential_schedule, fastai_callback, lightning_callback, linear_schedule, sigmoid_schedule, transformers_callback
 from shok_nb.soft import soft_round
 
 def net(): return nn.Sequential(nn.Linear(3, 4), SoftRound(step=.5), nn.Linear(4, 1), SoftRound())
 
-@pytest.mark.parametrize('backend', ['eager', 'inductor'])
+@pytest.mark.parametrize('backend', ['eager', INDUCTOR])
 @pytest.mark.parametrize('make', [net, lambda: round_weights_(nn.Sequential(nn.Linear(3, 4)), SoftRound(step=.1))], ids=['layers', 'weights'])
 def test_annealing_compiles_once(make, backend):
     "Forward and backward, train mode: every step of a schedule through one compilation, with the values of eager mode."

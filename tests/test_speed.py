@@ -4,7 +4,7 @@ from functools import partial
 import pytest, torch
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
-from estimators import FLOATS, generator, near, same, slope, variants
+from estimators import FLOATS, generator, grouped, leaves, near, same, side_by_side, slope, variants
 from shok_nb import core, dorefa, fake_quantize, fourier_round, pact, pieces, quantized_bits, replay, round_ste, soft_round, stochastic_round
 from shok_nb.catalog import catalog
 from shok_nb.core import estimator
@@ -70,14 +70,23 @@ def test_no_full_size_temporaries(r, f, monkeypatch):
     assert Cpu().peak(lambda: both(f, x, g)) <= (2.3+2*extra)*x.nbytes
 
 # --- what is kept
-@all_variants
-def test_saved_when_compiled(r, f):
-    "Compiled code keeps `x` at most, and nothing for a slope of 1: it works the rest out again."
-    x,kept = torch.randn(1000, generator=generator()).requires_grad_(),[]
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        torch.compile(f, fullgraph=True, backend='aot_eager_decomp_partition')(x)
-    size = sum(t.nbytes for t in {t.data_ptr(): t for t in kept}.values())
-    assert size <= (0 if r.slope == '1' else x.nbytes) + 64
+def kept_when_compiled(fs, xs):
+    "What backward of compiled code keeps: generated code on a CPU would keep the same."
+    kept = {}
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
+        torch.compile(side_by_side(fs), fullgraph=True, backend='aot_eager_decomp_partition')(*xs)
+    return kept.values()
+
+@grouped()
+def test_saved_when_compiled(group):
+    "Compiled code keeps `x` at most, and nothing for a slope of 1: it works the rest out again. The size says whose it is."
+    xs = [torch.randn(1000+i, generator=generator()).requires_grad_() for i in range(len(group))]
+    kept = kept_when_compiled([f for _,f in group], xs)
+    for (r, _),x in zip(group, xs):
+        size = sum(t.nbytes for t in kept if t.numel() == x.numel())
+        assert size <= (0 if r.slope == '1' else x.nbytes), r.name
+    assert sum(t.nbytes for t in kept if t.numel() < 1000) <= 64*len(group)
+    assert all(t.numel() < 1000+len(group) for t in kept)
 
 # --- one kernel for each job
 def forget():
@@ -101,8 +110,11 @@ def fusing(monkeypatch):
     forget()
     torch._dynamo.reset()
 
-def check_fused(r, f, fusing, backend, dtypes=(torch.float32, torch.bfloat16), ulps=8):
-    cases = [(partial(f, **kw), sample(n, d)) for kw in ({}, dict(step=.3, offset=.1))[:1+r.grid] for d in dtypes for n in (1000, 64, 11)]
+PLAIN,GRID = {},dict(step=.3, offset=.1)
+
+def check_fused(f, fusing, backend, *kinds, ulps=8):
+    "Each of `kinds` is a dtype and a grid, in three sizes. Returns the graphs."
+    cases = [(partial(f, **kw), sample(n, d)) for d,kw in kinds for n in (1000, 64, 11)]
     want = [both(g, x, torch.ones_like(x)) for g,x in cases]
     graphs = fusing(backend)
     for (g, x),(y, d) in zip(cases, want):
@@ -112,13 +124,22 @@ def check_fused(r, f, fusing, backend, dtypes=(torch.float32, torch.bfloat16), u
 
 @all_variants
 def test_fused(r, f, fusing):
-    "Values to 8 ulp, slopes to 1e-5 of the largest (a unit in the last place for bfloat16). A graph forward and one backward for each dtype, whatever the size, and as many on a grid."
-    assert len(check_fused(r, f, fusing, 'eager')) <= 4*(1+r.grid)
+    """Values to 8 ulp, slopes to 1e-5 of the largest (a unit in the last place for bfloat16). A graph forward and one backward
+    for each dtype, whatever the size, and as many on a grid."""
+    kinds = (torch.float32, PLAIN),(torch.bfloat16, GRID if r.grid else PLAIN)
+    assert 1 <= len(check_fused(f, fusing, 'eager', *kinds)) <= 2*len(kinds)
 
+@pytest.mark.slow
+@pytest.mark.parametrize('r, f', variants(lambda r: r.grid))
+def test_fused_the_other_way_round(r, f, fusing):
+    kinds = (torch.float32, GRID),(torch.bfloat16, PLAIN)
+    assert 1 <= len(check_fused(f, fusing, 'eager', *kinds)) <= 2*len(kinds)
+
+@pytest.mark.slow
 @pytest.mark.parametrize('f', (round_ste, soft_round, fourier_round), ids=lambda f: f.__name__)
 def test_fused_inductor(f, fusing):
     "The same with the code generated and run."
-    check_fused(next(r for r in catalog if r.f is f), f, fusing, 'inductor', (torch.float32,))
+    check_fused(f, fusing, 'inductor', (torch.float32, PLAIN), (torch.float32, GRID))
 
 @pytest.mark.parametrize('r', [r for r in catalog if r.knobs and not r.random and not isinstance(r.knobs[0].default, int)], ids=lambda r: r.name)
 def test_fused_knobs(r, fusing):
@@ -197,16 +218,18 @@ def arguments(r):
     for k in [k for k in r.knobs if k.learns and not isinstance(k.default, int)][:1]: yield f'{k.name} learns',{k.name: torch.full((24,), k.default, requires_grad=True)}
     if r.grid: yield 'step learns',dict(step=torch.full((24,), .3, requires_grad=True))
 
-@pytest.mark.parametrize('f, kw', [pytest.param(r.f, kw, id=f'{r.name}-{name}') for r in catalog for name,kw in arguments(r)]
-    + [pytest.param(f, kw, id=f'{f.__name__}-{"-".join(map(str, kw.values()))}') for f,kw in (*((fake_quantize, dict(scale=.1, gradient=g)) for g in ('saturated', 'clipped', 'ste')),
-        (pact, dict(alpha=1.)), (dorefa, {}), (quantized_bits, dict(bits=1, gradient='saturated')))])
-def test_no_bools_kept(f, kw):
+QUANTIZERS = [(fake_quantize, dict(scale=.1, gradient=g)) for g in ('saturated', 'clipped', 'ste')]
+QUANTIZERS += [(pact, dict(alpha=1.)), (dorefa, {}), (quantized_bits, dict(bits=1, gradient='saturated'))]
+CALLS = [pytest.param(r.f, kw, id=f'{r.name}-{name}') for r in catalog for name,kw in arguments(r)]
+CALLS += [pytest.param(f, kw, id=f'{f.__name__}-{"-".join(map(str, kw.values()))}') for f,kw in QUANTIZERS]
+
+@grouped(CALLS, quick=1)
+def test_no_bools_kept(group):
     "Generated C++ is slow to read and write bools, so none the size of `x` is kept for backward."
-    x,kept = torch.randn(40, 24, generator=generator()).requires_grad_(),[]
     torch._dynamo.reset()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        torch.compile(partial(f, **kw), fullgraph=True, backend='aot_eager_decomp_partition')(x)
-    assert not [t for t in kept if t.dtype == torch.bool and t.numel() >= x.numel()]
+    xs = leaves(torch.randn(40, 24, generator=generator()), len(group))
+    kept = kept_when_compiled([partial(f, **kw) for f,kw in group], xs)
+    assert not [t for t in kept if t.dtype == torch.bool and t.numel() >= xs[0].numel()]
 
 def test_compiled_noise():
     """On a CPU a compiled graph draws a seed, not the numbers: reproducible, new on every call and for every draw, replayed
@@ -227,6 +250,7 @@ def test_compiled_noise():
     y = g(torch.randn(1<<16, generator=generator()).requires_grad_(), w)
     assert torch.equal(torch.autograd.grad(y.sum(), w)[0], y)
 
+@pytest.mark.slow
 def test_long_series_compile():
     "Thirty terms make a graph in a time that grows with their number: unfolded, ten took a minute. 1e-4 is three times eager's own error."
     x,began = torch.randn(1000, generator=generator()).requires_grad_(),time.perf_counter()
