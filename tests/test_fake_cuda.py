@@ -7,9 +7,10 @@ import torch.autograd.forward_ad as forward_ad
 from torch.autograd.function import BackwardCFunction
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import shok_nb as R
-from estimators import variants
+from estimators import on_grid, variants
 from shok_nb.catalog import catalog
 from shok_nb.jpeg import jpeg, psnr
+from shok_nb.pieces import _fuse
 from shok_nb.random import fold_in, noise_like, uniform_like
 
 pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built() or torch.version.hip is not None,
@@ -221,3 +222,54 @@ def test_the_fakes_notice():
     with pytest.raises(ValueError, match=r'step is on cpu and x on cuda:0; use step.to\(x.device\)'): R.round_ste(x, step=tensor(3, device='cpu'))
     with pytest.raises(ValueError, match='seed is on cuda:0 and x on cpu'):
         R.stochastic_round(tensor(3, device='cpu'), seed=tensor(dtype=torch.int64))
+
+# --- the kernels that would run
+@pytest.fixture
+def kernels(monkeypatch):
+    """Source of the graphs that Inductor writes for a GPU, without compiling it. What it asks a GPU for is given: an H100, and
+    that Triton works. Folding constants runs them, so it is off."""
+    from torch._inductor import config, scheduler
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.runtime.hints import DeviceProperties
+    from torch._inductor.virtualized import V
+    h100 = DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048, warp_size=32)
+    monkeypatch.setattr(DeviceProperties, 'create', lambda device: h100)
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device=None: (9, 0))
+    monkeypatch.setattr(scheduler, 'has_triton', lambda **kw: True)
+    monkeypatch.setattr('torch.utils._triton.triton_hash_with_backend', lambda: 'none')
+    monkeypatch.setattr(config, 'joint_graph_constant_folding', False)
+    written = []
+    def write(gm, inputs, **kw):
+        mode = torch._guards.detect_fake_mode(inputs)
+        graph = GraphLowering(gm, example_inputs=inputs, shape_env=mode.shape_env, is_inference=True)
+        with V.set_graph_handler(graph), V.set_fake_mode(mode), DebugContext():
+            graph.run(*inputs)
+            written.append(graph.codegen()[0].value)
+        return gm
+    monkeypatch.setattr('shok_nb.core._fusible', lambda x: x.is_cuda)
+    monkeypatch.setattr('shok_nb.pieces._ordinary', lambda *ts: True)
+    monkeypatch.setattr('shok_nb.core._fuse', partial(_fuse, backend=lambda gm, inputs: compile_fx(gm, inputs, inner_compile=write)))
+    yield written
+    torch._dynamo.reset()
+
+FUSED = 'round_ste','ratio_round','cubic_round','soft_round','soft_round_inverse','fourier_round','sigmoid_sum_round','trust_round'
+
+@pytest.mark.filterwarnings('error:.*runs unfused')
+@pytest.mark.parametrize('grid', (False, True), ids=('', 'grid'))
+@pytest.mark.parametrize('r, f', variants(lambda r: r.name in FUSED))
+def test_one_kernel_each_way(r, f, grid, kernels, monkeypatch):
+    "Inductor writes one Triton kernel for forward and one for backward, in half precision too, and nothing that waits."
+    monkeypatch.setattr(torch.autograd, 'grad', derivatives)
+    x = tensor(1000, dtype=torch.bfloat16, requires_grad=True)
+    y = f(x, step=.5, offset=tensor(device='cpu')) if grid else f(x)
+    if grid or not on_grid(r, f): assert len(kernels) == 1       # else it is one call of torch's
+    before = len(kernels)
+    with torch.no_grad(): d, = derivatives(y, [x], torch.empty_like(y))
+    assert len(kernels) == before + (r.slope != '1')
+    check(y.detach(), x)
+    check(d, x)
+    for k in kernels: assert k.count('async_compile.triton(') == 1 == k.count('.run(')
