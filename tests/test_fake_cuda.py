@@ -1,0 +1,275 @@
+"""What a GPU would be asked to do, on a machine without one: fake CUDA tensors know dtype, shape and device, and no values.
+So nothing can mix devices, read a value back or come out on the CPU unnoticed. Wants a torch built for CUDA:
+`make test-all TORCH=2.15.0`. Autograd's engine asks for a driver before it runs; `derivatives` calls its nodes itself."""
+from functools import partial
+import pytest, torch
+import torch.autograd.forward_ad as forward_ad
+from torch.autograd.function import BackwardCFunction
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+import shok_nb as R
+from estimators import on_grid, variants
+from shok_nb.catalog import catalog
+from shok_nb.jpeg import jpeg, psnr
+from shok_nb.pieces import _fuse
+from shok_nb.random import fold_in, noise_like, uniform_like
+
+pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built() or torch.version.hip is not None,
+    reason='fake CUDA tensors want a torch built for CUDA; the driver is not needed')
+
+class NoReading(FakeTensorMode):
+    "Fake tensors; a copy from the GPU to the CPU is an error, as `item` and the truth of a tensor are already."
+    def dispatch(self, func, types, args=(), kwargs=None):
+        out = super().dispatch(func, types, args, kwargs)
+        given = [a for a in args if isinstance(a, FakeTensor)]
+        if isinstance(out, FakeTensor) and out.is_cpu and any(a.is_cuda for a in given): raise AssertionError(f'{func} reads back')
+        return out
+
+@pytest.fixture(autouse=True)
+def fake():
+    with NoReading(): yield
+
+def fitted(d, node, i):
+    "A gradient as the engine hands it to a node: summed to its shape, in its dtype, and moved to its device if it is 0-d."
+    to = node._input_metadata[i]
+    d = d.sum_to_size(to.shape).to(to.dtype)
+    if d.device == to.device: return d
+    assert d.ndim == 0, f'the engine would refuse a gradient on {d.device} for {to.device}'
+    return tensor(device=to.device, dtype=to.dtype)
+
+def derivatives(y, leaves, g=None, **_):
+    "`torch.autograd.grad` without its engine, which wants a driver: every node of the graph is called once, from `y` down."
+    order,seen = [],set()
+    def visit(node):
+        if node is None or node in seen: return
+        seen.add(node)
+        for n,_ in node.next_functions: visit(n)
+        order.append(node)
+    visit(y.grad_fn)
+    found = {y.grad_fn: {0: torch.ones_like(y) if g is None else g}}
+    for node in reversed(order):
+        if hasattr(node, 'variable') or node not in found: continue
+        given = [found[node].get(i) for i in range(len(node._input_metadata))]
+        if isinstance(node, BackwardCFunction):                     # answers for numbers too, which have no edge
+            out = node.apply(*given)
+            out = [d for d,need in zip(out if isinstance(out, tuple) else (out,), node.needs_input_grad) if need]
+            edges = [e for e in node.next_functions if e[0] is not None]
+        else:
+            out,edges = node(*given),node.next_functions
+            out = out if isinstance(out, tuple) else (out,)
+        assert len(out) == len(edges)
+        for (n,i),d in zip(edges, out):
+            if n is None or d is None: continue
+            at,d = found.setdefault(n, {}),fitted(d, n, i)
+            at[i] = at[i]+d if i in at else d
+    sums = {id(n.variable): d[0] for n,d in found.items() if hasattr(n, 'variable')}
+    return [sums.get(id(t)) for t in leaves]
+
+def tensor(*shape, device='cuda', dtype=torch.float32, **kw): return torch.empty(shape, device=device, dtype=dtype, **kw)
+
+def check(t, like, shape=None):
+    assert type(t) is FakeTensor and (t.device, t.dtype) == (like.device, like.dtype) and t.is_cuda
+    assert t.shape == (like.shape if shape is None else shape)
+
+KINDS = {'on the CPU': partial(tensor, device='cpu'), 'on the GPU': tensor, 'per channel': partial(tensor, 3, 1)}
+
+def calls(r, f, ends=False):
+    "Keywords for every kind of knob and of grid; with the ends of the knobs, where a formula may be another."
+    hard = getattr(f, 'keywords', {})
+    out = [dict(hard)]
+    for k in r.knobs:
+        out += [{**hard, k.name: v} for v in (k.lo, k.hi, k.soft, k.hard) if v is not None][:None if ends else 1]
+        if not isinstance(k.default, int): out += [{**hard, k.name: make()} for make in KINDS.values()]
+    if r.grid:
+        a,b,c = KINDS.values()
+        out += [{**hard, 'step': step, 'offset': offset} for step,offset in ((.5, b()), (a(), c()), (b(), .1), (c(), a()))]
+    for c in r.choices: out += [{**hard, c.name: o} for o in c.options]
+    return out
+
+def everything(keep=lambda r: True):
+    "All rows, the random ones with each kind of noise."
+    noise = {'': {}, '-seed': dict(device='cuda'), '-seed on the CPU': dict(device='cpu')}
+    chance = [pytest.param(r, r.f, at, id=r.name+n) for r in catalog if r.random and keep(r) for n,at in noise.items()]
+    return [pytest.param(*p.values, {}, id=p.id) for p in variants(keep)] + chance
+
+def ways(r, f, at, **which):
+    "The function with each of them, and the keywords."
+    for kw in calls(r, f, **which):
+        if at: kw = {**kw, 'seed': tensor(dtype=torch.int64, **at)}
+        yield partial(r.f, **{**getattr(f, 'keywords', {}), **kw}),kw
+
+each = pytest.mark.parametrize('r, f, at', everything())
+linear = pytest.mark.parametrize('r, f, at', everything(lambda r: r.linear))
+
+@each
+def test_forward(r, f, at):
+    for g,_ in ways(r, f, at, ends=True):
+        x = tensor(2, 3, 4, dtype=torch.bfloat16)
+        check(g(x), x)
+
+@each
+def test_vmap(r, f, at):
+    for g,_ in ways(r, f, at):
+        x = tensor(2, 3, 4)
+        check(torch.vmap(g, randomness='different')(x), x)
+
+@linear
+def test_forward_mode(r, f, at):
+    "A tangent of the input, in both spellings, and of each knob that has one."
+    learns = {k.name for k in r.knobs if k.learns} | {'step', 'offset'}
+    for g,kw in ways(r, f, at):
+        x = tensor(3, 4)
+        for t in torch.func.jvp(g, (x,), (tensor(3, 4),)): check(t, x)
+        with forward_ad.dual_level():
+            for t in forward_ad.unpack_dual(g(forward_ad.make_dual(x, tensor(3, 4)))): check(t, x)
+        tensors = {k: v for k,v in kw.items() if k in learns and torch.is_tensor(v)}
+        if not tensors or r.random and at: continue
+        def of(*knobs): return g(x, **dict(zip(tensors, knobs)))
+        for t in torch.func.jvp(of, (*tensors.values(),), tuple(torch.empty_like(v) for v in tensors.values())): check(t, x)
+
+@each
+def test_backward(r, f, at, monkeypatch):
+    "Gradients of the input and of whatever learns, each where its tensor lies."
+    monkeypatch.setattr(torch.autograd, 'grad', derivatives)
+    learns = {k.name for k in r.knobs if k.learns} | {'step', 'offset'}
+    for g,kw in ways(r, f, at):
+        x = tensor(2, 3, 4, dtype=torch.bfloat16, requires_grad=True)
+        leaves = [x, *(v.requires_grad_() for k,v in kw.items() if k in learns and torch.is_tensor(v))]
+        y = g(x)
+        with torch.no_grad(): grads = derivatives(y, leaves, torch.empty_like(y))
+        for t,d in zip(leaves, grads): assert d is not None and (d.shape, d.dtype, d.device) == (t.shape, t.dtype, t.device)
+
+# --- beside the catalog
+def channels(): return tensor(3, 1, requires_grad=True)
+BUILT = {
+    'fake_quantize': lambda x: R.fake_quantize(x, .1),
+    'fake_quantize on the CPU': lambda x: R.fake_quantize(x, tensor(device='cpu'), tensor(device='cpu')),
+    'fake_quantize learned': lambda x: R.fake_quantize(x, channels(), channels(), -8, 7, gradient='clipped'),
+    'fake_quantize ste': lambda x: R.fake_quantize(x, channels(), 3, -8, 7, gradient='ste'),
+    'fake_quantize soft': lambda x: R.fake_quantize(x, channels(), 0, -8, 7, rounding=R.soft_round),
+    'fake_quantize codes': lambda x: R.fake_quantize(x, .1, tensor(3, 1, dtype=torch.int64)),
+    'lsq': lambda x: R.lsq(x, channels(), 4, offset=channels()),
+    'lsq_init': lambda x: R.lsq(x, R.lsq_init(x), 4),
+    'pact': lambda x: R.pact(x, channels(), 4),
+    'dorefa': lambda x: R.dorefa(x, 4),
+    'dorefa_weight': lambda x: R.dorefa_weight(x, 4),
+    'dorefa_weight of a bit': lambda x: R.dorefa_weight(x, 1),
+    'quantized_bits': lambda x: R.quantized_bits(x, 4, 1),
+    'quantized_bits of a bit': lambda x: R.quantized_bits(x, 1, gradient='saturated'),
+    'alpha_blend': lambda x: R.alpha_blend(x, R.round_ste(x), tensor(device='cpu')),
+    'adaround': lambda x: R.adaround(x, R.adaround_init(x), step=tensor(3, 1)),
+    'adaround hard': lambda x: R.adaround(x, R.adaround_init(x), hard=True),
+    'flexround': lambda x: R.flexround(x, channels(), step=.1),
+    'signround': lambda x: R.signround(x, channels(), step=.1),
+    'signround_range': lambda x: R.fake_quantize(x, *R.signround_range(x, dim=1), 0, 15),
+    'fsq': lambda x: R.fsq(x, [8, 5, 5, 2], gain=tensor(device='cpu')),
+    'fsq noise': lambda x: R.fsq(x, [8, 5, 5, 2], noise=.5, seed=tensor(device='cpu', dtype=torch.int64)),
+    'fsq codes': lambda x: x + R.fsq_codes(R.fsq_index(R.fsq(x, [8, 5, 5, 4]), [8, 5, 5, 4]), [8, 5, 5, 4], dtype=x.dtype),
+    'straight_through': lambda x: R.straight_through(torch.round(x).detach(), x),
+    'scale_grad': lambda x: R.scale_grad(x, .5),
+    'scale_grad by a tensor': lambda x: R.scale_grad(x, tensor(3, 1)),
+    'normalize_grad': lambda x: R.normalize_grad(x),
+    'normalize_grad by row': lambda x: R.normalize_grad(x, dim=1, eps=1e-6),
+    'quantize_grad': lambda x: R.quantize_grad(x, 4, seed=tensor(dtype=torch.int64)),
+    'local_expectation': lambda x: R.local_expectation(torch.square, x),
+    'module': lambda x: R.nn.SoftRound(5.).to('cuda')(x)}
+
+def test_all_that_is_built_is_here():
+    "What the quantizers and the gradient pages export runs below."
+    names = {n for m in ('quantize', 'learned', 'fsq', 'scale_grad') for n in __import__(f'shok_nb.{m}', fromlist=['*']).__all__}
+    assert names - {w for k in BUILT for w in k.split()} <= {'rectified_sigmoid', 'adaround_init', 'adaround_penalty', 'adaround_beta', 'fsq_index', 'fsq_codes'}
+
+@pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16), ids=str)
+@pytest.mark.parametrize('name', BUILT)
+def test_built(name, dtype, monkeypatch):
+    "Forward, mapped and backward."
+    monkeypatch.setattr(torch.autograd, 'grad', derivatives)
+    x = tensor(3, 4, dtype=dtype, requires_grad=True)
+    y = BUILT[name](x)
+    assert y.is_cuda and y.shape == x.shape and y.dtype in (x.dtype, torch.float32)
+    with torch.no_grad(): d, = derivatives(y, [x], torch.empty_like(y))
+    check(d, x)
+    if 'signround_range' not in name:
+        z = torch.vmap(BUILT[name], randomness='different')(tensor(2, 3, 4, dtype=dtype))
+        assert z.is_cuda and z.shape == (2, 3, 4)
+
+@pytest.mark.parametrize('device', ('cuda', 'cpu'))
+def test_noise(device):
+    "Numbers by position lie where the tensor lies, wherever the seed does."
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        x,seed = tensor(3, 5, dtype=dtype),tensor(device=device, dtype=torch.int64)
+        for kind in ('uniform', 'triangular', 'gaussian', 'kumaraswamy'):
+            u = noise_like(x, kind, seed=seed, shape=tensor())
+            assert u.is_cuda and u.shape == x.shape and u.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert uniform_like(x, seed=fold_in(seed, 3), draw=1).is_cuda
+        assert fold_in(seed, 3).device.type == device
+
+def test_jpeg():
+    "A picture through a soft JPEG, with tables that learn."
+    images,tables = tensor(2, 3, 17, 23, requires_grad=True),tensor(2, 2, 8, 8, requires_grad=True)
+    for kw in (dict(), dict(subsampling='4:4:4'), dict(quality=tables), dict(integers=R.round_ste)):
+        y = jpeg(images, rounding=R.soft_round, **kw)
+        check(y, images)
+        with torch.no_grad(): check(derivatives(y, [images], torch.empty_like(y))[0], images)
+    assert psnr(images, y).is_cuda
+
+def test_the_fakes_notice():
+    "What this file is for: a knob on another device, a value read back, a result on the CPU."
+    x = tensor(3)
+    with pytest.raises(Exception): x + tensor(3, device='cpu')
+    with pytest.raises(Exception): x.sum().item()
+    with pytest.raises(Exception): bool((x > 0).all())
+    with pytest.raises(AssertionError, match='reads back'): x.cpu()
+    with pytest.raises(ValueError, match=r'step is on cpu and x on cuda:0; use step.to\(x.device\)'): R.round_ste(x, step=tensor(3, device='cpu'))
+    with pytest.raises(ValueError, match='seed is on cuda:0 and x on cpu'):
+        R.stochastic_round(tensor(3, device='cpu'), seed=tensor(dtype=torch.int64))
+
+# --- the kernels that would run
+@pytest.fixture
+def kernels(monkeypatch):
+    """Source of the graphs that Inductor writes for a GPU, without compiling it. What it asks a GPU for is given: an H100, and
+    that Triton works. Folding constants runs them, so it is off."""
+    from torch._inductor import config, scheduler
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.debug import DebugContext
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.runtime.hints import DeviceProperties
+    from torch._inductor.virtualized import V
+    h100 = DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048, warp_size=32)
+    monkeypatch.setattr(DeviceProperties, 'create', lambda device: h100)
+    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device=None: (9, 0))
+    monkeypatch.setattr(scheduler, 'has_triton', lambda **kw: True)
+    monkeypatch.setattr('torch.utils._triton.triton_hash_with_backend', lambda: 'none')
+    monkeypatch.setattr(config, 'joint_graph_constant_folding', False)
+    written = []
+    def write(gm, inputs, **kw):
+        mode = torch._guards.detect_fake_mode(inputs)
+        graph = GraphLowering(gm, example_inputs=inputs, shape_env=mode.shape_env, is_inference=True)
+        with V.set_graph_handler(graph), V.set_fake_mode(mode), DebugContext():
+            graph.run(*inputs)
+            written.append(graph.codegen()[0].value)
+        return gm
+    monkeypatch.setattr('shok_nb.core._fusible', lambda x: x.is_cuda)
+    monkeypatch.setattr('shok_nb.pieces._ordinary', lambda *ts: True)
+    monkeypatch.setattr('shok_nb.core._fuse', partial(_fuse, backend=lambda gm, inputs: compile_fx(gm, inputs, inner_compile=write)))
+    yield written
+    torch._dynamo.reset()
+
+FUSED = 'round_ste','ratio_round','cubic_round','soft_round','soft_round_inverse','fourier_round','sigmoid_sum_round','trust_round'
+
+@pytest.mark.filterwarnings('error:.*runs unfused')
+@pytest.mark.parametrize('grid', (False, True), ids=('', 'grid'))
+@pytest.mark.parametrize('r, f', variants(lambda r: r.name in FUSED))
+def test_one_kernel_each_way(r, f, grid, kernels, monkeypatch):
+    "Inductor writes one Triton kernel for forward and one for backward, in half precision too, and nothing that waits."
+    monkeypatch.setattr(torch.autograd, 'grad', derivatives)
+    x = tensor(1000, dtype=torch.bfloat16, requires_grad=True)
+    y = f(x, step=.5, offset=tensor(device='cpu')) if grid else f(x)
+    if grid or not on_grid(r, f): assert len(kernels) == 1       # else it is one call of torch's
+    before = len(kernels)
+    with torch.no_grad(): d, = derivatives(y, [x], torch.empty_like(y))
+    assert len(kernels) == before + (r.slope != '1')
+    check(y.detach(), x)
+    check(d, x)
+    for k in kernels: assert k.count('async_compile.triton(') == 1 == k.count('.run(')

@@ -1,0 +1,317 @@
+"""The floor itself, with estimators made here: what the pages above it take for granted. Values are chosen by hand: exact
+in float32, or the bound says why not."""
+import math
+import pytest, torch
+import torch.autograd.forward_ad as forward_ad
+from estimators import FLOATS, HALVES, same
+from shok_nb.core import check_count, check_input, check_knob, estimator, maths, pick, staircase, straight_through
+
+INF,NAN = math.inf,math.nan
+cubic = staircase('cubic', lambda q: q**3, lambda q: 3*q*q, odd=False)
+gentle = staircase('gentle', lambda q, a: a*q, lambda q, a: a*torch.ones_like(q), odd=True, a=dict(hi=2.))
+plain = estimator('plain', torch.round)
+bent = estimator('bent', lambda v, a: a*v.abs(), lambda v, a: a*v.sign(), lambda v, a: a*v.abs(), near=False, a=dict(lo=1., open=True))
+far = estimator('far', lambda v: v+5, lambda v: torch.ones_like(v), lambda v: v+5)            # lies about `near`
+free = estimator('free', lambda v: v+5, lambda v: torch.ones_like(v), lambda v: v+5, near=False)
+
+def leaf(v, dtype=torch.float32): return torch.tensor(v, dtype=dtype, requires_grad=True)
+def grads(y, *leaves): return torch.autograd.grad(y.sum(), leaves)
+def transformed(f): return lambda *args: torch.func.vmap(lambda _: f(*args))(torch.zeros(1))[0]
+def compiled(f): return torch.compile(f, backend='aot_eager', fullgraph=True)
+WAYS = dict(eager=lambda f: f, vmap=transformed, jvp=lambda f: lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[0], compiled=compiled)
+ways = pytest.mark.parametrize('way', WAYS.values(), ids=WAYS)
+
+# --- values
+@ways
+@pytest.mark.parametrize('f', (plain, cubic, cubic.hard), ids=('plain', 'cubic', 'hard'))
+def test_edges(f, way):
+    "Infinity, nan and both zeros, whichever way the gradient is written."
+    x = torch.tensor([INF, -INF, NAN, 0., -0., 2., -3.])
+    assert same(way(f)(x), x)
+    assert same(way(f)(torch.tensor([-.25, .25]))*0, torch.tensor([-0., 0.])) or f is cubic
+
+@ways
+def test_staircase(way):
+    "n + (x-n)³ and its slope, on both sides of n, in every way; hard rounds with that slope."
+    x = torch.tensor([.25, -.25, 1.75, -1.5, 2.5, 7.])
+    q = x-x.round()
+    assert torch.equal(way(cubic)(x), x.round()+q**3)
+    assert torch.equal(way(lambda x: cubic(x, hard=True))(x), x.round())
+    assert torch.equal(way(lambda x: gentle(x, .5))(x), x.round()+.5*q)
+    for g,want in ((cubic, 3*q*q), (cubic.hard, 3*q*q), (lambda x: gentle(x, .5), torch.full((6,), .5))):
+        t = x.clone().requires_grad_()
+        assert torch.equal(grads(g(t), t)[0], want)
+        assert torch.equal(torch.func.vmap(torch.func.grad(g))(x), want) and torch.equal(torch.func.jvp(g, (x,), (torch.ones(6),))[1], want)
+        t = x.clone().requires_grad_()
+        assert torch.equal(grads(compiled(g)(t), t)[0], want)
+
+def test_slope_at_infinity():
+    "0 for a curve, 1 for a straight-through slope, in every way."
+    x = torch.tensor([INF, -INF])
+    for f,want in ((cubic, 0.), (cubic.hard, 0.), (plain, 1.)):
+        t = x.clone().requires_grad_()
+        assert grads(f(t), t)[0].tolist() == [want]*2
+        assert torch.func.vmap(torch.func.grad(f))(x).tolist() == [want]*2
+        assert torch.func.jvp(f, (x,), (torch.ones(2),))[1].tolist() == [want]*2
+
+@ways
+@pytest.mark.parametrize('dtype', HALVES, ids=str)
+def test_half_precision(dtype, way):
+    "Worked out in float32, rounded once, and given back in the dtype that came; on a grid of float32 too."
+    x = torch.tensor([.3, 1.7, -2.6, 100.], dtype=dtype)
+    for f in (plain, cubic):
+        assert same(way(f)(x), f(x.float()).to(dtype))
+        g = lambda x: f(x, step=.3, offset=.1)
+        assert same(way(g)(x), g(x.float()).to(dtype))
+    step = torch.tensor(.3)
+    assert same(way(lambda x: plain(x, step=step))(x), plain(x.float(), step=step).to(dtype))
+    assert (transformed(lambda x: plain(x, step=step))(x)).dtype == dtype
+
+@ways
+def test_grid(way):
+    "offset + step n: numbers, tensors, one of the two."
+    x = torch.tensor([.3, .77, -2.6, .125])
+    for step,offset in ((.5, 0.), (1., .25), (.5, .25), (2., -.5)):
+        want = ((x-offset)/step).round()*step + offset
+        assert torch.equal(way(lambda x: plain(x, step=step, offset=offset))(x), want)
+        assert torch.equal(way(lambda x: plain(x, step=torch.tensor(step), offset=torch.tensor(offset)))(x), want)
+        assert torch.equal(way(lambda x: plain(x, step=torch.full((4,), step)))(x), (x/step).round()*step)
+        assert torch.equal(way(lambda x: plain(x, offset=torch.full((4,), offset)))(x), (x-offset).round()+offset)
+
+def test_near_is_two_steps():
+    "A value that `near` holds within two steps is cut there, to the digit; without it nothing is. No grid, no cut."
+    x = torch.tensor([3., -3.])
+    for step,offset in ((.5, 0.), (.5, .25), (torch.tensor(.5), 0.)):
+        assert torch.equal(far(x, step=step, offset=offset), x+1) and torch.equal(free(x, step=step, offset=offset), x+2.5)
+    down = estimator('down', lambda v: v-5, None)
+    assert torch.equal(down(x, step=.5), x-1)
+    assert torch.equal(far(x), x+5)
+    within = estimator('within', lambda v: v+1.75, None)
+    assert torch.equal(within(x, step=.5), x+.875)
+    huge = torch.tensor([3e38, -3e38])
+    assert torch.equal(plain(huge, step=.3), plain(huge, step=torch.tensor(.3))) and plain(huge, step=.3).isfinite().all()
+
+def test_broadcast_of_a_knob():
+    "A value of the knob's shape is a tensor of its own, not a view; x gets its own shape back, summed."
+    x = leaf([[.25], [1.75]])
+    step = torch.tensor([.5, 1., 2.])
+    for f in (plain, cubic):
+        y = f(x, step=step)
+        assert y.shape == (2, 3) and grads(y, x)[0].shape == (2, 1)
+        assert torch.equal(y.detach(), torch.stack([f(x[:, 0].detach(), step=s) for s in step.tolist()], 1))
+    y = gentle(x.detach(), step, hard=True)
+    assert y.shape == (2, 3) and y.stride() == (3, 1)
+    y[0, 0] = 9.
+    assert y[0, 1] == 0
+    gx, = grads(plain(x, step=step), x)
+    assert gx.flatten().tolist() == [3., 3.]
+
+# --- gradients
+def test_grid_gradients():
+    "Of a slope of 1: F(v)-v for the step, 0 for the offset; of a curve: F(v) - v F'(v) and 1-F'(v). By hand at eighths, exact."
+    x,v = [.75, -.5, 3.],torch.tensor([.75, -.5, 3.])/2
+    q = v-v.round()
+    for f,value,slope in ((plain, v.round(), torch.ones(3)), (cubic, v.round()+q**3, 3*q*q), (cubic.hard, v.round(), 3*q*q)):
+        for weights in (torch.ones(3), torch.tensor([1., 2., -1.])):
+            a,s,o = leaf(x),leaf(2.),leaf(0.)
+            gx,gs,go = torch.autograd.grad(f(a, step=s, offset=o), (a, s, o), weights)
+            assert torch.equal(gx, weights*slope)
+            assert gs == (weights*(value-v*slope)).sum() and go == (weights*(1-slope)).sum()
+            a,s,o = leaf(x),leaf(2.),leaf(0.)
+            others = torch.autograd.grad(compiled(lambda a, s, o: f(a, step=s, offset=o))(a, s, o), (a, s, o), weights)
+            assert all(torch.allclose(p, q, atol=1e-6) for p,q in zip(others, (gx, gs, go)))
+
+@pytest.mark.parametrize('wanted', ([0], [1], [2], [0, 1], [0, 2], [1, 2], [3], [0, 3], [1, 3], [2, 3], [0, 1, 2, 3]), ids=str)
+def test_only_what_is_wanted(wanted):
+    "Of x, step, offset and a knob each gets its own gradient, whichever of the others do."
+    values = [.75, -.5, 3.],.5,.25,.5
+    def ask(which):
+        ts = [leaf(v) if i in which else torch.tensor(v) for i,v in enumerate(values)]
+        y = gentle(ts[0], ts[3], step=ts[1], offset=ts[2])
+        return y.detach(),grads(y, *[ts[i] for i in which])
+    (y,some),(z,every) = ask(wanted),ask([0, 1, 2, 3])
+    assert torch.equal(y, z) and all(torch.equal(g, every[i]) for i,g in zip(wanted, some))
+    x,s,o,a = map(torch.tensor, values)
+    v = (x-o)/s
+    q = v-v.round()
+    want = torch.full((3,), .5),(v.round()+.5*q-.5*v).sum(),torch.tensor(1.5),(q*s).sum()
+    assert all(torch.allclose(g, w, atol=1e-6) for g,w in zip(every, want))
+
+def test_several_knobs_learn():
+    "Each its own, by number and by tensor; one that does not learn has none."
+    two = estimator('two', lambda v, a, b: a*v+b, lambda v, a, b: a+0*v, lambda v, a, b: a*v+b, near=False, a={}, b={})
+    x = torch.tensor([1., 2., 4.])
+    for learn in ('a', 'b', 'ab'):
+        a,b = (torch.tensor(v, requires_grad=n in learn) for n,v in (('a', 3.), ('b', 5.)))
+        got = grads(two(x, a, b, step=2.), *[t for t in (a, b) if t.requires_grad])
+        assert [g.item() for g in got] == [{'a': 7., 'b': 6.}[n] for n in learn]
+    a = leaf([1., 1., 1.])
+    assert grads(two(x, a, 5., step=2.), a)[0].tolist() == [1., 2., 4.]
+
+@pytest.mark.parametrize('f', (plain, cubic, cubic.hard), ids=('plain', 'cubic', 'hard'))
+def test_step_at_infinity(f):
+    "An infinite x teaches the step nothing, and the rest of the tensor still does."
+    for at in ([INF, .75], [-INF, .75]):
+        x,s = leaf(at),leaf(.5)
+        with_it, = grads(f(x, step=s), s)
+        alone = leaf(.5)
+        assert with_it == grads(f(leaf([.75]), step=alone), alone)[0]
+
+def test_clipped_step_at_infinity():
+    "A value that is clipped there is what the step is multiplied by, and nothing else."
+    clip = estimator('clip', lambda v: v.clamp(-2, 3), lambda v: ((v >= -2) & (v <= 3)).to(v.dtype), near=False)
+    for at,want in ((INF, 3.), (-INF, -2.), (100., 3.)):
+        s = leaf(.5)
+        assert grads(clip(torch.tensor([at]), step=s), s)[0] == want
+
+def test_dtypes_of_gradients():
+    "Each in the dtype of what it is for."
+    for dtype in FLOATS:
+        for knob in (torch.float32, torch.float64):
+            x,s,a = leaf([.3, 1.7], dtype),leaf(.5, knob),leaf(.5, knob)
+            y = gentle(x, a, step=s)
+            assert y.dtype == dtype and [g.dtype for g in grads(y, x, s, a)] == [dtype, knob, knob]
+
+def test_second_derivative():
+    "Of a slope that depends on x, by a second backward with a graph, a third, and none where none is asked for."
+    x = leaf([.25, 1.75])
+    first, = torch.autograd.grad(cubic(x).sum(), x, create_graph=True)
+    second, = torch.autograd.grad(first.sum(), x, create_graph=True)
+    third, = torch.autograd.grad(second.sum(), x)
+    q = torch.tensor([.25, -.25])
+    assert torch.equal(first, 3*q*q) and torch.equal(second, 6*q) and torch.equal(third, torch.full((2,), 6.))
+    again, = torch.autograd.grad(cubic(x).sum(), x)
+    assert not again.requires_grad
+    s = leaf(.5)
+    gx,gs = torch.autograd.grad(cubic(x, step=s).sum(), (x, s), create_graph=True)
+    assert gx.requires_grad and gs.requires_grad
+    assert torch.autograd.gradgradcheck(lambda x, s, a: bent(x, a, step=s), (leaf([.3, 1.7], torch.float64), leaf(.5, torch.float64), leaf(2., torch.float64)))
+
+def saved(f):
+    "The shapes that autograd keeps."
+    found = []
+    def pack(t):
+        found.append(tuple(t.shape))
+        return t
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): f()
+    return found
+
+def test_what_is_kept():
+    "x for a slope, x and tensor knobs where one learns, nothing for a slope of 1: also on a grid that does not learn."
+    x,s = torch.zeros(4, requires_grad=True),torch.tensor(.5)
+    assert saved(lambda: plain(x)) == saved(lambda: plain(x, step=.5)) == saved(lambda: plain(x, step=s)) == []
+    assert saved(lambda: cubic(x)) == [(4,)]
+    assert saved(lambda: plain(x, step=torch.ones(4))) == []
+    assert sorted(saved(lambda: plain(x, step=leaf(.5)))) == [(), (4,)]
+    assert sorted(saved(lambda: plain(x.detach(), step=leaf(.5)))) == [(), (4,)]
+    assert saved(lambda: plain(x.detach(), step=s)) == saved(lambda: cubic(x.detach())) == []
+    with torch.no_grad(): assert not cubic(x).requires_grad and saved(lambda: cubic(x)) == []
+
+def test_a_constant_knob_has_no_gradient():
+    "A tensor that does not learn changes nothing but the value, on every path."
+    s = torch.tensor(.5)
+    for f in (plain, cubic):
+        x = leaf([.3, 1.7])
+        y = f(x, step=s)
+        assert same(y, f(x, step=.5)) and y.requires_grad and not f(x.detach(), step=s).requires_grad
+        assert torch.equal(grads(y, x)[0], grads(f(x, step=.5), x)[0])
+    assert plain(torch.tensor([.3]), step=leaf(.5)).requires_grad
+
+def test_tangents_of_the_grid():
+    "Forward mode in the step and the offset is backward mode."
+    x,s,o = torch.tensor([.3, 1.7, -2.6]),torch.tensor(.5),torch.tensor(.1)
+    for f in (plain, cubic, cubic.hard):
+        with forward_ad.dual_level():
+            t = forward_ad.unpack_dual(f(x, step=forward_ad.make_dual(s, torch.tensor(1.)), offset=o)).tangent
+            u = forward_ad.unpack_dual(f(x, step=s, offset=forward_ad.make_dual(o, torch.tensor(1.)))).tangent
+        a,b = s.clone().requires_grad_(),o.clone().requires_grad_()
+        ga,gb = grads(f(x, step=a, offset=b), a, b)
+        assert torch.allclose(t.sum(), ga, atol=1e-5) and torch.allclose(u.sum(), gb, atol=1e-5)
+
+def test_slope_of_a_transform_at_integers():
+    "A curve whose slope is not 0 at integers keeps it there, with the value exact and the zero signed."
+    x = torch.tensor([0., -0., 2., -3.])
+    for w in WAYS.values(): assert same(w(lambda x: gentle(x, .5))(x), x)
+    assert torch.func.vmap(torch.func.grad(lambda x: gentle(x, .5)))(x).tolist() == [.5]*4
+
+# --- straight_through, pick, maths
+@pytest.mark.parametrize('way', (lambda f: f, transformed), ids=('eager', 'vmap'))
+def test_straight_through(way):
+    "The value bit for bit, wherever infinity and nan are, in a new tensor."
+    hard = torch.tensor([1., -0., INF, -INF, INF, NAN, 2., 3., -INF])
+    soft = torch.tensor([.5, 5., INF, -INF, 1., 1., INF, -INF, INF])
+    y = way(straight_through)(hard, soft)
+    assert same(y, hard) and y.data_ptr() not in (hard.data_ptr(), soft.data_ptr())
+    t,h = soft.clone().requires_grad_(),hard.clone().requires_grad_()
+    gh,gt = torch.autograd.grad(way(straight_through)(h, t).nan_to_num(0., 0., 0.).sum() if False else way(straight_through)(h, t), (h, t), torch.ones(9), allow_unused=True)
+    assert gh is None or not gh.any()
+    assert gt[[0, 1, 2, 3, 4, 5]].tolist() == [1.]*6
+
+def test_straight_through_tangent():
+    hard,soft = torch.tensor([1., INF, INF]),torch.tensor([.5, INF, 1.])
+    y,t = torch.func.jvp(lambda s: straight_through(hard, s), (soft,), (torch.tensor([3., 5., 7.]),))
+    assert same(y, hard) and t.tolist() == [3., 5., 7.]
+    for bad in (soft[:2], soft.double()):
+        with pytest.raises(ValueError, match='^straight_through: hard is .*make them alike'): straight_through(hard, bad)
+    with pytest.raises(TypeError, match='^straight_through: hard must'): straight_through([1.], soft)
+    with pytest.raises(TypeError, match='^straight_through: soft must'): straight_through(hard, [1.])
+
+def test_pick():
+    "A bool calls one, a tensor both."
+    called = []
+    def yes(v): called.append('yes'); return v+1
+    def no(v): called.append('no'); return v-1
+    v = torch.tensor([1., 2.])
+    assert torch.equal(pick(True, yes, no, v), v+1) and called == ['yes']
+    assert torch.equal(pick(False, yes, no, v), v-1) and called == ['yes', 'no']
+    assert pick(torch.tensor([True, False]), yes, no, v).tolist() == [2., 1.] and called == ['yes', 'no']*2
+    assert maths(2.) is math and maths(2) is math and maths(v) is torch
+
+# --- arguments
+def test_ranges():
+    "Each knob's own, in order, open or closed, at its very ends."
+    x = torch.zeros(2)
+    assert torch.equal(gentle(x, 2.), x) and torch.equal(gentle(x, 0), x)
+    for f,args,kw,arg,text in ((gentle, (2.1,), {}, 'a', r'\[0, 2\]'), (gentle, (-.1,), {}, 'a', r'\[0, 2\]'), (bent, (1.,), {}, 'a', r'\(1, inf\)'),
+            (bent, (INF,), {}, 'a', r'\(1, inf\)'), (plain, (), dict(step=0.), 'step', r'\(0, inf\)'), (plain, (), dict(step=INF), 'step', r'\(0, inf\)'),
+            (plain, (), dict(offset=-INF), 'offset', r'\(-inf, inf\)'), (plain, (), dict(offset=NAN), 'offset', r'\(-inf, inf\)')):
+        with pytest.raises(ValueError, match=f'^{f.name if hasattr(f, "name") else f.soft.name}: {arg} must be in {text}, got'): f(x, *args, **kw)
+    default = estimator('default', lambda v, a: v, None, a={})
+    assert torch.equal(default(x, INF), x) and torch.equal(default(x, 0.), x) and torch.equal(default(x, torch.tensor(-3.)), x)
+    with pytest.raises(ValueError, match=r'\[0, inf\], got -1e-09'): default(x, -1e-9)
+
+def test_check_knob():
+    x = torch.zeros(2, 3)
+    for k in (1., 1, torch.tensor(1.), torch.ones(3), torch.ones(2, 1), torch.ones(4, 1, 3), torch.ones(())):
+        got = check_knob(k, x, 'f', 'k')
+        assert got is k or type(k) is int and type(got) is float and got == 1.
+    assert check_knob(0, x, 'f', 'k') == 0 and check_knob(INF, x, 'f', 'k') == INF and check_knob(2, x, 'f', 'k', 2., 2.) == 2
+    for k,kw in ((-1e-300, {}), (0., dict(open=True)), (INF, dict(open=True)), (NAN, {}), (3, dict(hi=2.)), (1.5, dict(lo=2.))):
+        with pytest.raises(ValueError, match=r'^f: k must be in [\[(].*[\])], got'): check_knob(k, x, 'f', 'k', **kw)
+    for k in (torch.ones(2), torch.ones(2, 2)):
+        with pytest.raises(ValueError, match='^f: k of shape .* does not broadcast with x of shape'): check_knob(k, x, 'f', 'k')
+    with pytest.raises(ValueError, match='^f: k is on meta and x on cpu'): check_knob(torch.ones((), device='meta'), x, 'f', 'k')
+    with pytest.raises(ValueError, match='^f: k is on cpu and x on meta'): check_knob(torch.ones(3), x.to('meta'), 'f', 'k')
+    cpu = torch.ones(())
+    assert check_knob(cpu, x.to('meta'), 'f', 'k') is cpu
+    for k in (True, False, 'a', None, 1j):
+        with pytest.raises(TypeError, match='^f: k must be a number or a torch.Tensor, got'): check_knob(k, x, 'f', 'k')
+    with pytest.raises(TypeError, match='^f: k must be float16'): check_knob(torch.tensor(1), x, 'f', 'k')
+
+def test_check_count():
+    assert check_count(0, 'f', 'k') == 0 and check_count(10**6, 'f', 'k') == 10**6 and check_count(5, 'f', 'k', 5, 5) == 5
+    for k,args,text in ((-1, (), '>= 0'), (1, (2,), '>= 2'), (6, (0, 5), r'in \[0, 5\]'), (4, (5, 9), r'in \[5, 9\]')):
+        with pytest.raises(ValueError, match=f'^f: k must be {text}, got {k}$'): check_count(k, 'f', 'k', *args)
+    for k in (True, 1., '1', None, torch.tensor(1)):
+        with pytest.raises(TypeError, match='^f: k must be an int, got'): check_count(k, 'f', 'k')
+
+def test_check_input():
+    class Mine(torch.Tensor): pass
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    for t in (torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.ones(2).as_subclass(Mine), torch.ones(2, dtype=torch.float64), nested):
+        assert check_input(t, 'f') is t
+    for t,text in ((1., 'got float; use torch.as_tensor'), (torch.arange(2), 'got torch.int64; it is on the grid already; use y.float'), (torch.ones(2)*1j, 'got torch.complex64; round y.real and y.imag'),
+            (torch.eye(2).to_sparse(), 'must be dense, got layout torch.sparse_coo'), (torch.ones(2).to(torch.float8_e5m2), r'got torch.float8_e5m2; use y.float\(\)'),
+            (torch.ones(2) > 0, 'got torch.bool')):
+        with pytest.raises(TypeError, match=f'^f: y .*{text}'): check_input(t, 'f', 'y')
+    with pytest.raises(TypeError, match='^f: x must'): check_input(1., 'f')
