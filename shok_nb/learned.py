@@ -10,7 +10,7 @@ __all__ = ['rectified_sigmoid', 'adaround_init', 'adaround', 'adaround_penalty',
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob
+from .core import check_count, check_input, check_knob, _lean, _saturate
 from .ste import floor_ste, round_ste
 
 # %% ../nbs/53_learned.ipynb #85547b64
@@ -30,7 +30,7 @@ def rectified_sigmoid(
     "Stretched and clipped sigmoid (arXiv:1712.01312; 2004.10568, eq. 23). Integer `v` or ends inside [0, 1] raises."
     check_input(v, 'rectified_sigmoid', 'v')
     check_knob(zeta, v, 'rectified_sigmoid', 'zeta', 1., open=True), check_knob(gamma, v, 'rectified_sigmoid', 'gamma', -math.inf, 0., open=True)
-    return (torch.sigmoid(v)*(zeta-gamma)+gamma).clamp(0, 1)
+    return _lean(_saturate, torch.sigmoid(v)*(zeta-gamma)+gamma, 0., 1.)
 
 def adaround_init(
     w:Tensor,                # Weights; floating dtype
@@ -114,5 +114,5 @@ def signround_range(
     check_count(bits, 'signround_range', 'bits', 1, 24)
     low,high = check_input(w, 'signround_range', 'w').detach().aminmax(dim=dim, keepdim=dim is not None)
     low,high = low.clamp(max=0)*beta,high.clamp(min=0)*alpha
-    scale = ((high-low)/(2**bits-1)).clamp(min=torch.finfo(w.dtype).tiny)
+    scale = _saturate((high-low)/(2**bits-1), torch.finfo(w.dtype).tiny)
     return scale,-low/scale

@@ -9,7 +9,7 @@ __all__ = ['local_expectation', 'reinmax_round', 'sga_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_knob, estimator, _cached, _finite, _mask, _scalar
+from .core import check_count, check_knob, estimator, _cached, _finite, _mask, _saturate, _scalar
 from .pieces import _wide, _widen
 from .random import _grid, _toss, uniform_like
 
@@ -36,7 +36,7 @@ def _above(v):
 def _reinmax(v, u):
     "Half over the chance of the neighbour that `_toss` draws, at least the smallest that `u` can tell from 0; 1 where there is no other."
     p,u = _above(v),_scalar(u, v)
-    w = .5/(p - _mask(p.detach() <= u, u)).abs().clamp(min=2**-24)
+    w = .5/_saturate((p - _mask(p.detach() <= u, u)).abs(), 2**-24)
     return w + .5*_mask(p.detach() == 0, p.detach())
 
 def _reinmax_plain(v, u):
@@ -68,7 +68,7 @@ _CHANCES = dict(                                           # log probability of 
 _THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5, .98/1.5))     # its power, and d over the distance
 _EDGE = 1e-6                                               # distances are kept this far from 0 and 1
 
-def _inside(d): return d.clamp(_EDGE, 1-_EDGE)
+def _inside(d): return _saturate(d, _EDGE, 1-_EDGE)
 def _noise(u, p): return _scalar(u, p).clamp(min=2**-26)
 def _inner(d): return _mask((d >= _EDGE) & (d <= 1-_EDGE), d)
 
@@ -82,6 +82,10 @@ def _sga(kind, neighbours):
         return torch.sigmoid((odds/t + torch.logit(_noise(u, p)))/t)
     def two(v, t, a, u):
         p = _above(v)
+        return v.floor().detach() + upper(p, t, a, u)*_mask(p > 0, p)
+    def two_plain(v, t, a, u):
+        p = _above(v)
+        p = torch.where((p >= _EDGE) & (p <= 1-_EDGE), p, p.detach())      # of 1-p, rounding may leave none beyond
         return v.floor().detach() + upper(p, t, a, u)*_mask(p > 0, p)
     def two_slope(v, t, a, u):
         p = _above(v)
@@ -105,8 +109,8 @@ def _sga(kind, neighbours):
         s = [steep(_inside(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
         mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
         return _finite((w[2]*(s[2]-mean) - w[0]*(s[0]-mean))*(r*power)/(t*t))*_mask(v.abs() < math.inf, v)
-    value,slope = (two, two_slope) if neighbours == 2 else (three, three_slope)
-    return estimator('sga_round', value, slope, value, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)})
+    value,slope,plain = (two, two_slope, two_plain) if neighbours == 2 else (three, three_slope, three)
+    return estimator('sga_round', value, slope, plain, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)})
 
 # %% ../nbs/32_neighbours.ipynb #46168270
 def sga_round(
