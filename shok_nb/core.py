@@ -21,6 +21,15 @@ def _finite(t):
     "`t`, 0 where it is nan because there is no distance from infinity."
     return torch.where(t == t, t, 0.) if torch.compiler.is_compiling() else torch.nan_to_num(t)      # each the faster one there
 
+def _saturate(v, lower=None, upper=None):
+    "`v` held between numbers or tensors; its slope is 1 at the ends too, and 0 beyond, where a tensor has it."
+    learns = any(isinstance(t, Tensor) and t.requires_grad for t in (v, lower, upper))
+    followed = _transformed() or torch.is_grad_enabled() and (learns or torch.compiler.is_compiling())
+    alike = lower is None or upper is None or isinstance(lower, Tensor) == isinstance(upper, Tensor)
+    w = v.detach() if followed else v
+    held = w.clamp(lower, upper) if alike else w.clamp(min=lower).clamp(max=upper)
+    return torch.where(held == v, v, held) if followed else held
+
 def _centre(v):
     "The nearest integer to `v` and the error of rounding to it, 0 where `v` is infinite."
     n = torch.round(v)
@@ -40,7 +49,7 @@ def _scalar(k, v):
 
 def _mask(c, v):
     "The bools `c` as 0. and 1.; compiled, a branch that needs `v` keeps `c` from being saved for backward, slower than all the rest."
-    return torch.where(c, v.clamp(1, 1), 0.) if torch.compiler.is_compiling() and v.device.type == 'cpu' else c.to(v.dtype)
+    return torch.where(c, v.detach().clamp(1, 1), 0.) if torch.compiler.is_compiling() and v.device.type == 'cpu' else c.to(v.dtype)
 
 def _spread(y, *knobs):
     "`y` in the shape it has together with the knobs."
@@ -71,7 +80,7 @@ def _on_grid(f, near, x, step, offset, *knobs):
     if not _zero(offset): y = y + offset
     if not near or exporting(): return y
     xd,margin = x.detach(),2*(step.detach() if isinstance(step, Tensor) else step)
-    return torch.minimum(torch.maximum(y, xd-margin), xd+margin)
+    return _saturate(y, xd-margin, xd+margin)
 
 # %% ../nbs/01_core.ipynb #ce5fcdc8
 _SINE = [(-1)**k*math.pi**(2*k+2)/math.factorial(2*k+3) for k in range(30)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from .compat import exporting, transformed
-from .core import check_count, check_input, check_knob, straight_through, _pass, _shown
+from .core import check_count, check_input, check_knob, straight_through, _pass, _saturate, _shown
 from .pieces import _wide
 from .random import check_random, uniform_like, _toss
 
@@ -58,7 +58,7 @@ def _largest(g, dim, eps=0., group=None):
         m = torch.maximum(high, -low)
     m = m.to(wide).nan_to_num(math.inf, math.inf)          # the maximum of a nan depends on the backend
     if group is not None: torch.distributed.all_reduce(m, torch.distributed.ReduceOp.MAX, group)
-    return m.clamp(min=eps)
+    return _saturate(m, eps)
 
 def _over(m): return torch.where(m == 0, 1., m)            # what to divide by
 

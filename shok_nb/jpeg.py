@@ -10,7 +10,7 @@ import functools, io, math
 import torch, torch.nn.functional as F
 from collections.abc import Callable, Iterable
 from torch import Tensor
-from .core import check_input
+from .core import check_input, _saturate
 from .ste import round_ste
 
 # %% ../nbs/71_jpeg.ipynb #4f21fae1
@@ -128,7 +128,7 @@ def _plane(p, table, rounding, whole):
     K,table = _waves(p),table.flatten(-2)[..., None, None, None, :]
     c = _blocks(_pad(p, 8, 8)-128) @ K.T
     c = rounding(whole(8*c)/8/table)*table
-    return whole(_unblocks(c @ K)[..., :p.shape[-2], :p.shape[-1]] + 128).clamp(0, 255)
+    return _saturate(whole(_unblocks(c @ K)[..., :p.shape[-2], :p.shape[-1]] + 128), 0., 255.)
 
 def jpeg(
     images:Tensor,                    # Luma (B, 1, H, W) or RGB (B, 3, H, W) in grey levels [0, 255]; any size
@@ -150,7 +150,7 @@ def jpeg(
         if half: planes[1:] = [whole(_halve(p), 1/8) for p in planes[1:]]
         planes = [_plane(p, tables[..., min(i, 1), :, :], rounding, whole) for i,p in enumerate(planes)]
         if half: planes[1:] = [whole(_double(p, *x.shape[2:]), -1/32) for p in planes[1:]]
-        return whole(_rgb(*planes)).clamp(0, 255).to(images.dtype)
+        return _saturate(whole(_rgb(*planes)), 0., 255.).to(images.dtype)
 
 # %% ../nbs/71_jpeg.ipynb #1c0bebbd
 def psnr(

@@ -10,7 +10,7 @@ __all__ = ['rectified_sigmoid', 'adaround_init', 'adaround', 'adaround_penalty',
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob
+from .core import check_count, check_input, check_knob, _lean, _saturate
 from .gradient import _check_dim
 from .ste import floor_ste, round_ste
 
@@ -23,7 +23,7 @@ def _steps(w, step, offset, fn):
     return (w.to(torch.promote_types(w.dtype, torch.float32))-offset)/step,step,offset
 
 # %% ../nbs/53_learned.ipynb #5cb2e46e
-def _rectified(v, zeta=1.1, gamma=-.1): return (torch.sigmoid(v)*(zeta-gamma)+gamma).clamp(0, 1)
+def _rectified(v, zeta=1.1, gamma=-.1): return _lean(_saturate, torch.sigmoid(v)*(zeta-gamma)+gamma, 0., 1.)
 
 def rectified_sigmoid(
     v:Tensor,         # Any real numbers; floating dtype
@@ -126,5 +126,5 @@ def signround_range(
         check_knob(k, w, 'signround_range', arg, open=True) for k,arg in ((alpha, 'alpha'), (beta, 'beta')))
     low,high = w.detach().aminmax(dim=dim, keepdim=dim is not None)
     low,high = low.clamp(max=0)*beta,high.clamp(min=0)*alpha
-    scale = ((high-low)/(2**bits-1)).clamp(min=torch.finfo(w.dtype).tiny)
+    scale = _saturate((high-low)/(2**bits-1), torch.finfo(w.dtype).tiny)
     return scale,-low/scale

@@ -9,7 +9,7 @@ __all__ = ['local_expectation', 'reinmax_round', 'sga_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_knob, estimator, _cached, _finite, _scalar
+from .core import check_count, check_knob, estimator, _cached, _finite, _saturate, _scalar
 from .pieces import _wide, _widen
 from .random import _grid, _toss, uniform_like
 
@@ -37,7 +37,7 @@ def _reinmax(v, u):
     "Half over the chance of the neighbour that `_toss` draws, at least the smallest that `u` can tell from 0; 1 where there is no other."
     p,u = _above(v),_scalar(u, v)
     down = 1 - (p.detach()-u).ceil()
-    w = .5/(p-down).abs().clamp(min=2**-24)
+    w = .5/_saturate((p-down).abs(), 2**-24)
     return w + .5*(1 - p.detach().ceil())
 
 def _reinmax_plain(v, u):
@@ -69,7 +69,7 @@ _CHANCES = dict(                                           # log probability of 
 _THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5, .98/1.5))     # its power, and d over the distance
 _EDGE = 1e-6                                               # distances are kept this far from 0 and 1
 
-def _inside(d): return d.clamp(_EDGE, 1-_EDGE)
+def _inside(d): return _saturate(d, _EDGE, 1-_EDGE)
 def _noise(u, p): return _scalar(u, p).clamp(min=2**-26)
 def _inner(d): return 1 - (d-_inside(d)).abs().ceil()      # 1 or 0
 
@@ -83,6 +83,10 @@ def _sga(kind, neighbours):
         return torch.sigmoid((odds/t + torch.logit(_noise(u, p)))/t)
     def two(v, t, a, u):
         p = _above(v)
+        return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
+    def two_plain(v, t, a, u):
+        p = _above(v)
+        p = torch.where((p >= _EDGE) & (p <= 1-_EDGE), p, p.detach())      # of 1-p, rounding may leave none beyond
         return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
     def two_slope(v, t, a, u):
         p = _above(v)
@@ -106,8 +110,8 @@ def _sga(kind, neighbours):
         s = [steep(_inside(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
         mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
         return _finite((w[2]*(s[2]-mean) - w[0]*(s[0]-mean))*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
-    value,slope = (two, two_slope) if neighbours == 2 else (three, three_slope)
-    return estimator('sga_round', value, slope, value, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)}, pure=True)
+    value,slope,plain = (two, two_slope, two_plain) if neighbours == 2 else (three, three_slope, three)
+    return estimator('sga_round', value, slope, plain, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)}, pure=True)
 
 # %% ../nbs/32_neighbours.ipynb #46168270
 def sga_round(

@@ -9,12 +9,12 @@ __all__ = ['fake_quantize', 'lsq', 'lsq_init', 'pact', 'dorefa', 'dorefa_weight'
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, estimator, straight_through, _lean, _pass
+from .core import check_count, check_input, check_knob, estimator, straight_through, _lean, _mask, _pass, _saturate
 from .gradient import scale_grad
 from .random import _WHOLE
 from .signs import clipped_sign
 from .ste import round_ste, sign_ste
-from .surrogates import _clip, _clipped, _within
+from .surrogates import _between, _clip, _clipped, _within
 
 # %% ../nbs/52_quantize.ipynb #0118bb80
 def _zero(z, x, qmin, qmax):
@@ -58,7 +58,7 @@ def fake_quantize(
     v = x.to(torch.promote_types(x.dtype, torch.float32))
     if isinstance(s, Tensor):
         s = s.to(v.dtype)
-        if gradient != 'ste': v = v.clamp(((low-1)*s).detach(), ((high+1)*s).detach())   # keeps 0*inf out of the scale's gradient
+        if gradient != 'ste': v = _lean(_saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())   # keeps 0*inf out of the scale's gradient
     v = v/s
     n = rounding(v)
     at = v if gradient == 'clipped' else n
@@ -94,7 +94,8 @@ def lsq_init(
     check_count(bits, 'lsq_init', 'bits', 1+bool(signed), 24)
     return 2*check_input(x, 'lsq_init').detach().abs().mean()/(2**(bits-bool(signed))-1)**.5
 
-def _below(x, alpha): return torch.where(x >= alpha, alpha, x.clamp(min=0))
+_pact = estimator('pact', lambda v, alpha: _between(v, 0., alpha), lambda v, alpha: _mask((v >= 0) & (v < alpha), v),
+    lambda v, alpha: torch.where(v >= alpha, alpha, _saturate(v, 0.)), near=False, alpha=dict(open=True), pure=True)    # `alpha` itself has the gradient
 
 def pact(
     x:Tensor,           # Activations; any shape, floating dtype
@@ -108,19 +109,23 @@ def pact(
     check_input(x, 'pact')
     alpha = check_knob(alpha, x, 'pact', 'alpha', open=True)
     end,n = alpha.detach() if isinstance(alpha, Tensor) else alpha,2**bits-1
-    return fake_quantize(_lean(_below, x, alpha).to(x.dtype), end/n, 0, 0, n, rounding=rounding, gradient='ste')
+    return fake_quantize(_pact(x, alpha), end/n, 0, 0, n, rounding=rounding, gradient='ste')
 
 # %% ../nbs/52_quantize.ipynb #9d1e4c2a
-def _clamp(v, low, high): return v.clamp(low, high)
+def _levels(v, n): return torch.round(v.clamp(0, 1)*n)/n
+
+def _levels_plain(v, n):
+    soft = _saturate(v, 0., 1.)
+    return _levels(v.detach(), n) - (soft.detach()-soft)
+
+_dorefa = estimator('dorefa', _levels, lambda v, n: _within(v, 0., 1.), _levels_plain, near=False, n=dict(), pure=True)
 
 def dorefa(
     x:Tensor,   # Activations; any shape, floating dtype
     bits:int=8, # Bits per code, 1 to 24
 )->Tensor:      # `x` clipped to [0, 1] on 2**bits levels; dtype of `x`
     "DoReFa's k-bit activations (arXiv:1606.06160, eq. 5). Bad bits or integer `x` raises."
-    n = 2**check_count(bits, 'dorefa', 'bits', 1, 24)-1
-    v = check_input(x, 'dorefa').to(torch.promote_types(x.dtype, torch.float32))
-    return (round_ste(_lean(_clamp, v, 0, 1)*n)/n).to(x.dtype)
+    return _dorefa(x, 2.**check_count(bits, 'dorefa', 'bits', 1, 24)-1)
 
 def dorefa_weight(
     w:Tensor,   # The weights of one layer; floating dtype
@@ -131,7 +136,7 @@ def dorefa_weight(
     v = check_input(w, 'dorefa_weight', 'w').to(torch.promote_types(w.dtype, torch.float32))
     if bits == 1: return straight_through((sign_ste(v)*v.abs().mean()).detach(), v).to(w.dtype)
     t = torch.tanh(v)
-    return (2*dorefa(t/(2*t.abs().amax().clamp(min=torch.finfo(v.dtype).tiny))+.5, bits)-1).to(w.dtype)
+    return (2*dorefa(t/(2*_saturate(t.abs().amax(), torch.finfo(v.dtype).tiny))+.5, bits)-1).to(w.dtype)
 
 # %% ../nbs/52_quantize.ipynb #1696d07a
 def quantized_bits(

@@ -9,14 +9,14 @@ __all__ = ['ramp_round']
 import math
 import torch
 from torch import Tensor
-from .core import estimator, _mask, _scalar
+from .core import estimator, _mask, _saturate, _scalar
 
 # %% ../nbs/25_ramp.ipynb #5b12cb8b
 def _climb(v, gain, threshold):
     big = torch.finfo(v.dtype).max                             # 0*inf has no value
-    return _scalar(gain, v).clamp(max=1e30)*(v.clamp(-big, big) - threshold)
+    return _saturate(_scalar(gain, v), None, 1e30)*(_saturate(v, -big, big) - threshold)
 
-def _value(v, gain, threshold): return _climb(v, gain, threshold).clamp(0, 1)
+def _value(v, gain, threshold): return _saturate(_climb(v, gain, threshold), 0., 1.)
 
 def _slope(v, gain, threshold):
     h,g = _climb(v, gain, threshold),_scalar(gain, v)

@@ -9,7 +9,7 @@ __all__ = ['fsq', 'fsq_index', 'fsq_codes']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob
+from .core import check_count, check_input, check_knob, _lean, _saturate
 from .random import _WHOLE, uniform_like
 from .ste import round_ste
 
@@ -56,7 +56,7 @@ def fsq(
     low,steps,unit = _ladder(levels, symmetric, v)
     h,o,between = steps/2*(1+margin),-steps/2-low,low-low.floor()     # codes are whole, or all of them halfway between
     b = h*torch.tanh(gain*v + torch.atanh(o/h)) - o
-    n = (rounding(b-between) + between).clamp(low, low+steps)
+    n = _lean(_saturate, rounding(b-between) + between, low, low+steps)
     if noise:
         hit,more = (uniform_like(v, generator=generator, seed=seed, draw=i, fn='fsq') for i in (0, 1))
         n = torch.where(hit < noise, b+more-.5, n)

@@ -9,14 +9,14 @@ __all__ = ['sigmoid_round', 'sigmoid_sum_round']
 import math
 import torch
 from torch import Tensor
-from .core import estimator, pick, staircase, _scalar
+from .core import estimator, pick, staircase, _saturate, _scalar
 
 # %% ../nbs/21_sigmoid.ipynb #38acfb20
-def _finite(t, q): return _scalar(t, q).clamp(max=1e30)      # 0*inf has no value
+def _finite(t, q): return _saturate(_scalar(t, q), None, 1e30)      # 0*inf has no value
 
 def _one(v, s, c):
     big = torch.finfo(v.dtype).max
-    return torch.sigmoid(_finite(s, v)*(v.clamp(-big, big) - c))
+    return torch.sigmoid(_finite(s, v)*(_saturate(v, -big, big) - c))
 
 def _incline(v, s, c):
     y = _one(-(v-c).abs(), s, 0.)                           # the smaller half, where 1-y has all its digits
@@ -42,13 +42,13 @@ def _terms(q): return 9 if q.dtype == torch.float64 else 4
 
 def _pairs(q, t):
     "Sigmoids of the ties above and below, per pair: e^(q-d)/T and e^-(q+d)/T at d = k+½."
-    t = _scalar(t, q).clamp(1e-12, _WARM)
+    t = _saturate(_scalar(t, q), 1e-12, _WARM)
     a,b,r = torch.exp((q-.5)/t),torch.exp((-q-.5)/t),torch.exp(-1/t)
     return t,[(a*r**k, b*r**k) for k in range(_terms(q))]
 
 def _waves(q, t):
     "Frequencies and Fourier weights of the logistic density."
-    t = _scalar(t, q).clamp(_WARM, 100.)
+    t = _saturate(_scalar(t, q), _WARM, 100.)
     for k in range(1, _terms(q)+1):
         z = 2*math.pi**2*k*t
         yield k,-(-1)**k*2*z*torch.exp(-z)/-torch.expm1(-2*z)

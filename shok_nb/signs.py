@@ -8,7 +8,7 @@ __all__ = ['clipped_sign', 'approx_sign', 'ede_sign', 'swish_sign', 'reste_sign'
 # %% ../nbs/14_signs.ipynb #06d6d969
 import torch
 from torch import Tensor
-from .core import estimator, _mask, _scalar, _sign, _spread
+from .core import estimator, _mask, _saturate, _scalar, _sign, _spread
 
 # %% ../nbs/14_signs.ipynb #7936bd33
 def _value(v, *knobs): return _spread(_sign(v), *knobs)
@@ -21,7 +21,7 @@ def _surrogate(name, curve, slope, **ranges):
         return _value(v.detach(), *knobs) - (y.detach()-y)
     return estimator(name, _value, lambda v, *knobs: torch.nan_to_num(slope(v.abs(), *knobs)), plain, **ranges, pure=True)
 
-def _upto(q, clip): return torch.where(q <= clip, q, clip)       # a compiled `clamp` gives the end itself either slope
+def _upto(q, clip): return _saturate(q, None, clip)
 
 def _bell(z):
     "sech² for z >= 0, without its overflow."
@@ -29,7 +29,7 @@ def _bell(z):
     return 4*(s - s*s)
 
 def _swish(q, beta):
-    z = (beta*q).clamp(max=1e4)                                  # inf*0 would be nan
+    z = _upto(beta*q, 1e4)                                       # inf*0 would be nan
     return 2*torch.sigmoid(z)*(1 + z*torch.sigmoid(-z)) - 1
 
 def _swish_slope(q, beta):
@@ -41,14 +41,14 @@ _NEAR = .1                                                       # a power law h
 
 def _power(q, o, clip):
     q = _upto(q, clip)
-    return torch.where(q <= _NEAR, q*_NEAR**(1/o-1), q.clamp(min=_NEAR)**(1/o))
+    return torch.where(q <= _NEAR, q*_NEAR**(1/o-1), _saturate(q, _NEAR)**(1/o))
 
 def _power_slope(q, o, clip):
     return q.clamp(min=_NEAR)**(1/o-1) * (1/o + (1-1/o)*_mask(q <= _NEAR, q)) * _mask(q <= clip, q)
 
 _clipped = _surrogate('clipped_sign', _upto, lambda q, c: _mask(q <= c, q), clip=dict(lo=0.))
-_approx = _surrogate('approx_sign', lambda q: (2-q.clamp(max=1))*q.clamp(max=1), lambda q: 2-2*q.clamp(max=1))
-_ede = _surrogate('ede_sign', lambda q, t: torch.tanh(t*q)*(1/_scalar(t, q)).clamp(min=1),
+_approx = _surrogate('approx_sign', lambda q: (2-_upto(q, 1.))*_upto(q, 1.), lambda q: 2-2*q.clamp(max=1))
+_ede = _surrogate('ede_sign', lambda q, t: torch.tanh(t*q)*_saturate(1/_scalar(t, q), 1.),
     lambda q, t: _scalar(t, q).clamp(min=1)*_bell(t*q), t=dict(open=True))
 _swished = _surrogate('swish_sign', _swish, _swish_slope, beta=dict(lo=0.))
 _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict(lo=0.))

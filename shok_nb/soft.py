@@ -9,7 +9,7 @@ __all__ = ['soft_round', 'soft_round_inverse', 'soft_round_conditional_mean', 'l
 import math
 import torch
 from torch import Tensor
-from .core import check_input, maths, pick, staircase, _addcmul
+from .core import check_input, maths, pick, staircase, _addcmul, _saturate
 
 # %% ../nbs/20_soft.ipynb #30819bc8
 def _small(q):
@@ -22,7 +22,7 @@ def _large(q):
 
 def _clamp(a, lo, hi):
     "A tensor takes part in all formulas, so each must survive every alpha."
-    return a.clamp(lo, hi) if isinstance(a, Tensor) else min(max(a, lo), hi)
+    return _saturate(a, lo, hi) if isinstance(a, Tensor) else min(max(a, lo), hi)
 def _below(a, q): return _clamp(a, 0., _small(q))
 def _between(a, q): return _clamp(a, _small(q), _large(q))
 def _beyond(a, q): return _clamp(a, _large(q), math.inf)
@@ -85,7 +85,7 @@ def _undo_closed(u, a):
 def _undo_large(u, a):
     inside = torch.where(u > 0, u, .5)
     y = .5 + torch.logit(inside)/(2*_beyond(a, u))
-    return torch.where(u > 0, y.clamp(0., .5), _undo_closed(u, a))
+    return torch.where(u > 0, _saturate(y, 0., .5), _undo_closed(u, a))
 
 def _undo_series(u, a):
     a = _below(a, u)
@@ -94,12 +94,12 @@ def _undo_series(u, a):
 
 def _mean_closed(q, a):
     a,m = _between(a, q),maths(a)
-    return (torch.log1p((4*m.tanh(a/2))*q/((4/(1+m.exp(a)))*q + (1-2*q)))*(.5/a)).clamp(max=.5)
+    return _saturate(torch.log1p((4*m.tanh(a/2))*q/((4/(1+m.exp(a)))*q + (1-2*q)))*(.5/a), None, .5)
 
 def _mean_large(q, a):
     inside = torch.where(q < .5, q, 0.)
     y = torch.atanh(2*inside)/_beyond(a, q)
-    return torch.where(q < .5, y.clamp(0., .5), _mean_closed(q, a))
+    return torch.where(q < .5, _saturate(y, 0., .5), _mean_closed(q, a))
 
 def _mean_series(q, a):
     a = _below(a, q)

@@ -9,7 +9,7 @@ __all__ = ['dsq_round', 'stable_round', 'clipped_round', 'trust_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _in_steps, _mask, _pass, _scalar, _spread
+from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _in_steps, _mask, _pass, _saturate, _scalar, _spread
 
 # %% ../nbs/13_surrogates.ipynb #07cccc29
 def _sharp(a): return torch.log1p(2*(1-a)/a)
@@ -23,10 +23,14 @@ def _dsq_slope(q, a):
     s = torch.sigmoid(2*_sharp(a)*(q-.5))
     return (s - s*s)*(2*_sharp(a)/(1-a))
 
-def _between(x, lower, upper):
-    "`x` clamped to numbers or tensors that broadcast with it; dtype of `x`."
+def _fitting(x, *ends):
+    "Tensors in the dtype of `x`, numbers that it does not hold as infinity."
     top = torch.finfo(x.dtype).max
-    lower,upper = (k.to(x.dtype) if isinstance(k, Tensor) else k if abs(k) <= top else math.copysign(math.inf, k) for k in (lower, upper))
+    return [k.to(x.dtype) if isinstance(k, Tensor) else k if abs(k) <= top else math.copysign(math.inf, k) for k in ends]
+
+def _between(x, lower, upper):
+    "`x` clamped to numbers or tensors that broadcast with it, never to be differentiated; dtype of `x`."
+    lower,upper = _fitting(x, lower, upper)
     return x.clamp(min=lower).clamp(max=upper)
 
 def _range(x, fn, lower, upper, open=False):
@@ -39,10 +43,6 @@ def _range(x, fn, lower, upper, open=False):
 _cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=dict(hi=1., open=True), pure=True).hard
 
 def _within(v, lower, upper): return _mask((v >= lower) & (v <= upper), v)
-
-def _limit(v, lower, upper):
-    "The same to be differentiated: a compiled `clamp` gives the end itself either slope."
-    return torch.where(v < lower, lower, torch.where(v > upper, upper, v))
 
 @_cached
 def _dsq(levels):
@@ -57,7 +57,7 @@ def _dsq(levels):
     def slope(v, a, lower, upper):
         w,n,_ = grid(v, lower, upper)
         return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*_within(v, lower, upper)
-    def plain(v, a, lower, upper): return _cell.composite(_limit(v, lower, upper), (upper-lower)/(levels-1), lower, a)
+    def plain(v, a, lower, upper): return _cell.composite(_saturate(v, lower, upper), (upper-lower)/(levels-1), lower, a)
     return estimator('dsq_round', value, slope, plain, near=False, alpha=dict(hi=1., open=True), lower=dict(lo=-math.inf, open=True), upper=dict(lo=-math.inf, open=True), pure=True)
 
 # %% ../nbs/13_surrogates.ipynb #9ad5c39f
@@ -102,7 +102,11 @@ def _clip(v, lower, upper): return _between(torch.round(v), lower, upper)
 
 def _inside(v, lower, upper): return _within(torch.round(v), lower, upper)
 
-def _clip_plain(v, lower, upper): return _limit(_pass(v, torch.round(v)), lower, upper)
+def _clip_plain(v, lower, upper): return _saturate(_pass(v, torch.round(v)), *_fitting(v, lower, upper))
+
+def _trust_plain(v, trust, lower, upper):
+    y = _saturate(torch.round(v.detach()), *_fitting(v, lower, upper))
+    return y - torch.where(_trusted(v, trust, lower, upper), v.detach()-v, 0.)
 
 def _trusted(v, trust, lower, upper): return ((v - _clip(v, lower, upper)).abs() <= trust) & (v.abs() < math.inf)
 
@@ -111,8 +115,7 @@ _clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
     lower=dict(lo=-math.inf), upper=dict(lo=-math.inf), pure=True)
 _trust = estimator('trust_round', lambda v, trust, lower, upper: _spread(_clip(v, lower, upper), trust),
     lambda v, *knobs: _mask(_trusted(v, *knobs), v),
-    lambda v, *knobs: _clip(v.detach(), *knobs[1:]) - torch.where(_trusted(v, *knobs), v.detach()-v, 0.),
-    near=False, trust=dict(), lower=dict(lo=-math.inf), upper=dict(lo=-math.inf), pure=True)
+    _trust_plain, near=False, trust=dict(), lower=dict(lo=-math.inf), upper=dict(lo=-math.inf), pure=True)
 
 # %% ../nbs/13_surrogates.ipynb #df5f215e
 def clipped_round(

@@ -194,7 +194,7 @@ class Least(torch.autograd.Function):
 def test_calls_of_python():
     "Nothing on the way looks for what is not there: a call enters a handful of Python functions more than the least Function there is."
     x,leaf = torch.randn(1024),torch.randn(1024, requires_grad=True)
-    assert calls(lambda: round_ste(x)) <= 12 and calls(lambda: round_ste(leaf)) <= calls(lambda: Least.apply(leaf)) + 9
+    assert calls(lambda: round_ste(x)) <= 12 and calls(lambda: round_ste(leaf)) <= max(calls(lambda: Least.apply(leaf)), 6) + 9    # 6, or all in C
     for _ in range(replay._PAYS): soft_round(leaf)
     assert calls(lambda: soft_round(leaf)) <= 48
 

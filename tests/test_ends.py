@@ -1,0 +1,391 @@
+"""Where a value is held at an end the slope is a choice, and this package makes it: 1 at the end itself, 0 one ulp beyond.
+torch chose 1 up to 2.13; from 2.14 it chooses 0 for a number and 1/2 for a tensor. Everything here runs with both, so that no
+formula rests on either: each function at each of its ends and one ulp to both sides, against formulas in Python's floats."""
+import math
+from functools import partial
+import pytest, torch
+import shok_nb as R
+from shok_nb.fsq import fsq
+from shok_nb.jpeg import jpeg
+from shok_nb.learned import adaround, adaround_init, rectified_sigmoid, signround_range
+from shok_nb.neighbours import _reinmax_round, _sga
+from shok_nb.quantize import dorefa, dorefa_weight, fake_quantize, pact, quantized_bits
+from shok_nb.scale_grad import normalize_grad
+
+# --- the other slopes
+def _number(strict):
+    def clamp(x, lower=None, upper=None):
+        if lower is not None: x = torch.where(x <= lower if strict else x < lower, lower, x)
+        return x if upper is None else torch.where(x >= upper if strict else x > upper, upper, x)
+    return clamp
+
+def _halves(x, lower=None, upper=None):
+    if lower is not None: x = torch.maximum(x, lower)
+    return x if upper is None else torch.minimum(x, upper)
+
+def own():
+    x = torch.ones((), requires_grad=True)
+    return torch.autograd.grad(x.clamp(0, 1), x)[0].item()
+
+@pytest.fixture(params=('own', 'other'), autouse=True)
+def slopes(request):
+    "Everything that differentiates asks these entries of torch's table; 'other' is 2.14's on 2.13 and 2.13's on 2.14."
+    if request.param == 'own':
+        yield
+        return
+    before = own()
+    number,tensor = (_number(True), _halves) if before == 1 else (_number(False), _number(False))
+    lib = torch.library.Library('aten', 'IMPL')
+    for key in ('AutogradCPU', 'AutogradMeta'):
+        for kind,f in (('', number), ('.Tensor', tensor)):
+            lib.impl('clamp'+kind, f, key)
+            lib.impl('clamp_min'+kind, f, key)
+            lib.impl('clamp_max'+kind, lambda x, upper, f=f: f(x, None, upper), key)
+    assert own() == 1-before
+    yield
+    lib._destroy()
+    assert own() == before
+
+# --- what is expected
+def beside(v, dtype):
+    "`v` in `dtype`, and the next number on each side."
+    t = torch.tensor(v, dtype=dtype)
+    return [torch.nextafter(t, torch.tensor(s*math.inf, dtype=dtype)).item() for s in (-1, 1)] + [t.item()]
+
+def grid(dtype, xs, *knobs):
+    "All `xs` and one ulp beside them, with each row of `knobs`."
+    return [(x, *k) for v in xs for x in beside(v, dtype) for k in (knobs or [()])]
+
+def hold(x, lower, upper): return min(max(x, lower), upper)
+def inside(x, lower, upper): return float(lower <= x <= upper)
+def sech2(z): return 1/math.cosh(z)**2
+def sigma(z): return 1/(1+math.exp(-z))
+def sign(x): return 1. if x >= 0 else -1.
+
+CASES = {}
+def case(f, points, floor=1e-2):
+    """`want(*point)`: the value and its derivative by each argument, from Python's floats. None: not stated."""
+    def add(want):
+        for dtype in (torch.float32, torch.float64): CASES[want.__name__, dtype] = (f, points(dtype), want, floor)
+        return want
+    return add
+
+@case(R.clipped_round, lambda d: grid(d, (-2.5, -2, -1.5, 1.5, 2, 2.5), (-2., 2.)))
+def clipped_round(x, lower, upper):
+    n = round(x)
+    return hold(n, lower, upper),inside(n, lower, upper),float(n < lower),float(n > upper)
+
+@case(lambda x, s: R.clipped_round(x, -2., 2., step=s), lambda d: grid(d, (-1.25, 1, 1.25), (.5,)))
+def clipped_round_learning_its_step(x, s):
+    v,n = x/s,round(x/s)
+    k = hold(n, -2, 2)
+    return k*s,inside(n, -2, 2),n-v if k == n else k
+
+@case(lambda x, lower, upper: R.trust_round(x, .5, lower=lower, upper=upper), lambda d: grid(d, (-2.5, -2, 2, 2.5), (-2., 2.)))
+def trust_round(x, lower, upper):
+    n = round(x)
+    y = hold(n, lower, upper)
+    return y,float(abs(x-y) <= .5),float(n < lower),float(n > upper)
+
+@case(lambda x, lower, upper: R.dsq_round(x, .2, lower=lower, upper=upper), lambda d: grid(d, (-2, 2, .25), (-2., 2.)))
+def dsq_round(x, lower, upper):
+    "Five levels: s is (upper-lower)/4, and the value lower + s F((x-lower)/s)."
+    if x < lower: return lower,0.,1.,0.
+    if x > upper: return upper,0.,0.,1.
+    s,k = (upper-lower)/4,math.log(2/.2-1)
+    w = (x-lower)/s
+    n = round(w)
+    slope = k*sech2(k*(.5-abs(n-w)))/(2*(1-.2))
+    return n*s+lower,slope,1-slope-(n-w*slope)/4,(n-w*slope)/4
+
+@case(lambda x, s: fake_quantize(x, s, 0, -4, 3), lambda d: grid(d, (-1.125, -1, .75, .875), (.25,)))
+def fake_quantize_saturated(x, s):
+    v,n = x/s,round(x/s)
+    k = hold(n, -4, 3)
+    return k*s,inside(n, -4, 3),n-v if k == n else k
+
+@case(lambda x, s: fake_quantize(x, s, 0, -4, 3, gradient='clipped'), lambda d: grid(d, (-1.125, -1, .75, .875), (.25,)))
+def fake_quantize_clipped(x, s):
+    v,k = x/s,hold(round(x/s), -4, 3)
+    return k*s,inside(v, -4, 3),k-v if -4 <= v <= 3 else k
+
+@case(lambda x, s: fake_quantize(x, s, 0, -4, 3, rounding=lambda v: v/4), lambda d: grid(d, (-1.25, 1, .75), (.25,)))
+def fake_quantize_with_another_rounding(x, s):
+    "Values are held one step beyond the codes, at -5 s and 4 s."
+    return hold(x, -5*s, 4*s)/4,inside(x, -5*s, 4*s)/4,0.
+
+@case(lambda x: quantized_bits(x, 3, gradient='saturated'), lambda d: grid(d, (-1.125, -1, .75, .875)))
+def quantized_bits_saturated(x):
+    n = round(4*x)
+    return hold(n, -4, 3)/4,inside(n, -4, 3)
+
+@case(lambda x, a: pact(x, a, 2), lambda d: grid(d, (0, 1.5, .5), (1.5,)))
+def pact_2_bits(x, a):
+    "The upper end is alpha's, as in the paper."
+    return round(hold(x, 0, a)*3/a)*a/3,float(0 <= x < a),float(x >= a)
+
+@case(lambda x: dorefa(x, 2), lambda d: grid(d, (0, -0., 1, .5)))
+def dorefa_2_bits(x): return round(3*hold(x, 0, 1))/3,inside(x, 0, 1)
+
+@case(R.clipped_sign, lambda d: grid(d, (-1.25, 0, 1.25), (1.25,)))
+def clipped_sign(x, clip): return sign(x),float(abs(x) <= clip),sign(x)*(abs(x) > clip)
+
+@case(R.approx_sign, lambda d: grid(d, (-1, 0, 1)))
+def approx_sign(x): return sign(x),max(2-2*abs(x), 0)
+
+@case(R.ede_sign, lambda d: [(x, t) for t in (.5, *beside(1, d), 2.) for x in (-1.5, -.3, .7)])
+def ede_sign(x, t):
+    "At t = 1 the factor is still 1/t."
+    q,z = abs(x),t*abs(x)
+    return sign(x),max(t, 1)*sech2(z),sign(x)*(q*sech2(z)/t - math.tanh(z)/t**2 if t <= 1 else q*sech2(z))
+
+def reste_sign(near, x, o, clip):
+    q,s = min(abs(x), clip),sign(x)
+    if q <= near: y,dq,do = q*.1**(1/o-1),.1**(1/o-1),-q*.1**(1/o-1)*math.log(.1)/o**2
+    else: y,dq,do = q**(1/o),q**(1/o-1)/o,-q**(1/o)*math.log(q)/o**2
+    return s,dq*(abs(x) <= clip),s*do,s*dq*(abs(x) > clip)
+for d in (torch.float32, torch.float64):
+    CASES['reste_sign', d] = (R.reste_sign, grid(d, (-1.5, .1, 1.5), (3., 1.5)), partial(reste_sign, beside(.1, d)[2]), 1e-2)
+
+def _ramps(d):
+    top = torch.finfo(d).max
+    return [*grid(d, (0, .5, 1), (2., 0.), (4., .25), (1., 0.)), *((.4e-30, g, 0.) for g in beside(1e30, d)),
+        *((x, .5/top, 0.) for x in (top, beside(top, d)[0], -top))]
+def ramp_round(most, x, gain, th):
+    "The gain is held at `most`, 1e30 in the dtype."
+    h = gain*(x-th)
+    if gain > 1e29: return h,gain,x*(gain <= most),-gain
+    return hold(h, 0, 1),gain*inside(h, 0, 1),(x-th)*inside(h, 0, 1),-gain*inside(h, 0, 1)
+
+for d in (torch.float32, torch.float64):
+    CASES['ramp_round', d] = (lambda x, gain, th: R.ramp_round(x, gain, threshold=th), _ramps(d), partial(ramp_round, beside(1e30, d)[2]), 0.)
+
+def _sigmoids(d):
+    top = torch.finfo(d).max
+    return [*((x, beside(1e30, d)[2], 0.) for x in (1e-30, -2e-30)), *((x, 1/top, 0.) for x in (top, beside(top, d)[0], -top))]
+@case(lambda x, s, c: R.sigmoid_round(x, s, center=c), _sigmoids, floor=0.)
+def sigmoid_round(x, s, c):
+    y = sigma(s*(x-c))
+    return y,s*y*(1-y),(x-c)*y*(1-y),-s*y*(1-y)
+
+@case(R.sigmoid_sum_round, lambda d: [(x, t) for t in (*beside(.22, d), .1, *beside(100., d)) for x in (-.7, .3, 1.25)])
+def sigmoid_sum_round(x, t):
+    "A sigmoid per tie; 100 steps of noise are the identity."
+    if t > 99: return x,1.,0.
+    zs = [(x-k-.5)/t for k in range(-40, 40)]
+    steep = [sigma(z)*(1-sigma(z)) for z in zs]
+    return sum(map(sigma, zs))-40,sum(steep)/t,-sum(p*z for p,z in zip(steep, zs))/t
+
+def _alphas(d):
+    fi = torch.finfo(d)
+    return (*beside(fi.eps**(1/6), d), 5., *beside(.9*math.log(fi.max), d))
+
+@case(R.soft_round, lambda d: [(x, a) for a in _alphas(d) for x in (.3, -1.25, .501)])
+def soft_round(x, a):
+    u,T = x-math.floor(x)-.5,math.tanh(a/2)
+    return math.floor(x)+.5+math.tanh(a*u)/T/2,a*sech2(a*u)/T/2,(u*sech2(a*u)/T - math.tanh(a*u)*sech2(a/2)/T**2/2)/2
+
+@case(R.soft_round_inverse, lambda d: [(x, a) for a in _alphas(d) for x in (.3, -1.25, .501)])
+def soft_round_inverse(y, a):
+    u,T = y-math.floor(y)-.5,math.tanh(a/2)
+    rest = sech2(a/2) + T*T*(1-4*u*u)                               # 1-(2uT)²
+    A = math.atanh(2*u*T) if abs(u) < .5 else math.copysign(a/2, u)
+    return math.floor(y)+.5+A/a,2*T/a/rest,-A/a**2 + u*sech2(a/2)/a/rest
+
+@case(R.soft_round_conditional_mean, lambda d: [(x, a) for a in (2., 5., 8.) for x in (-.5, .5, 1.5, .25, -1.75)]
+    + [(x, a) for a in _alphas(d) for x in (.3, -1.25)])
+def soft_round_conditional_mean(z, a):
+    y,*slopes = soft_round_inverse(z-.5, a)
+    return y+.5,*slopes
+
+def _fsq(n): return lambda z, margin: fsq(z[..., None], [n], margin=margin[..., None] if torch.is_tensor(margin) else margin)[..., 0]
+
+def codes(n, z, margin):
+    low,steps = -(n//2),n-1
+    h,o = steps/2*(1+margin),-steps/2-low
+    T = math.tanh(z + math.atanh(o/h))
+    k,there = round(h*T-o),low <= round(h*T-o) <= low+steps
+    return hold(k, low, low+steps)/-low,h*(1-T*T)/-low*there,steps/2*(T - (1-T*T)*(o/h)/(1-(o/h)**2))/-low*there
+for n in (3, 5, 8):
+    for d in (torch.float32, torch.float64):
+        points = [(torch.tensor(z, dtype=d).item(), m) for z in [*(k/4+.03 for k in range(-14, 15)), 9., -9.] for m in (.125, -.0625)]
+        CASES[f'fsq_{n}_levels', d] = (_fsq(n), points, partial(codes, n), 1e-2)
+
+for ends in ((1.5, -1.5), (2.5, -.5)):
+    def rectified(v, ends=ends):
+        "At 0 it is exactly 0 or 1."
+        s,(zeta,gamma) = sigma(v),ends
+        h = s*(zeta-gamma)+gamma
+        return hold(h, 0, 1),s*(1-s)*(zeta-gamma)*inside(h, 0, 1)
+    for d in (torch.float32, torch.float64):
+        CASES[f'rectified_sigmoid_{ends[0]}', d] = (partial(rectified_sigmoid, zeta=ends[0], gamma=ends[1]), [(-1e-3,), (0.,), (1e-3,)], rectified, 1e-2)
+
+_ODDS = dict(atanh=lambda p: (math.atanh(p)-math.atanh(1-p), 1/(1-p*p)+1/(1-(1-p)**2)), linear=lambda p: (math.log(p/(1-p)), 1/(p*(1-p))),
+    cosine=lambda p: (2*math.log(math.tan(math.pi/2*p)), 2*math.pi/math.sin(math.pi*p)), logit=lambda p: (4/3*math.log(p/(1-p)), 4/3/(p*(1-p))))
+for kind in _ODDS:
+    def sga(x, kind=kind):
+        "Distances are kept 1e-6 from both ends; noise .3, temperature 3."
+        odds,slope = _ODDS[kind](hold(x, 1e-6, 1-1e-6))
+        w = sigma((odds/3 + math.log(.3/.7))/3)
+        return w,w*(1-w)*slope/9*inside(x, 1e-6, 1-1e-6)
+    CASES[f'sga_round_{kind}', torch.float64] = (lambda x, kind=kind: _sga(kind, 2)(x, 3., 4/3, .3), grid(torch.float64, (1e-6, 1-1e-6, .5)), sga, 1e-2)
+
+@case(lambda x, s: R.round_ste(x, step=s), lambda d: [(k*2/torch.finfo(d).eps*4, s) for k in (1, -2, 64) for s in (.5, .25)])
+def grid_finer_than_the_dtype(x, s): return x,1.,0.
+
+# --- how it is asked
+def names(keep=lambda name, dtype: True): return [pytest.param(*k, id=f'{k[0]}-{str(k[1])[6:]}') for k in CASES if keep(*k)]
+
+RTOL = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-3, torch.float64: 1e-6}      # a wrong choice errs by 1/2 and more
+
+def check(got, want, dtype, floor, what):
+    "Value and slopes, point by point, relative to themselves or to `floor`, and to one ulp of the smallest numbers; None is not compared."
+    least = torch.finfo(dtype).smallest_normal*torch.finfo(dtype).eps
+    for i,(g,w) in enumerate(zip(got, zip(*want))):
+        for p,(a,b) in enumerate(zip(g.tolist(), w)):
+            close = b is None or abs(a-b) <= max(RTOL[dtype]*max(abs(b), floor), least)
+            assert close, (what, f'slope {i}' if i else 'value', f'point {p}', a, b)
+
+def tensors(points, dtype): return [torch.tensor(c, dtype=dtype) for c in zip(*points)]
+
+def eager(f, ts, **kw):
+    leaves = [t.clone().requires_grad_() for t in ts]
+    y = f(*leaves)
+    return y.detach(),*torch.autograd.grad(y.sum(), leaves, materialize_grads=True, **kw)
+
+def transformed(f, ts):
+    "Name of the transform, the value and the slopes it gives."
+    n = tuple(range(len(ts)))
+    y = f(*ts)
+    yield 'grad',(y, *torch.func.grad(lambda *a: f(*a).sum(), n)(*ts))
+    yield 'vmap(grad)',(torch.vmap(f)(*ts), *torch.vmap(torch.func.grad(f, n))(*ts))
+    yield 'jacrev',(y, *(j.diagonal() for j in torch.func.jacrev(f, n)(*ts)))
+    ones = [tuple(torch.ones_like(t) if i == j else torch.zeros_like(t) for j,t in enumerate(ts)) for i in n]
+    yield 'jvp',(y, *(torch.func.jvp(f, tuple(ts), t)[1] for t in ones))
+
+@pytest.mark.parametrize('name, dtype', names())
+def test_ends(name, dtype):
+    f,points,want,floor = CASES[name, dtype]
+    ts = tensors(points, dtype)
+    expected = [want(*p) for p in zip(*(t.tolist() for t in ts))]
+    with torch.no_grad(): check([f(*ts)], expected, dtype, floor, 'no_grad')
+    check(eager(f, ts), expected, dtype, floor, 'eager')
+    check(eager(f, ts, create_graph=True), expected, dtype, floor, 'create_graph')
+    for what,got in transformed(f, ts): check(got, expected, dtype, floor, what)
+    for knobs in dict.fromkeys(zip(*(t.tolist() for t in ts[1:]))):                         # numbers in place of tensors
+        if name == 'fake_quantize_with_another_rounding': continue                          # holds nothing for a scale that is a number
+        at = [i for i,p in enumerate(zip(*(t.tolist() for t in ts))) if p[1:] == knobs]
+        g,x,some = lambda x: f(x, *knobs),ts[0][at],[expected[i][:2] for i in at]
+        check(eager(g, [x]), some, dtype, floor, f'eager {knobs}')
+        check((g(x), torch.func.grad(lambda x: g(x).sum())(x)), some, dtype, floor, f'grad {knobs}')
+
+@pytest.mark.parametrize('dtype', (torch.float16, torch.bfloat16), ids=str)
+@pytest.mark.parametrize('name', ('clipped_round', 'pact_2_bits', 'dorefa_2_bits', 'clipped_sign', 'approx_sign', 'quantized_bits_saturated'))
+def test_ends_of_halves(name, dtype):
+    f,points,want,floor = CASES[name, torch.float32]
+    ts = tensors([(b, *p[1:]) for p in points[2::3] for b in beside(p[0], dtype)], dtype)
+    expected = [want(*p) for p in zip(*(t.tolist() for t in ts))]
+    for what,got in (('eager', eager(f, ts)), *transformed(f, ts)): check(got, expected, dtype, floor, what)
+
+DOUBLES = [k for k in CASES if k[1] == torch.float64 and k[0] != 'sigmoid_sum_round']      # that one compiles for half as long as all others
+
+@pytest.mark.parametrize('slopes', ('other' if own() == 1 else 'own',), indirect=True)             # those of 2.14
+@pytest.mark.parametrize('group', [DOUBLES[i:i+8] for i in range(0, len(DOUBLES), 8)], ids=lambda g: g[0][0])
+def test_ends_compiled(group):
+    "Eight functions to a graph; compiled gradients, and the gradients of compiled functions."
+    rows = [(CASES[k][0], tensors(CASES[k][1], k[1])) for k in group]
+    flat = [t for _,ts in rows for t in ts]
+    def split(ts):
+        ts = iter(ts)
+        return [[next(ts) for _ in own] for _,own in rows]
+    def f(*flat): return [g(*ts) for (g,_),ts in zip(rows, split(flat))]
+    def loss(*flat): return sum(y.sum() for y in f(*flat))
+    leaves = [t.clone().requires_grad_() for t in flat]
+    ys = torch.compile(f, backend='aot_eager', fullgraph=True)(*leaves)
+    slopes = torch.autograd.grad([y.sum() for y in ys], leaves, materialize_grads=True)
+    inner = torch.compile(torch.func.grad(loss, tuple(range(len(flat)))), backend='aot_eager', fullgraph=True)(*flat)
+    for k,y,a,b in zip(group, ys, split(slopes), split(inner)):
+        _,points,want,floor = CASES[k]
+        expected = [want(*p) for p in zip(*(t.tolist() for t in tensors(points, k[1])))]
+        check((y, *a), expected, k[1], floor, f'compiled {k[0]}')
+        check((y, *b), expected, k[1], floor, f'compiled grad {k[0]}')
+
+# --- what is not elementwise, and second derivatives
+def everywhere(f, x):
+    "The gradient of the 0-d `f` at `x` in eager mode and under transforms."
+    leaf = x.clone().requires_grad_()
+    yield torch.autograd.grad(f(leaf), leaf)[0]
+    yield torch.func.grad(f)(x)
+    yield torch.func.jacrev(f)(x)
+    yield torch.stack([torch.func.jvp(f, (x,), (e.view_as(x),))[1] for e in torch.eye(x.numel(), dtype=x.dtype)]).view_as(x)
+
+@pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
+def test_largest_weight_of_dorefa(dtype):
+    "tanh(w)/2max + ½ is exactly 1 at the largest weight: it passes what the others do, less what it does as the maximum."
+    w,c = torch.tensor([1., .3, -.2], dtype=dtype),torch.tensor([3., 2., 1.], dtype=dtype)
+    t = torch.tanh(w)
+    want = c/t[0] - torch.tensor([1., 0, 0], dtype=dtype)*(c*t).sum()/t[0]**2
+    for g in everywhere(lambda w: (dorefa_weight(w, 3)*c).sum(), w): assert torch.allclose(g, want*(1-t*t), rtol=1e-5)
+
+@pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
+def test_adaround_on_the_grid(dtype):
+    "Weights on the grid start at an end of the rectified sigmoid, some of them exactly."
+    w = torch.arange(-20, 20, dtype=dtype)/4
+    v = torch.cat([adaround_init(w, step=.5), torch.linspace(-4, 4, 11, dtype=dtype)])
+    for _ in range(6): v = torch.cat([v, *(torch.nextafter(v, v+s) for s in (-1, 1))]).unique()
+    s = torch.sigmoid(v)
+    h = s*(1.1+.1)-.1
+    assert (h < 0).any() and (h > 1).any() and (dtype == torch.float64 or (h == 0).any())
+    want = .5*(h >= 0)*(h <= 1)*1.2*s*(1-s)
+    for g in everywhere(lambda v: adaround(torch.zeros_like(v), v, step=.5).sum(), v): assert torch.allclose(g, want, rtol=1e-5, atol=0)
+
+@pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
+def test_smallest_scale_of_signround(dtype):
+    "Fifteen of the smallest normal numbers in fifteen steps: the scale is held at that number and still learns."
+    tiny = torch.finfo(dtype).tiny
+    w,one = torch.tensor([0., 15*tiny], dtype=dtype),torch.ones((), dtype=dtype)
+    assert signround_range(w)[0] == tiny
+    for g in everywhere(lambda a: signround_range(w, a)[0]/tiny, one): assert g == 1
+
+def test_white_and_black_through_jpeg():
+    "A page of one grey level comes back exactly; at both ends the codec without rounding of coefficients is the identity."
+    images = torch.tensor([255., 128., 0.]).view(3, 1, 1, 1).expand(3, 1, 8, 16).contiguous()
+    weights = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    def f(x): return (jpeg(x, 100, lambda c: c, integers=R.round_ste)*weights).sum()
+    assert torch.equal(jpeg(images, 100, lambda c: c, integers=R.round_ste), images)
+    leaf = images.clone().requires_grad_()
+    for g in (torch.autograd.grad(f(leaf), leaf)[0], torch.func.grad(f)(images)): assert torch.allclose(g, weights, atol=1e-4)
+
+def curvatures(f, x):
+    "Second derivatives of an elementwise `f`."
+    leaf = x.clone().requires_grad_()
+    g, = torch.autograd.grad(f(leaf).sum(), leaf, create_graph=True)
+    yield torch.autograd.grad(g.sum(), leaf)[0]
+    yield torch.vmap(torch.func.grad(torch.func.grad(f)))(x)
+
+def test_second_derivatives():
+    "The triangular slope falls by 2 up to its end; reinmax' weight is ½/p, held at p = 2**-24."
+    x = torch.tensor(grid(torch.float64, (-1., 1.)), dtype=torch.float64).flatten()
+    for g in curvatures(R.approx_sign, x): assert torch.equal(g, -2*x.sign()*(x.abs() <= 1))
+    p = torch.tensor(beside(2**-24, torch.float64), dtype=torch.float64)
+    for g in curvatures(lambda v: _reinmax_round(v, 0.), p): assert torch.allclose(g, -.5/p**2*(p >= 2**-24))
+
+def test_second_derivative_of_normalize_grad():
+    "One number divided by its own magnitude is ±1, down to `eps`; below it is that number over `eps`."
+    for g,want in ((.5, 0.), (.5+2**-20, 0.), (.5-2**-20, 2.)):
+        x,v = torch.ones(1, dtype=torch.float64, requires_grad=True),torch.tensor([g], dtype=torch.float64, requires_grad=True)
+        out, = torch.autograd.grad(normalize_grad(x, eps=.5), x, v, create_graph=True)
+        assert torch.autograd.grad(out, v)[0].item() == pytest.approx(want, abs=1e-9)
+
+def test_numbers_and_tensors():
+    "The helper itself: slope 1 at both ends, nothing for an end that is met, 1 for an end that is passed; plain where nobody asks."
+    from shok_nb.core import _saturate
+    for dtype in (torch.float32, torch.float64):
+        x = torch.tensor(grid(dtype, (-1., 1.)), dtype=dtype).flatten()
+        low,high = torch.full_like(x, -1.),torch.full_like(x, 1.)
+        want = [(hold(v, -1, 1), inside(v, -1, 1), float(v < -1), float(v > 1)) for v in x.tolist()]
+        for what,got in (('eager', eager(_saturate, [x, low, high])), *transformed(_saturate, [x, low, high])): check(got, want, dtype, 1., what)
+        for ends in ((-1., 1.), (low, 1.), (-1., high)):
+            check(eager(lambda x: _saturate(x, *ends), [x]), [w[:2] for w in want], dtype, 1., 'mixed')
+        assert torch.equal(_saturate(x, -1., None), x.clamp(min=-1)) and torch.equal(_saturate(x, None, 1.), x.clamp(max=1))
+        assert _saturate(torch.tensor(math.nan), -1., 1.).isnan()
