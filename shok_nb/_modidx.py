@@ -252,6 +252,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'shok_nb.plots.sweep': ('plots.html#sweep', 'shok_nb/plots.py')},
             'shok_nb.quantize': { 'shok_nb.quantize._levels': ('quantize.html#_levels', 'shok_nb/quantize.py'),
                                   'shok_nb.quantize._levels_plain': ('quantize.html#_levels_plain', 'shok_nb/quantize.py'),
+                                  'shok_nb.quantize._pact_plain': ('quantize.html#_pact_plain', 'shok_nb/quantize.py'),
+                                  'shok_nb.quantize._pact_slope': ('quantize.html#_pact_slope', 'shok_nb/quantize.py'),
                                   'shok_nb.quantize._plain': ('quantize.html#_plain', 'shok_nb/quantize.py'),
                                   'shok_nb.quantize._select': ('quantize.html#_select', 'shok_nb/quantize.py'),
                                   'shok_nb.quantize._zero': ('quantize.html#_zero', 'shok_nb/quantize.py'),

@@ -94,8 +94,12 @@ def lsq_init(
     check_count(bits, 'lsq_init', 'bits', 1+bool(signed), 24)
     return 2*check_input(x, 'lsq_init').detach().abs().mean()/(2**(bits-bool(signed))-1)**.5
 
-_pact = estimator('pact', lambda v, alpha: _between(v, 0., alpha), lambda v, alpha: _mask((v >= 0) & (v < alpha), v),
-    lambda v, alpha: torch.where(v >= alpha, alpha, _saturate(v, 0.)), near=False, alpha=dict(open=True), pure=True)    # `alpha` itself has the gradient
+def _pact_slope(v, alpha): return _mask((v >= 0) & (v < alpha), v)
+
+def _pact_plain(v, alpha): return torch.where(v >= alpha, alpha, _saturate(v, 0.))      # the end itself is alpha's
+
+_pact = estimator('pact', lambda v, alpha: _between(v, 0., alpha), _pact_slope, _pact_plain,
+    near=False, alpha=dict(open=True), pure=True)
 
 def pact(
     x:Tensor,           # Activations; any shape, floating dtype
