@@ -48,7 +48,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Row:
-    "What one estimator claims, as it is called without knobs and choices."
+    "What one estimator claims, as it is called without choices."
     f:Callable             # The public function, called as `f(x, **knobs, **choices)`
     slope:str              # What backward multiplies by, as a formula in x, n = round(x), q = |x-n|
     source:str             # arXiv id, or who published it where
@@ -67,6 +67,7 @@ class Row:
     linear:bool=True       # Is the gradient proportional to the incoming one?
     random:bool=False      # Does it draw random numbers?
     unbiased:bool=False    # Is the mean over its noise `x`, at every x?
+    at_default:tuple[str,...]=() # Claims that other knobs may break
     domain:tuple[float,float]=(-2.5, 2.5) # The part of the axis worth a picture
 
     @property
@@ -93,8 +94,10 @@ catalog = (
     Row(dsq_round, 'k sech²(k(½-q)) / 2(1-α), k = ln(2/α-1), in the range', '1908.05033', (Knob('alpha', .2, .01, .9),), on_grid=True,
         mass_one=False, equivariant=False, unbounded=False, grid=False, domain=(-3.5, 3.5)),
     Row(stable_round, '(1-κ cos πq) / (1+κ cos πq), κ = √2πA', '2601.19320', (Knob('amplitude', .21, 0., .22),), on_grid=True, mass_one=False),
-    Row(clipped_round, '1 where n is in the range', '1602.02830', _ends, on_grid=True, mass_one=False, equivariant=False, unbounded=False, domain=(-3.5, 3.5)),
-    Row(trust_round, '1 where |x-f(x)| ≤ T', '2502.05003', (Knob('trust', .5, .05, 2., learns=False), *_ends), on_grid=True, mass_one=False, equivariant=False, unbounded=False, domain=(-3.5, 3.5)),
+    Row(clipped_round, '1 where n is in the range', '1602.02830', _ends, on_grid=True, mass_one=False, equivariant=False, unbounded=False,
+        at_default=('on_grid', 'odd'), domain=(-3.5, 3.5)),
+    Row(trust_round, '1 where |x-f(x)| ≤ T', '2502.05003', (Knob('trust', .5, .05, 2., learns=False), *_ends), on_grid=True, mass_one=False, equivariant=False, unbounded=False,
+        at_default=('on_grid', 'odd'), domain=(-3.5, 3.5)),
     Row(clipped_sign, '1 where |x| ≤ c', '1602.02830', (Knob('clip', 1., .1, 3.),), **_bit),
     Row(approx_sign, '2-2|x| inside [-1, 1]', '1808.00278', **_bit),
     Row(ede_sign, 'max(t, 1) sech²(tx)', '1909.10788', (Knob('t', 1., .1, 10., log=True),), **_bit),
@@ -143,6 +146,10 @@ def _link(s):
     if s[:4].isdigit(): return f'[{s}](https://arxiv.org/abs/{s})'
     return f'[{s}](https://stackoverflow.com/questions/{s[3:]})' if s[:3] == 'SO ' else s
 
+def _tick(r, claim):
+    if not getattr(r, claim): return '·'
+    return '(✓)' if claim in r.at_default else '✓'
+
 def table(
     rows:tuple[Row,...]=catalog, # The rows to show
     claims:bool=True            # Their claims, or else their slopes?
@@ -151,5 +158,5 @@ def table(
     ticks = dict(on_grid='on the grid', exact_slope='exact slope', monotone='monotone', mass_one='mass 1', equivariant='f(x+1) = f(x)+1', unbiased='E f(x) = x')
     head = ['estimator, knobs', *(ticks.values() if claims else ['slope']), 'source']
     lines = [[' '.join([f'`{r.name}`', *(f'`{k.name}={k.default:g}`' for k in r.knobs)]),
-              *(['✓' if getattr(r, c) else '·' for c in ticks] if claims else [r.slope.replace('|', '\\|')]), _link(r.source)] for r in rows]
+              *([_tick(r, c) for c in ticks] if claims else [r.slope.replace('|', '\\|')]), _link(r.source)] for r in rows]
     return '\n'.join('| ' + ' | '.join(l) + ' |' for l in [head, ['---']*len(head), *lines])

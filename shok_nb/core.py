@@ -319,8 +319,10 @@ class estimator:
     def _value(self, needs, x, *rest): return _on_grid(self.value, self.near, x, *rest),*(None for _ in rest)
 
     def _to_step(self, g, v, w, knobs):
-        "F(v) - vF', 0 where both are infinite, and F(v) where a clipped `v` is."
-        return g*torch.nan_to_num(self.value(v, *knobs) - torch.nan_to_num(v*w, 0., math.inf, -math.inf), 0., 0., 0.)
+        "F(v) - vF', 0 where both are infinite, F(v) where a clipped `v` is; so bounded that a sum of many is finite."
+        most = torch.finfo(v.dtype).max**.5
+        d = self.value(v, *knobs) - torch.nan_to_num(v*w, 0., math.inf, -math.inf)
+        return g*torch.nan_to_num(d, 0., 0., 0.).clamp(-most, most)
 
     def _vjp(self, needs, x, g, step, offset, *knobs):
         "Gradients for `x` and each of the rest, None where `needs` has no wish."

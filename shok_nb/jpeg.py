@@ -10,14 +10,12 @@ import functools, io, math
 import torch, torch.nn.functional as F
 from collections.abc import Callable, Iterable
 from torch import Tensor
-from .core import check_input, _saturate
+from .core import check_count, check_input, _saturate
 from .ste import round_ste
 
 # %% ../nbs/71_jpeg.ipynb #4f21fae1
 def _check_quality(quality, fn):
-    if isinstance(quality, bool) or not isinstance(quality, int):
-        raise TypeError(f'{fn}: quality must be an int, got {type(quality).__name__}')
-    if not 1 <= quality <= 100: raise ValueError(f'{fn}: quality must be in [1, 100], got {quality}')
+    check_count(quality, fn, 'quality', 1, 100)
 
 def _check_images(images, fn):
     check_input(images, fn, 'images')

@@ -69,6 +69,7 @@ _CHANCES = dict(                                           # log probability of 
 _THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5, .98/1.5))     # its power, and d over the distance
 _EDGE = 1e-6                                               # distances are kept this far from 0 and 1
 
+def _warm(t): return _saturate(t, 1e-9) if isinstance(t, Tensor) else max(t, 1e-9)     # 1/t² is finite, the result the limit
 def _inside(d): return _saturate(d, _EDGE, 1-_EDGE)
 def _noise(u, p): return _scalar(u, p).clamp(min=2**-26)
 def _inner(d): return 1 - (d-_inside(d)).abs().ceil()      # 1 or 0
@@ -79,6 +80,7 @@ def _sga(kind, neighbours):
     power,r = _THREE[kind]
     def upper(p, t, a, u):
         "Weight of the upper of two neighbours."
+        t = _warm(t)
         odds = chance(_inside(1-p), a) - chance(_inside(p), a)
         return torch.sigmoid((odds/t + torch.logit(_noise(u, p)))/t)
     def two(v, t, a, u):
@@ -90,12 +92,12 @@ def _sga(kind, neighbours):
         return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
     def two_slope(v, t, a, u):
         p = _above(v)
-        w = upper(p, t, a, u)
+        w,t = upper(p, t, a, u),_warm(t)
         return _finite((w - w*w)*(steep(_inside(1-p), a) + steep(_inside(p), a))/-(t*t))*_inner(p)
 
     def weights(p, t, a, us):
         "The nearest integer above the floor, and weight of and distance to the three around it."
-        near = (p.detach()-.5).ceil()
+        near,t = (p.detach()-.5).ceil(),_warm(t)
         gaps = [p-near+1, p-near, p-near-1]
         z = [(power/t*chance(_inside(r*d.abs()), a) - torch.log(-torch.log(_noise(u, p))))/t for d,u in zip(gaps, us)]
         top = torch.maximum(torch.maximum(z[0], z[1]), z[2])
@@ -108,7 +110,7 @@ def _sga(kind, neighbours):
     def three_slope(v, t, a, *us):
         _,gaps,w = weights(_above(v), t, a, us)
         s = [steep(_inside(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
-        mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
+        t,mean = _warm(t),w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
         return _finite((w[2]*(s[2]-mean) - w[0]*(s[0]-mean))*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
     value,slope,plain = (two, two_slope, two_plain) if neighbours == 2 else (three, three_slope, three)
     return estimator('sga_round', value, slope, plain, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)}, pure=True)

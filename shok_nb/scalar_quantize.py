@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 from .core import check_count, check_input, check_knob, _lean, _saturate
+from .pieces import _FLOATS
 from .random import _WHOLE, uniform_like
 from .ste import round_ste
 
@@ -89,6 +90,7 @@ def fsq_codes(
     "The code of each number, inverse of `fsq_index` (arXiv:2309.15505). Float `index` or wrong `levels` raises."
     if not isinstance(index, Tensor) or index.dtype not in _WHOLE or index.layout != torch.strided or index.is_nested:
         raise TypeError(f'fsq_codes: index must be a dense integer Tensor, got {getattr(index, "dtype", type(index).__name__)}')
+    if dtype not in _FLOATS: raise TypeError(f'fsq_codes: dtype must be float16, bfloat16, float32 or float64, got {dtype}')
     levels,i = _checked(levels, 'fsq_codes', dtype),index.long()[..., None]
     like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32), device=index.device)
     low,_,unit = _ladder(levels, symmetric, like)

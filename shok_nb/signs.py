@@ -39,16 +39,27 @@ def _swish_slope(q, beta):
 
 _NEAR = .1                                                       # a power law has no slope at 0: a chord replaces it up to here
 
+def _root(o): return 1/o if isinstance(o, Tensor) else 1/max(o, 1e-30)
+
 def _power(q, o, clip):
-    q = _upto(q, clip)
-    return torch.where(q <= _NEAR, q*_NEAR**(1/o-1), _saturate(q, _NEAR)**(1/o))
+    q,p = _upto(q, clip),_root(o)
+    return torch.where(q <= _NEAR, q*_NEAR**(p-1), _saturate(q, _NEAR)**p)
 
 def _power_slope(q, o, clip):
-    return q.clamp(min=_NEAR)**(1/o-1) * (1/o + (1-1/o)*_mask(q <= _NEAR, q)) * _mask(q <= clip, q)
+    p = _root(o)
+    return q.clamp(min=_NEAR)**(p-1) * (p + (1-p)*_mask(q <= _NEAR, q)) * _mask(q <= clip, q)
+
+def _flat(q, t):
+    "tanh(tq)*max(1/t, 1); where the tanh is still a line its series, free of 1/t²."
+    t = _scalar(t, q)
+    z = t*q
+    line = (z < 1e-4) & (t < 1)
+    z,t = torch.where(line, z, 0.),torch.where(line, 1., t)
+    return torch.where(line, q - q*z*z/3, torch.tanh(t*q)*_saturate(1/t, 1.))
 
 _clipped = _surrogate('clipped_sign', _upto, lambda q, c: _mask(q <= c, q), clip=dict(lo=0.))
 _approx = _surrogate('approx_sign', lambda q: (2-_upto(q, 1.))*_upto(q, 1.), lambda q: 2-2*q.clamp(max=1))
-_ede = _surrogate('ede_sign', lambda q, t: torch.tanh(t*q)*_saturate(1/_scalar(t, q), 1.),
+_ede = _surrogate('ede_sign', _flat,
     lambda q, t: _scalar(t, q).clamp(min=1)*_bell(t*q), t=dict(open=True))
 _swished = _surrogate('swish_sign', _swish, _swish_slope, beta=dict(lo=0.))
 _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict(lo=0.))

@@ -94,7 +94,17 @@ def _undo_series(u, a):
 
 def _mean_closed(q, a):
     a,m = _between(a, q),maths(a)
+    if m is torch: return _mean_of_tensor(q, a)
     return _saturate(torch.log1p((4*m.tanh(a/2))*q/((4/(1+m.exp(a)))*q + (1-2*q)))*(.5/a), None, .5)
+
+def _mean_of_tensor(q, a):
+    "The same; beside a tie as two logarithms, whose derivative in alpha has no square of the vanishing denominator."
+    over,under = 4*torch.tanh(a/2),4*torch.sigmoid(-a)
+    inner,outer = _saturate(q, None, .25),_saturate(q, .25)
+    inside = torch.log1p(over*inner/(under*inner + (1-2*inner)))
+    below = under*outer + (1-2*outer)
+    beside = torch.log(over*outer + below) - torch.log(below)
+    return _saturate(torch.where(q < .25, inside, beside)*(.5/a), None, .5)
 
 def _mean_large(q, a):
     inside = torch.where(q < .5, q, 0.)

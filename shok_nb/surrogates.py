@@ -12,14 +12,18 @@ from torch import Tensor
 from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _in_steps, _mask, _pass, _saturate, _scalar, _spread
 
 # %% ../nbs/13_surrogates.ipynb #07cccc29
-def _sharp(a): return torch.log1p(2*(1-a)/a)
+def _apart(a, q):
+    "`alpha` as a tensor, as far from 0 and 1 as keeps its gradient and the tanh in digits."
+    return _scalar(a, q).clamp(1e-30, 1-torch.finfo(q.dtype).eps/2)
+
+def _sharp(a): return torch.log1p(1-a) - torch.log(a)         # ln(2/a - 1), with a derivative free of 1/a²
 
 def _dsq_rise(q, a):
-    a = _scalar(a, q)
+    a = _apart(a, q)
     return .5 - torch.tanh(_sharp(a)*(.5-q))/(2*(1-a))
 
 def _dsq_slope(q, a):
-    a = _scalar(a, q)
+    a = _apart(a, q)
     s = torch.sigmoid(2*_sharp(a)*(q-.5))
     return (s - s*s)*(2*_sharp(a)/(1-a))
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest, torch
 from estimators import FLOATS, HALVES, generator, near, on_grid, same, slope, variants, with_knobs
 from shok_nb import pieces
-from shok_nb.catalog import catalog
+from shok_nb.catalog import catalog, row
 
 EDGES = [0., -0., .25, -.25, .5, -.5, 1., -1., 1.5, 2.5, -2.5, 7., 1e-6, -1e-6, 1e6, -1e6, 1e-30]
 all_variants = pytest.mark.parametrize('r, f', variants())
@@ -174,3 +174,54 @@ def test_pieces(r, f, dtype, shape, monkeypatch):
         g = torch.randn(shape[::-1], generator=generator()).to(dtype).permute(2, 1, 0)
         assert near(torch.autograd.grad(f(leaf), leaf, g)[0], torch.autograd.grad(rows(leaf), leaf, g.contiguous())[0])
     finally: torch.set_num_threads(1)
+
+def settings(r):
+    "Both ends and the middle of each slider, the other knobs as they are."
+    for k in r.knobs:
+        middle = (k.lo*k.hi)**.5 if k.log else (k.lo+k.hi)/2
+        for v in (k.lo, type(k.default)(middle), k.hi): yield k.name,v
+
+@pytest.mark.parametrize('r, name, v', [pytest.param(r, *s, id=f'{r.name}-{s[0]}-{s[1]:g}') for r in catalog if not r.random for s in settings(r)])
+def test_claims_along_the_slider(r, name, v):
+    """What a row claims without `at_default` holds at every knob. On multiples of 2**-16 both x+k and -x are exact, and 1e-12 is
+    for the rounding of values, relative for slopes."""
+    f = partial(r.f, **{name: v})
+    def claims(c): return getattr(r, c) and c not in r.at_default
+    x = points()
+    x = x[x.abs() > .01].mul(2**16).round().add(.5)/2**16
+    y,w = f(x),slope(f, x)
+    if claims('odd'): assert torch.allclose(f(-x), -y, atol=1e-12, rtol=0) and torch.allclose(slope(f, -x), w, rtol=1e-12)
+    if claims('equivariant'):
+        for k in (1, -3, 40): assert torch.allclose(f(x+k), y+k, atol=1e-12, rtol=0) and torch.allclose(slope(f, x+k), w, rtol=1e-7)
+    if claims('on_grid'): assert torch.equal(y, y.round())
+    if claims('monotone'): assert (f(torch.linspace(-3, 3, 60_001, dtype=torch.float64)).diff() >= -1e-15).all()
+    if claims('mass_one'):
+        # from the integer and from the tie, on a logarithmic scale: some slopes are spikes of width e^-30 at one of them
+        q = torch.logspace(-18, 0, 20_000, dtype=torch.float64)/4
+        area = sum(torch.trapezoid(slope(f, t)*q, q.log()) for t in (q, .5-q, -q, q-.5))
+        assert abs(area-1) < 1e-4
+    if claims('exact_slope'):
+        unit = 10.**-v if name == 'decimals' else 1.
+        h,t = 1e-6*unit,x[x.abs() < 3]
+        t = t[((2*t/unit) - (2*t/unit).round()).abs() > 1e-3]
+        numeric,steep = (f(t+h)-f(t-h))/(2*h),slope(f, t)
+        # central differences err by h²f'''/6: a spike of slope S and width 1/S has f''' up to S³
+        assert torch.allclose(numeric, steep, rtol=1e-3, atol=1e-5)
+
+def test_a_claim_that_needs_the_defaults():
+    "`at_default` is true: these claims are made and fail somewhere."
+    from shok_nb import clipped_round, trust_round
+    x = torch.tensor([9., 2.2])
+    for f in (clipped_round, trust_round):
+        assert row(f).at_default == ('on_grid', 'odd') and row(f).on_grid and row(f).odd
+        assert f(x, upper=2.5).tolist() == [2.5, 2.] and f(-x, upper=2.5).tolist() == [-2., -2.]
+    assert all(getattr(r, c) is True for r in catalog for c in r.at_default)
+
+@pytest.mark.parametrize('r', [r for r in catalog if r.monotone and r.grid and not r.random], ids=lambda r: r.name)
+def test_monotone_to_the_last_bits(r):
+    """On a grid of .3 from .1, 65,536 neighbouring floats from each of five places never fall by more than 4 units in the last place
+    of the largest number on the way, here the step of .3: the last product and sum round once each, the curve by about two."""
+    for start in (-.31, -.05, .09, .249, .39):
+        bits = torch.tensor([start]).view(torch.int32) + torch.arange(65_536, dtype=torch.int32)
+        x = bits.view(torch.float32).sort().values
+        assert r.f(x, step=.3, offset=.1).diff().min() >= -4*torch.finfo(torch.float32).eps*.3

@@ -1,11 +1,15 @@
 "Bad input: the type of the error and a message that names the function, the argument, what came and what to do."
-import math
+import inspect, math, re
+from functools import partial
 import numpy as np
 import pytest, torch
-from estimators import variants
-from shok_nb import round_ste, soft_round, straight_through
+import shok_nb
+from estimators import slope, variants
+from shok_nb import (adaround, adaround_penalty, fake_quantize, flexround, fsq_codes, normalize_grad, quantize_grad, round_ste, signround_range,
+    sine_round, soft_round, straight_through)
 from shok_nb.catalog import catalog, row
-from shok_nb.functions import PassRound
+from shok_nb.functions import PassRound, ScaleGrad, SoftRound
+from shok_nb.random import fold_in, noise_like, uniform_like
 
 X = torch.zeros(2, 3)
 BAD = [([1.5], r'must be a torch\.Tensor, got list; use torch\.as_tensor'), (1.5, 'got float'), (None, 'got NoneType'), (np.ones(2), 'got ndarray'),
@@ -51,7 +55,7 @@ def test_own_messages():
     with pytest.raises(ValueError, match="^round_ste: ties must be one of even, away, zero, up, down, got 'half'"): round_ste(X, ties='half')
     with pytest.raises(ValueError, match=r'^straight_through: hard is torch.float32 of shape \(2, 3\), soft is torch.float64'): straight_through(X, X.double())
     with pytest.raises(ValueError, match="^row: 'round' is not in the catalog"): row(torch.round)
-    with pytest.raises(TypeError, match='^round_ste: x must be'): PassRound.apply([1.])
+    with pytest.raises(TypeError, match='^PassRound: x must be'): PassRound.apply([1.])
 
 def test_errors_inside_compile():
     "The same message, wherever it is raised."
@@ -61,3 +65,148 @@ def test_numbers_of_any_kind():
     "Whatever Python or numpy calls a number is one."
     from fractions import Fraction
     for a in (5, np.float32(5), np.float64(5), np.int64(5), Fraction(5)): assert torch.equal(soft_round(X+.3, a), soft_round(X+.3, 5.))
+
+# --- every public function: the error is its own
+SEED = torch.tensor(0)
+FIRST = dict(straight_through=(X, X), alpha_blend=(X, X, .5), adaround=(X, X), flexround=(X, 1.), fake_quantize=(X, .1), lsq=(X, torch.tensor(.1)),
+    pact=(X, 1.), scale_grad=(X, 1.), fsq=(X, [3, 3, 3]), fsq_index=(X, [3, 3, 3]), local_expectation=(torch.square, X),
+    expected_noise_grad=(torch.square, X), adaround_beta=(1, 10))          # what they are called with, the others with X alone
+NO_TENSOR = {'fsq_codes', 'dead_share'}                                     # of floats: they have tests of their own
+FUNCTIONS = {n: f for n in shok_nb.__all__ if inspect.isfunction(f := getattr(shok_nb, n)) and inspect.signature(f).parameters and n not in NO_TENSOR
+    and not n.endswith(('_schedule', '_callback'))} | dict(uniform_like=uniform_like, noise_like=noise_like)
+
+def strided(): return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+
+@pytest.mark.filterwarnings('ignore')
+def bad_tensors():
+    ones = torch.ones(2, 3)
+    return [[1.5], None, 1.5, 'a', np.ones(2), ones.long(), ones.byte(), ones.bool(), ones*1j, ones.to(torch.float8_e4m3fn), ones.to_sparse(), ones.to_sparse_csr(),
+        torch.quantize_per_tensor(ones, .1, 0, torch.qint8), strided(), torch.nn.UninitializedParameter(), torch.nn.UninitializedBuffer()]
+
+def bad_numbers():
+    ones = torch.ones(3)
+    return [True, '5', 1j, math.nan, [1.], np.ones(3), ones.bool(), ones*1j, ones.to(torch.float8_e4m3fn), ones.to_sparse(), strided(),
+        torch.nn.UninitializedParameter(), torch.ones(2), torch.ones(3, device='meta')]
+
+def arguments(f, kind):
+    "Names of the arguments that are tensors, or numbers (and maybe tensors)."
+    for p in inspect.signature(f).parameters.values():
+        tensor = p.annotation is torch.Tensor and (f.__name__, p.name) != ('lsq', 'step')
+        number = not tensor and ('float' in str(p.annotation) or p.annotation is int or p.name in ('step', 'dim'))
+        if {'tensor': tensor, 'number': number}[kind]: yield p.name
+
+def said(f, name, arg, bad):
+    "The error is of our two types, begins with the function, and names the argument and what came."
+    given = dict(zip(inspect.signature(f).parameters, FIRST.get(name, (X,))))
+    with pytest.raises((TypeError, ValueError)) as e: f(**given | {arg: bad})
+    assert re.match(rf'{name}: {arg} ', str(e.value)), (bad, str(e.value))
+    assert 'got' in str(e.value) or 'shape' in str(e.value) or ' is on ' in str(e.value), str(e.value)
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_every_function_names_itself(name):
+    f = FUNCTIONS[name]
+    for arg in arguments(f, 'tensor'):
+        for bad in bad_tensors(): said(f, name, arg, bad)
+    for arg in arguments(f, 'number'):
+        for bad in bad_numbers(): said(f, name, arg, bad)
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('c', (PassRound, ScaleGrad, SoftRound), ids=lambda c: c.__name__)
+def test_classes_of_shok_name_themselves(c):
+    for bad in bad_tensors():
+        with pytest.raises(TypeError, match=f'^{c.__name__}: x must'): c.apply(bad)
+
+@pytest.mark.parametrize('r, f', variants())
+def test_symbolic_trace(r, f):
+    with pytest.raises(TypeError, match=rf"^{r.name}: .* got Proxy; use torch.export, or torch.fx.wrap\('{r.name}'\)"): torch.fx.symbolic_trace(lambda x: f(x))
+
+@pytest.mark.parametrize('r, f', variants() + [pytest.param(r, r.f, id=r.name) for r in catalog if r.random])
+def test_jagged(r, f):
+    "A jagged tensor is rounded as its values are. Seed 0: the bounds are a few units in the last place of numbers below 16."
+    parts = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n))*3 for n in (2, 4)]
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    for kw in ({}, dict(step=.5), dict(step=torch.tensor(.5, requires_grad=True))) if r.grid else ({},):
+        y = f(x, **kw)
+        g, = torch.autograd.grad(y.sum(), x)
+        assert y.is_nested and g.is_nested
+        if r.random: continue
+        v = torch.cat(parts)
+        assert torch.allclose(y.values(), f(v, **kw), atol=1e-5) and torch.allclose(g.values(), slope(f, v, **kw), rtol=1e-4, atol=1e-4)
+
+def test_strided_nested():
+    with pytest.raises(TypeError, match=r'^soft_round: x must be dense or jagged, got a strided nested tensor; use layout=torch.jagged'): soft_round(strided())
+
+def test_lazy_parameter():
+    with pytest.raises(TypeError, match='^round_ste: step must have a shape, got UninitializedParameter; call its module once'):
+        round_ste(X, step=torch.nn.UninitializedParameter())
+
+@pytest.mark.parametrize('f', (normalize_grad, quantize_grad, partial(signround_range)), ids=('normalize_grad', 'quantize_grad', 'signround_range'))
+def test_dim(f):
+    name = getattr(f, '__name__', 'signround_range')
+    for bad in (True, '0', 1.5, torch.tensor(0), (0, 'a'), (1.,)):
+        with pytest.raises(TypeError, match=f'^{name}: dim must be an int or a tuple of them, got'): f(X, dim=bad)
+    for bad in (2, -3, 10**400):
+        with pytest.raises(IndexError, match=f'^{name}: dim .* is out of range for x of shape'): f(X, dim=bad)
+    f(X, dim=np.int32(1))
+    with pytest.raises(ValueError, match='^normalize_grad: dim names an axis twice, got'): normalize_grad(X, dim=(0, -2))
+    assert torch.equal(*(quantize_grad(X, dim=d, seed=SEED) for d in (np.int64(1), 1)))
+
+def test_fold_in():
+    "Numbers of any integer dtype make the seeds that int64 makes; nothing else is a number."
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        made = fold_in(SEED, torch.arange(100).to(dtype))
+        assert made.dtype == torch.int64 and torch.equal(made, fold_in(SEED, torch.arange(100)))
+    assert fold_in(SEED, np.int32(5)) == fold_in(SEED, np.uint8(5)) == fold_in(SEED, 5) != fold_in(SEED, -5)
+    for bad in (torch.tensor(1.), torch.tensor(1j), torch.tensor(True), torch.ones(2).long().to_sparse()):
+        with pytest.raises(TypeError, match='^fold_in: n must be an int or a dense Tensor of integers, got torch'): fold_in(SEED, bad)
+    for bad in (1.5, True, '1', None):
+        with pytest.raises(TypeError, match='^fold_in: n must be an int, got'): fold_in(SEED, bad)
+    for bad in (2**63, -2**63-1, 10**400):
+        with pytest.raises(ValueError, match=r'^fold_in: n must be in \['): fold_in(SEED, bad)
+    with pytest.raises(TypeError, match='^fold_in: seed must be an int64 torch.Tensor, got NoneType'): fold_in(None, 1)
+
+def test_draw():
+    for bad in (1.5, torch.tensor(1), True, '1'):
+        with pytest.raises(TypeError, match='^uniform_like: draw must be an int, got'): uniform_like(X, seed=SEED, draw=bad)
+    for bad in (-1, 2**32):
+        with pytest.raises(ValueError, match=r'^uniform_like: draw must be in \[0, 4294967295\], got'): uniform_like(X, seed=SEED, draw=bad)
+    assert torch.equal(uniform_like(X, seed=SEED, draw=np.int64(3)), uniform_like(X, seed=SEED, draw=3))
+
+def test_codes():
+    "Any integer dtype numbers codes; a number that is none of theirs is nan, whatever its dtype."
+    i = torch.tensor([0, 5, 26, 27, 200])
+    for dtype in (torch.uint8, torch.int16, torch.int32):
+        assert torch.equal(fsq_codes(i.to(dtype), [3, 3, 3]).nan_to_num(9), fsq_codes(i, [3, 3, 3]).nan_to_num(9))
+    assert torch.equal(fsq_codes(i, [3, 3, 3]).isnan().all(-1), i > 26)
+    for bad in (torch.ones(2), torch.ones(2, dtype=torch.bool), None, torch.ones(2).long().to_sparse()):
+        with pytest.raises(TypeError, match='^fsq_codes: index must be a dense integer Tensor, got'): fsq_codes(bad, [3, 3, 3])
+    for bad in (torch.uint8, torch.complex64, torch.float8_e4m3fn, None):
+        with pytest.raises(TypeError, match='^fsq_codes: dtype must be float16, bfloat16, float32 or float64, got'): fsq_codes(i, [3, 3, 3], dtype=bad)
+
+def test_zero_point_of_bools():
+    with pytest.raises(TypeError, match=r'^fake_quantize: zero_point must be .*got torch.bool'): fake_quantize(X, .1, torch.ones(3, dtype=torch.bool))
+
+def test_learned_rounding():
+    for bad in (math.nan, math.inf, 1e300):
+        with pytest.raises(ValueError, match='^flexround: offset must be in'): flexround(X, 1., offset=bad)
+        with pytest.raises(ValueError, match='^signround_range: alpha must be in'): signround_range(X, bad)
+    with pytest.raises(ValueError, match=r'^adaround: v of shape \(2, 2\) does not broadcast'): adaround(X, torch.ones(2, 2))
+    with pytest.raises(TypeError, match='^adaround_penalty: v must be a torch.Tensor, got list'): adaround_penalty([1.])
+
+def test_counts_of_numpy():
+    assert torch.equal(sine_round(X+.3, np.int32(2)), sine_round(X+.3, 2)) and torch.equal(fake_quantize(X+.3, .1, 0, np.int8(-8), np.int8(7)), fake_quantize(X+.3, .1, 0, -8, 7))
+
+def test_star_import():
+    "It brings functions and classes, and leaves the caller's `random` and `nn` alone; no module is hidden by a function."
+    from importlib import import_module
+    from pathlib import Path
+    from types import ModuleType
+    given = {'random': 1, 'nn': 2}
+    exec('from shok_nb import *', given)
+    assert (given['random'], given['nn']) == (1, 2) and not [k for k,v in given.items() if isinstance(v, ModuleType)]
+    assert len(set(shok_nb.__all__)) == len(shok_nb.__all__) and {'round_ste', 'fsq', 'scale_grad', 'estimator'} <= set(given)
+    for p in Path(shok_nb.__file__).parent.glob('[!_]*.py'):
+        made = {}
+        exec(f'import shok_nb.{p.stem} as m', made)
+        assert made['m'] is import_module(f'shok_nb.{p.stem}') and getattr(shok_nb, p.stem) is made['m'] and p.stem in dir(shok_nb), p.stem
