@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from .compat import batched, compile_error, dispatch_modes, exporting, has_triton, transformed
+from .compat import batched, compile_error, dispatch_modes, has_triton, mode
 
 # %% ../nbs/00_pieces.ipynb #64b9062a
 _PIECE = 1<<16                                                              # elements of a piece, for each thread
@@ -33,11 +33,11 @@ def _narrow(y, dtype):
 def _for_cpu(x):
     "Is this code that will be generated for a CPU, and no transform's or export's?"
     # torch 2.6 does not compile `is_cpu` in a backward
-    return torch.compiler.is_compiling() and x.device.type == 'cpu' and not (exporting() or transformed())
+    return mode() == 'compile' and x.device.type == 'cpu'
 
 def _ordinary(*ts):
     "Are these plain strided tensors that nothing watches?"
-    return not (torch.compiler.is_compiling() or transformed() or dispatch_modes()) and all(
+    return mode() == 'eager' and not dispatch_modes() and all(
         type(t) in _PLAIN and t.layout == torch.strided and not batched(t)
         and not (t.requires_grad and torch.is_grad_enabled()) for t in ts)
 
