@@ -216,7 +216,7 @@ def _cut(f, key, size, to, ts, knobs, n=1):
 def _pieces(f, key, ts, knobs, fused=None):
     "`f(*ts, *knobs)` in float32 or float64: its first result in the dtype of `ts[0]`, then a sum or None for each knob. `key` tells `f` from all others."
     x,tensors = ts[0],[k for k in knobs if isinstance(k, Tensor)]
-    if not (fused or x.is_cpu and x.numel()) or not _ordinary(*ts, *tensors) or any(t.shape != x.shape for t in ts[1:]) \
+    if not _ordinary(*ts, *tensors) or not (fused or x.is_cpu and x.numel()) or any(t.shape != x.shape for t in ts[1:]) \
             or tensors and torch.broadcast_shapes(x.shape, *(k.shape for k in tensors)) != x.shape:
         y,*sums = f(*(t.to(_wide(t.dtype)) for t in ts), *knobs)
         return _narrow(y, x.dtype),*sums
