@@ -2,10 +2,14 @@
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
-PY := .venv/bin/python
+# TORCH=2.15.0 works with that torch, in an environment of its own: make test-all TORCH=2.15.0 PYTHON=python3.12
+TORCH ?=
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
+PY := $(VENV)/bin/python
 PEERS := .venv-peers/bin/python
 TESTS = $(PY) -m pytest -n $(JOBS) --dist loadgroup --durations=10
-INSTALL := -m pip install -q --disable-pip-version-check -c constraints.txt
+PIP := -m pip install -q --disable-pip-version-check
+INSTALL := $(PIP) -c constraints.txt
 
 # $(call timed,command,name): run it, say how long it took, and end as it ended. Pytest's 5 is "nothing selected".
 timed = start=$$(date +%s); { $(1); }; code=$$?; s=$$(($$(date +%s)-start)); \
@@ -17,30 +21,36 @@ timed = start=$$(date +%s); { $(1); }; code=$$?; s=$$(($$(date +%s)-start)); \
 help:    ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/ready    ## Hide a message in a photo, through a JPEG; ARGS="--device cuda --image my.jpg"
+demo: $(VENV)/ready    ## Hide a message in a photo, through a JPEG; ARGS="--device cuda --image my.jpg"
 	$(PY) -m shok_nb.demo $(ARGS)
 
-test: .venv/ready chromium    ## In minutes: notebooks, export, README, metadata, site, every law; ARGS="-k soft"
+test: $(VENV)/ready chromium    ## In minutes: notebooks, export, README, metadata, site, every law; ARGS="-k soft"
 	@$(call timed,$(TESTS) -m "not slow" $(ARGS),make test)
 
-test-all: test    ## make test, and then the slow rest: generated code, processes, the whole grids
+ifndef TORCH
+test-all: test    ## make test, and then the slow rest; TORCH=2.15.0 PYTHON=...: all with that torch, for the table of versions
 	@$(call timed,$(TESTS) -m slow $(ARGS) || [ $$? = 5 ],the rest of make test-all)
+else
+test-all: $(VENV)/ready chromium
+	@$(call timed,$(TESTS) --junitxml=$(VENV)/tests.xml $(ARGS); ran=$$?; \
+		$(if $(ARGS),,$(PY) bench/versions.py $(VENV)/tests.xml;) (exit $$ran),make test-all)
+endif
 
 peers: .venv-peers/ready    ## Compare with other packages, and run the trainers' callbacks; ARGS="-k fsq"
 	$(PEERS) -m pytest tests/peers tests/test_schedules.py $(ARGS)
 
-docs: .venv/ready    ## The site, in docs/_build/html; warnings are errors, no network is used
+docs: $(VENV)/ready    ## The site, in docs/_build/html; warnings are errors, no network is used
 	@mkdir -p docs/nbs
 	$(PY) -m sphinx -W --keep-going -q -c docs docs/nbs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
-lab: .venv/ready    ## The sliders, live in JupyterLab
+lab: $(VENV)/ready    ## The sliders, live in JupyterLab
 	$(PY) -m jupyter lab nbs/62_widgets.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
-bench: .venv/ready    ## The benchmarks, about 25 minutes; ARGS="--quick", ARGS="--part small peers"
+bench: $(VENV)/ready    ## The benchmarks, about 25 minutes; ARGS="--quick", ARGS="--part small peers"
 	$(PY) bench/bench.py $(ARGS)
 
-bench-gpu: .venv/ready    ## The contract, the probes and the benchmarks on a CUDA GPU
+bench-gpu: $(VENV)/ready    ## The contract, the probes and the benchmarks on a CUDA GPU
 	@$(PY) bench/bench.py --device cuda --check
 	PYTHONPATH=bench $(PY) -m pytest -p on_cuda tests/test_contract.py tests/test_probes.py
 	$(PY) -m pytest tests -k cuda
@@ -50,11 +60,14 @@ clean:    ## Remove what the other commands made, but not the venvs
 	rm -rf docs/nbs docs/_build build dist *.egg-info .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
 
-.venv/ready: settings.ini setup.py pyproject.toml constraints.txt
-	@echo "Installing into .venv; this takes a few minutes the first time"
-	$(PYTHON) -m venv .venv
-	$(PY) $(INSTALL) setuptools
-	$(PY) $(INSTALL) --no-build-isolation -e '.[dev]'
+# Another torch chooses its own sympy and setuptools.
+$(VENV)/ready: settings.ini setup.py pyproject.toml constraints.txt
+	@$(PYTHON) tests/old_python.py
+	@echo "Installing into $(VENV); this takes a few minutes the first time"
+	$(PYTHON) -m venv $(VENV)
+	@$(if $(TORCH),{ grep -vE '^(torch|sympy|setuptools)==' constraints.txt; echo "torch==$(TORCH)"; },cat constraints.txt) > $(VENV)/constraints.txt
+	$(PY) $(PIP) -c $(VENV)/constraints.txt setuptools $(if $(TORCH),torch)
+	$(PY) $(PIP) -c $(VENV)/constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
 .venv-peers/ready: settings.ini setup.py pyproject.toml constraints.txt tests/peers/requirements.txt

@@ -92,3 +92,11 @@ can_stand_in = _make_wrapper is not None
 def stand_in(cls, like):
     "A `cls` with the shape, strides, dtype and device of `like`, and no data. Only where `can_stand_in`."
     return _make_wrapper(cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device)
+
+# %% ../nbs/04_compat.ipynb #c04a0023
+def mode():
+    "How the code that asks is run: 'export', 'transform', 'compile' or 'eager'."
+    if torch.compiler.is_compiling():
+        if exporting(): return 'export'
+        return 'transform' if transformed() else 'compile'
+    return 'transform' if transformed() else 'eager'

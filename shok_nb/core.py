@@ -13,18 +13,31 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
-from .compat import exporting, quick_apply, transformed
+from .compat import mode, quick_apply
 from .pieces import _FLOATS, _PLAIN, _for_cpu, _fuse, _fusible, _number, _pieces, _wide, _widen
 
 # %% ../nbs/01_core.ipynb #459e0776
-def _finite(t):
-    "`t`, 0 where it is nan because there is no distance from infinity."
-    return torch.where(t == t, t, 0.) if torch.compiler.is_compiling() else torch.nan_to_num(t)      # each the faster one there
+def either(eager, compiled):
+    "A function of two forms with equal results: one runs, the other is what code is generated from. Each is the faster one there."
+    def choose(*args): return (compiled if torch.compiler.is_compiling() else eager)(*args)
+    return choose
+
+def by_mode(eager, compile=None, transform=None, export=None):
+    "A function of as many forms as there are ways to be run; a form that is not given is the one before it."
+    compile = compile or eager
+    forms = dict(eager=eager, compile=compile, transform=transform or compile, export=export or compile)
+    def choose(*args): return forms[mode()](*args)
+    return choose
+
+def _where_known(t): return torch.where(t == t, t, 0.)
+
+_finite = either(torch.nan_to_num, _where_known)            # 0 where there is no distance from infinity
 
 def _saturate(v, lower=None, upper=None):
     "`v` held between numbers or tensors; its slope is 1 at the ends too, and 0 beyond, where a tensor has it."
     learns = any(isinstance(t, Tensor) and t.requires_grad for t in (v, lower, upper))
-    followed = _transformed() or torch.is_grad_enabled() and (learns or torch.compiler.is_compiling())
+    how = mode()
+    followed = how == 'transform' or torch.is_grad_enabled() and (learns or how != 'eager')
     alike = lower is None or upper is None or isinstance(lower, Tensor) == isinstance(upper, Tensor)
     w = v.detach() if followed else v
     held = w.clamp(lower, upper) if alike else w.clamp(min=lower).clamp(max=upper)
@@ -47,9 +60,13 @@ def _scalar(k, v):
     "A knob as a tensor of the dtype of `v`; made of a number it is on the CPU, from where it may join any."
     return k.to(v.dtype) if isinstance(k, Tensor) else torch.full((), k, dtype=v.dtype, device='cpu')
 
-def _mask(c, v):
-    "The bools `c` as 0. and 1.; compiled, a branch that needs `v` keeps `c` from being saved for backward, slower than all the rest."
-    return torch.where(c, v.detach().clamp(1, 1), 0.) if torch.compiler.is_compiling() and v.device.type == 'cpu' else c.to(v.dtype)
+def _as_numbers(c, v): return c.to(v.dtype)
+
+def _as_branches(c, v):
+    "On a CPU a branch that needs `v` keeps `c` from being saved for backward, slower than all the rest."
+    return torch.where(c, v.detach().clamp(1, 1), 0.) if v.device.type == 'cpu' else c.to(v.dtype)
+
+_mask = either(_as_numbers, _as_branches)                   # the bools `c` as 0. and 1.
 
 def _spread(y, *knobs):
     "`y` in the shape it has together with the knobs."
@@ -78,9 +95,15 @@ def _on_grid(f, near, x, step, offset, *knobs):
     if _default(step, offset): return f(x, *knobs)
     y = f(_in_steps(x, step, offset), *knobs)*step
     if not _zero(offset): y = y + offset
-    if not near or exporting(): return y
-    xd,margin = x.detach(),2*(step.detach() if isinstance(step, Tensor) else step)
-    return _saturate(y, xd-margin, xd+margin)
+    return _beside(y, x.detach(), step) if near else y
+
+def _keep_beside(y, x, step):
+    margin = 2*(step.detach() if isinstance(step, Tensor) else step)
+    return _saturate(y, x-margin, x+margin)
+
+def _as_it_is(y, x, step): return y
+
+_beside = by_mode(_keep_beside, export=_as_it_is)
 
 # %% ../nbs/01_core.ipynb #ce5fcdc8
 _SINE = [(-1)**k*math.pi**(2*k+2)/math.factorial(2*k+3) for k in range(30)]
@@ -211,8 +234,7 @@ class _Through(Function):
 
 def _apply(function):
     "`function.apply` without its search for transforms, which the caller has made; Dynamo wants it whole."
-    short = quick_apply(function)
-    return lambda *args: (function.apply if torch.compiler.is_compiling() else short)(*args)
+    return either(quick_apply(function), function.apply)
 
 _evaluate,_straight,_through = _apply(_Evaluate),_apply(_Straight),_apply(_Through)
 
@@ -229,8 +251,7 @@ def pick(
 
 def _cached(f):
     "`lru_cache`, hidden from Dynamo, which warns of it and makes the thing anew in any case."
-    kept = lru_cache(f)
-    return lambda *args: (f if torch.compiler.is_compiling() else kept)(*args)
+    return either(lru_cache(f), f)
 
 def maths(
     k         # A knob: a number or a Tensor
@@ -241,6 +262,16 @@ def maths(
 def _surely(lo=0., hi=math.inf, open=False):
     "Numbers between these are in the range in every dtype."
     return max(lo, -1e37) or 1e-37, min(hi, 1e37)
+
+def _constants(x, rest):
+    "Compiled, a knob that is a number becomes a tensor, lest another number be another graph."
+    step,offset,*knobs = rest
+    made = [torch.full((), k, dtype=_wide(x.dtype), device=x.device) if isinstance(k, float) else k for k in knobs]
+    return [step, offset, *made]
+
+def _as_given(x, rest): return rest
+
+_steady = either(_as_given, _constants)
 
 class estimator:
     "An elementwise operation with a slope of its own, right under every torch transform and on any grid."
@@ -274,11 +305,11 @@ class estimator:
                 if type(k) is float and low < k < high: continue
                 rest[i] = k = check_knob(k, x, self.name, arg, **kw)
                 if isinstance(k, Tensor): tensors,learns = True,learns or k.requires_grad
-        if torch.compiler.is_compiling():
-            if exporting() and self.hard: return self.forward(x, *rest)
-            rest[2:] = [torch.full((), k, dtype=_wide(x.dtype), device=x.device) if isinstance(k, float) else k for k in rest[2:]]
-            if exporting() or learns or transformed(): return _lean(self.composite, x, *rest)
-        elif transformed(): return self.composite(x, *rest)
+        how = mode()
+        if how == 'export' and self.hard: return self.forward(x, *rest)
+        if how in ('export', 'transform'): return self.composite(x, *_steady(x, rest))
+        if how == 'compile' and learns: return _lean(self.composite, x, *_constants(x, rest))
+        if how == 'compile': rest = _constants(x, rest)
         elif tensors: rest[2:] = [_number(k) for k in rest[2:]]
         if not (torch.is_grad_enabled() and (learns or x.requires_grad)): return self.forward(x, *rest)
         if self.slope is None and len(rest) == 2 and _default(*rest): return _straight(x, self.value if self.single else partial(self.forward, step=1., offset=0.))
@@ -298,7 +329,7 @@ class estimator:
 
     def backward(self, g, x, *rest, needs):
         "Gradients for `x`, `step`, `offset` and the knobs where `needs` says so, in pieces."
-        if torch.is_grad_enabled() or transformed():
+        if torch.is_grad_enabled() or mode() == 'transform':
             with torch.enable_grad(): y = self.composite(x, *rest)
             given = [t for t,n in zip((x, *rest), needs) if n]
             grads = iter(torch.autograd.grad(y, given, g, create_graph=torch.is_grad_enabled(), allow_unused=True))
@@ -352,9 +383,11 @@ class staircase:
     ):
         def value(v, *knobs):
             n,e = _centre(v)
-            if torch.compiler.is_compiling():                                        # generated code may make rise(0) a -1e-9
-                return torch.where(e == 0, v, n - (rise(e, *knobs) if odd else rise(e.abs(), *knobs)*e.sign()))
             return n - rise(e, *knobs) if odd else _addcmul(n, rise(e.abs(), *knobs), e.sign(), value=-1)
+        def compiled_value(v, *knobs):
+            "Generated code may make rise(0) a -1e-9."
+            n,e = _centre(v)
+            return torch.where(e == 0, v, n - (rise(e, *knobs) if odd else rise(e.abs(), *knobs)*e.sign()))
         def hard(v, *knobs): return _spread(torch.round(v), *knobs)
         def incline(v, *knobs):
             e = torch.round(v) - v
@@ -372,7 +405,7 @@ class staircase:
         def through(v, *knobs):
             n,h = height(v, *knobs)
             return n - (h.detach()-h)
-        self.soft = estimator(name, value, incline, plain, hard=False, pure=pure, **ranges)
+        self.soft = estimator(name, either(value, compiled_value), incline, plain, hard=False, pure=pure, **ranges)
         self.hard = estimator(name, hard, incline, through, pure=pure, **ranges)
         self.hard.single = True
 
@@ -380,6 +413,13 @@ class staircase:
         return (self.hard if hard else self.soft)(x, *knobs, step=step, offset=offset)
 
 # %% ../nbs/01_core.ipynb #cf8a6de5
+def _plainly_through(hard, soft):
+    gap = soft.detach() - soft
+    same = torch.isinf(soft) & (soft == hard)          # inf - inf has no value: let `soft` itself through
+    return torch.where(same, soft, hard.detach() - torch.where(torch.isfinite(soft), gap, 0.))
+
+_joined = by_mode(_through, transform=_plainly_through)
+
 def straight_through(
     hard:Tensor, # What forward returns; any shape, floating dtype
     soft:Tensor  # Where the gradient goes; shape and dtype of `hard`
@@ -390,7 +430,4 @@ def straight_through(
     if hard.shape != soft.shape or hard.dtype != soft.dtype:
         raise ValueError(f'straight_through: hard is {hard.dtype} of shape {tuple(hard.shape)}, '
             f'soft is {soft.dtype} of shape {tuple(soft.shape)}; make them alike')
-    if not transformed(): return _through(hard, soft)
-    gap = soft.detach() - soft
-    same = torch.isinf(soft) & (soft == hard)          # inf - inf has no value: let `soft` itself through
-    return torch.where(same, soft, hard.detach() - torch.where(torch.isfinite(soft), gap, 0.))
+    return _joined(hard, soft)

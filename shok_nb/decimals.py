@@ -9,16 +9,18 @@ __all__ = ['decimal_ste', 'diff_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, estimator, _addcmul, _cached, _finite, _scalar
+from .core import check_count, either, estimator, _addcmul, _cached, _finite, _scalar
 
 # %% ../nbs/26_decimals.ipynb #2f161d5b
 @_cached
 def _digits(d):
     def value(v):
         y = torch.round(v, decimals=d)
-        if torch.compiler.is_compiling(): return torch.where(y.abs() < math.inf, y, v)                # each the faster one there
         return _addcmul(torch.nan_to_num(y, 0., 0., 0.), v, torch.nan_to_num(y-y, 1.))       # y + 0*v, or 0 + 1*v where y is not finite
-    return estimator('decimal_ste', value, pure=True)
+    def compiled_value(v):
+        y = torch.round(v, decimals=d)
+        return torch.where(y.abs() < math.inf, y, v)
+    return estimator('decimal_ste', either(value, compiled_value), pure=True)
 
 # %% ../nbs/26_decimals.ipynb #2d664253
 def decimal_ste(

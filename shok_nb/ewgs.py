@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from .compat import exporting, forward_mode, transformed
-from .core import check_input, check_knob, estimator
+from .compat import forward_mode
+from .core import by_mode, check_input, check_knob, either, estimator
 from .pieces import _number, _pieces, _widen, _wide
 
 # %% ../nbs/12_ewgs.ipynb #1f2b56fe
@@ -38,12 +38,29 @@ class _Pull(Function):
 
 _round = estimator('ewgs_round', torch.round, pure=True)
 
-def _constant(k, x):
-    "`k` without its gradient: a number if it can be one, but a tensor when compiling, lest a change recompile."
-    if not torch.compiler.is_compiling(): return _number(k.detach()) if isinstance(k, Tensor) else k
+def _as_number(k, x): return _number(k.detach()) if isinstance(k, Tensor) else k
+
+def _as_tensor(k, x):
+    "A change of the number is then no other graph."
     return k.detach() if isinstance(k, Tensor) else torch.full((), k, dtype=_wide(x.dtype), device=x.device)
 
+_constant = either(_as_number, _as_tensor)                  # `k` without its gradient
+
 # %% ../nbs/12_ewgs.ipynb #af907abf
+def _pull(x, delta, step, offset):
+    knobs = [_constant(k, x) for k in (delta, step, offset)]
+    return _round(_Pull.apply(x, *knobs), step=step, offset=offset)
+
+def _refuse(*args):
+    raise RuntimeError('ewgs_round: a gradient that depends on the incoming one has no forward mode and is lost where '
+        'torch.compile meets torch.func; use torch.autograd.grad there, or round_ste')
+
+def _pull_backward(*args): return (_refuse if forward_mode() else _pull)(*args)
+
+def _leave(x, delta, step, offset): return _round(x, step=step, offset=offset)
+
+_pulled = by_mode(_pull, transform=either(_pull_backward, _refuse), export=_leave)
+
 def ewgs_round(
     x:Tensor,               # Values; any shape, floating dtype
     delta:float|Tensor=.1,  # Strength of the pull per step of distance, in [0, 2], broadcasts with `x`; gets no gradient
@@ -57,8 +74,4 @@ def ewgs_round(
     step = check_knob(step, x, 'ewgs_round', 'step', open=True)
     offset = check_knob(offset, x, 'ewgs_round', 'offset', -math.inf, open=True)
     if isinstance(delta, Tensor) and delta.ndim: x = x.expand(torch.broadcast_shapes(x.shape, delta.shape))
-    if exporting(): return _round(x, step=step, offset=offset)
-    if forward_mode() or torch.compiler.is_compiling() and transformed():
-        raise RuntimeError('ewgs_round: a gradient that depends on the incoming one has no forward mode and is lost where '
-            'torch.compile meets torch.func; use torch.autograd.grad there, or round_ste')
-    return _round(_Pull.apply(x, *(_constant(k, x) for k in (delta, step, offset))), step=step, offset=offset)
+    return _pulled(x, delta, step, offset)

@@ -11,8 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from .compat import exporting, transformed
-from .core import check_count, check_input, check_knob, straight_through, _pass, _saturate, _shown
+from .core import by_mode, check_count, check_input, check_knob, either, straight_through, _pass, _saturate, _shown
 from .pieces import _wide
 from .random import check_random, uniform_like, _toss
 
@@ -32,6 +31,12 @@ class _Scale(Function):
         return (g.to(_wide(g.dtype))*factor).to(g.dtype),None
 
 # %% ../nbs/40_scale_grad.ipynb #0b46758a
+def _plainly_scaled(x, factor):
+    wide = x.to(_wide(x.dtype))
+    return straight_through(wide, (wide*factor).to(wide.dtype)).to(x.dtype)
+
+_scaled = by_mode(_Scale.apply, transform=_plainly_scaled, export=lambda x, factor: _view(x))
+
 def scale_grad(
     x:Tensor,            # Values; any shape, floating dtype
     factor:float|Tensor, # What backward multiplies by, broadcasts to the shape of `x`; 0 stops, -1 reverses; gets no gradient
@@ -43,9 +48,7 @@ def scale_grad(
         factor = factor.detach()
         if torch.broadcast_shapes(factor.shape, x.shape) != x.shape:
             raise ValueError(f'scale_grad: factor of shape {tuple(factor.shape)} is larger than x of shape {tuple(x.shape)}')
-    if not transformed(): return _view(x) if exporting() else _Scale.apply(x, factor)
-    wide = x.to(_wide(x.dtype))
-    return straight_through(wide, (wide*factor).to(wide.dtype)).to(x.dtype)
+    return _scaled(x, factor)
 
 # %% ../nbs/40_scale_grad.ipynb #2e03285a
 def _largest(g, dim, eps=0., group=None):
@@ -79,13 +82,20 @@ class _RegradeTransformed(_Regrade):
     @staticmethod
     def jvp(ctx, t, *_): return _view(t)
 
-def _regrade(fn, x, f, *rest):
-    "The identity with a backward that is not linear."
-    still = not (transformed() or torch.is_grad_enabled() and x.requires_grad)      # Dynamo cannot run `_Regrade` then
-    if still or exporting() or torch.jit.is_tracing(): return _view(x)
-    if not transformed(): return _Regrade.apply(x, f, *rest)
-    if torch.compiler.is_compiling(): raise RuntimeError(f'{fn}: cannot be compiled inside a torch.func transform; transform the compiled function, or do not compile')
-    return _RegradeTransformed.apply(x, f, *rest)
+def _regraded(fn, x, f, *rest):
+    wanted = torch.is_grad_enabled() and x.requires_grad                            # Dynamo cannot run `_Regrade` if not
+    return _Regrade.apply(x, f, *rest) if wanted else _view(x)
+
+def _regraded_inside(fn, x, f, *rest):
+    return _view(x) if torch.jit.is_tracing() else _RegradeTransformed.apply(x, f, *rest)
+
+def _refused_inside(fn, *args):
+    raise RuntimeError(f'{fn}: cannot be compiled inside a torch.func transform; transform the compiled function, or do not compile')
+
+def _regraded_nowhere(fn, x, *args): return _view(x)
+
+# The identity with a backward that is not linear.
+_regrade = by_mode(_regraded, transform=either(_regraded_inside, _refused_inside), export=_regraded_nowhere)
 
 def _check_dim(fn, dim, x):
     "The axes as ints, a tuple of them or None."
@@ -99,6 +109,10 @@ def _check_dim(fn, dim, x):
     return tuple(axes) if isinstance(dim, (tuple, list)) else axes[0] if axes else None
 
 # %% ../nbs/40_scale_grad.ipynb #aba0d27f
+def _not_here(what): raise RuntimeError(f'{what} cannot be used inside a torch.func transform; normalize outside of it')
+
+_outside = by_mode(lambda what: None, transform=_not_here)
+
 def normalize_grad(
     x:Tensor,                      # Values; any shape, floating dtype
     *,
@@ -110,7 +124,7 @@ def normalize_grad(
     check_input(x, 'normalize_grad')
     eps = check_knob(eps, x, 'normalize_grad', 'eps')
     dim = _check_dim('normalize_grad', dim, x)
-    if group is not None and transformed(): raise RuntimeError('normalize_grad: group cannot be used inside a torch.func transform; normalize outside of it')
+    if group is not None: _outside('normalize_grad: group')
     return _regrade('normalize_grad', x, lambda g: (g/_over(_largest(g, dim, eps, group))).to(g.dtype))
 
 # %% ../nbs/40_scale_grad.ipynb #ef173bf8
@@ -123,6 +137,12 @@ def _few_bits(g, seed, u, half, dim, generator):
     return ((_pass(v, _toss(v.detach(), u))-.5)/half*m).to(g.dtype)
 
 # %% ../nbs/40_scale_grad.ipynb #b4236a54
+def _noise(x, seed): return uniform_like(x, seed=seed, fn='quantize_grad')
+
+def _none_yet(x, seed): return None
+
+_noise_beforehand = by_mode(_none_yet, compile=_noise, transform=_none_yet, export=_none_yet)      # a compiled backward may not check arguments
+
 def quantize_grad(
     x:Tensor,              # Values; any shape, floating dtype
     bits:int=8,            # Bits of the gradient, 1 to 24
@@ -137,6 +157,5 @@ def quantize_grad(
     dim = _check_dim('quantize_grad', dim, x)
     check_random(x, generator, seed, 'quantize_grad')
     if dim is None: dim = tuple(range(x.ndim > 1, x.ndim))
-    early = torch.compiler.is_compiling() and not exporting()       # a compiled backward may not check arguments
-    u = uniform_like(x, seed=seed, fn='quantize_grad') if early else None
+    u = _noise_beforehand(x, seed)
     return _regrade('quantize_grad', x, partial(_few_bits, half=(2**bits-1)/2, dim=dim, generator=generator), seed, u)

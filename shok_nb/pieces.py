@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/00_pieces.ipynb #001673e5
+# %% ../nbs/00_pieces.ipynb #4f3cfdec
 import warnings
 import torch
 from torch import Tensor
-from .compat import batched, compile_error, dispatch_modes, empty, exporting, has_triton, transformed
+from .compat import batched, compile_error, dispatch_modes, empty, has_triton, mode
 from .replay import run
 
-# %% ../nbs/00_pieces.ipynb #5d80c722
+# %% ../nbs/00_pieces.ipynb #683dd654
 _PIECE = 1<<16                                                              # elements of a piece, for each thread
 _FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 _PLAIN = Tensor,torch.nn.Parameter
@@ -32,11 +32,11 @@ def _narrow(y, dtype):
 def _for_cpu(x):
     "Is this code that will be generated for a CPU, and no transform's or export's?"
     # torch 2.6 does not compile `is_cpu` in a backward
-    return torch.compiler.is_compiling() and x.device.type == 'cpu' and not (exporting() or transformed())
+    return mode() == 'compile' and x.device.type == 'cpu'
 
 def _ordinary(*ts):
     "Are these plain strided tensors that nothing watches?"
-    if torch.compiler.is_compiling() or transformed() or dispatch_modes(): return False
+    if mode() != 'eager' or dispatch_modes(): return False
     records = torch.is_grad_enabled()
     for t in ts:
         if type(t) not in _PLAIN or t.layout != torch.strided or t.requires_grad and records: return False

@@ -10,7 +10,7 @@ import math
 from functools import partial
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, maths, pick
+from .core import check_count, check_input, check_knob, either, maths, pick
 from .pieces import _PIECE, _for_cpu, _into, _ordinary, _wide
 
 # %% ../nbs/02_random.ipynb #7ddbd525
@@ -66,15 +66,17 @@ def _fraction(dtype, high, low=None):
 
 def _numbers(at, key, draw, dtype): return [_fraction(dtype, *bits) for bits in zip(*_words(at, key, draw, dtype))]
 
-def _look_up(x, seed, draw, dtype):
-    "A number in [0, 1) for each element of `x`: four from an address, in pieces where that is possible."
-    words = _keys(seed)
-    if not _plain(x) or torch.compiler.is_compiling() or torch.jit.is_tracing():
-        i = _address(x)
-        odd,high = (i & 1) == 1,(i & 2) == 2
-        def own(a, b, c, d): return torch.where(high, torch.where(odd, d, c), torch.where(odd, b, a))
-        return _fraction(dtype, *[own(*four) for four in _words(_right(i, 2), words, draw, dtype)])
-    n = x.numel()
+def _one_by_one(x, seed, draw, dtype):
+    "As one formula: each element looks up four numbers and takes its own."
+    i,words = _address(x),_keys(seed)
+    odd,high = (i & 1) == 1,(i & 2) == 2
+    def own(a, b, c, d): return torch.where(high, torch.where(odd, d, c), torch.where(odd, b, a))
+    return _fraction(dtype, *[own(*four) for four in _words(_right(i, 2), words, draw, dtype)])
+
+def _by_fours(x, seed, draw, dtype):
+    "Four from an address, in pieces where that is possible."
+    if not _plain(x) or torch.jit.is_tracing(): return _one_by_one(x, seed, draw, dtype)
+    words,n = _keys(seed),x.numel()
     fours = (n+3)//4
     if not _ordinary(seed):
         u = torch.stack(_numbers(torch.arange(fours, device=x.device), words, draw, dtype), -1)
@@ -88,7 +90,13 @@ def _look_up(x, seed, draw, dtype):
         for t,r in zip(others, _into(four, first, [at], words, key)): t.copy_(r)
     return u.flatten()[:n].view(x.shape)
 
+_look_up = either(_by_fours, _one_by_one)                   # a number in [0, 1) for each element of `x`
+
 # %% ../nbs/02_random.ipynb #6c6548c2
+def _refuse_generator(fn): raise RuntimeError(f'{fn}: a generator does not compile; use seed=')
+
+_not_compiled = either(lambda fn: None, _refuse_generator)
+
 def check_random(
     x:Tensor,   # The tensor that needs noise
     generator,  # A torch.Generator or None
@@ -101,7 +109,7 @@ def check_random(
         if not isinstance(generator, torch.Generator): raise TypeError(f'{fn}: generator must be a torch.Generator, got {type(generator).__name__}; an int goes to seed=torch.tensor(...)')
         if generator.device.type != x.device.type or None is not generator.device.index != (x.device.index or 0):
             raise ValueError(f'{fn}: generator is on {generator.device} and x on {x.device}; use torch.Generator({str(x.device)!r})')
-        if torch.compiler.is_compiling(): raise RuntimeError(f'{fn}: a generator does not compile; use seed=')
+        _not_compiled(fn)
         if hasattr(x, 'placements'): raise TypeError(f'{fn}: a generator gives every shard of a {type(x).__name__} the same noise; use seed=')
     if seed is not None:
         if not isinstance(seed, Tensor): raise TypeError(f'{fn}: seed must be an int64 torch.Tensor, got {type(seed).__name__}; use torch.tensor({seed})')

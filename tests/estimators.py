@@ -5,6 +5,14 @@ import pytest, torch
 from shok_nb import round_ste
 from shok_nb.catalog import catalog, row
 
+def older(version):
+    "Is this torch older?"
+    return torch.__version__ < version
+
+def since(version, why):
+    "A mark: skipped in an older torch, which cannot do it, and why."
+    return pytest.mark.skipif(older(version), reason=f'needs torch {version}: {why}')
+
 FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
 HALVES = torch.float16,torch.bfloat16
 
