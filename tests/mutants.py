@@ -240,10 +240,12 @@ def main(argv=None):
     p.add_argument('--jobs', type=int, default=2)
     p.add_argument('--show', metavar='TEXT', help='only list the changes whose name has this text')
     p.add_argument('--only', metavar='TEXT', help='try those alone')
+    p.add_argument('--tests', metavar='ARGS', help="what pytest gets in place of the module's own tests")
     a = p.parse_args(argv)
     for m in a.modules:
         if m not in AIMED: p.error(f'{m} has no tests in {TESTS.name}/mutants.json')
     modules = a.modules or list(AIMED)
+    if a.tests: AIMED.update({m: a.tests.split() for m in modules})
     found = [c for m in modules for c in changes(m)]
     if a.show is not None: return print('\n'.join(f'{c.line:4} {c.name}' for c in found if a.show in c.name))
     todo = [c for c in found if a.only in c.name] if a.only else drawn(found, a.count, a.seed)

@@ -288,7 +288,7 @@ def test_check_knob():
         got = check_knob(k, x, 'f', 'k')
         assert got is k or type(k) is int and type(got) is float and got == 1.
     assert check_knob(0, x, 'f', 'k') == 0 and check_knob(INF, x, 'f', 'k') == INF and check_knob(2, x, 'f', 'k', 2., 2.) == 2
-    for k,kw in ((-1e-300, {}), (0., dict(open=True)), (INF, dict(open=True)), (NAN, {}), (3, dict(hi=2.)), (1.5, dict(lo=2.))):
+    for k,kw in ((-1e-30, {}), (0., dict(open=True)), (INF, dict(open=True)), (NAN, {}), (3, dict(hi=2.)), (1.5, dict(lo=2.))):
         with pytest.raises(ValueError, match=r'^f: k must be in [\[(].*[\])], got'): check_knob(k, x, 'f', 'k', **kw)
     for k in (torch.ones(2), torch.ones(2, 2)):
         with pytest.raises(ValueError, match='^f: k of shape .* does not broadcast with x of shape'): check_knob(k, x, 'f', 'k')
@@ -376,8 +376,9 @@ def test_one_kernel_for_each_job(monkeypatch):
         leaf = x.clone().requires_grad_()
         y = job(leaf, a, **kw)
         return y.detach(),grads(y, leaf)[0]
+    want = x.round() + .5*(x-x.round())
     y,g = both(x)
-    assert torch.equal(y, gentle(x, .5)) and g.tolist() == [.5, .5] and asked == [('job_value', False), ('job_vjp', False)]
+    assert torch.equal(y, want) and g.tolist() == [.5, .5] and asked == [('job_value', False), ('job_vjp', False)]
     both(x, a=.25), both(x[:1]), both(x, a=torch.tensor(.5))
     assert len(asked) == 2
     both(x, step=.5), both(x, step=.25, offset=.5)
