@@ -390,3 +390,26 @@ def test_one_kernel_for_each_job(monkeypatch):
     assert len(asked) == 6
     s = leaf(.5)
     assert grads(job(x, .5, step=s), s)[0].isfinite() and asked[6:] == [('job_vjp', True)]
+
+def test_numbers_in_a_dtype():
+    "The largest and smallest number of a dtype stay, those beyond are infinite or 0 there; the message says so only then."
+    for dtype in (torch.float32, torch.float64):
+        limits,x = torch.finfo(dtype),torch.zeros(2, dtype=dtype)
+        least = limits.tiny*limits.eps
+        for k in (limits.max, -limits.max, limits.tiny, least): assert check_knob(k, x, 'f', 'k', -INF) == k
+        assert check_knob(least/2, x, 'f', 'k', -INF) == 0
+    x = torch.zeros(2)
+    for k,far in ((3.5e38, INF), (-3.5e38, -INF), (10**400, INF), (-10**400, -INF)): assert check_knob(k, x, 'f', 'k', -INF) == far
+    assert math.copysign(1, check_knob(-1e-300, x, 'f', 'k', -INF)) == -1
+    for k,text in ((-.5, 'got -0.5'), (1e-300, 'got 1e-300, which is 0 in torch.float32'), (NAN, 'got nan'), (1e300, 'got 1e.300, which is inf in torch.float32'), (INF, 'got inf')):
+        with pytest.raises(ValueError, match=f'^f: k must be in .*, {text}$'): check_knob(k, x, 'f', 'k', open=True)
+
+def test_compiled_knobs():
+    "A number, a tensor for each element, one that learns."
+    x,each = torch.tensor([.3, 1.75, -2.6]),torch.tensor([.5, .25, 1.])
+    q = x-x.round()
+    assert torch.equal(compiled(lambda x, a: gentle(x, a))(x, each), x.round()+each*q)
+    a = each.clone().requires_grad_()
+    assert torch.equal(grads(compiled(lambda x, a: gentle(x, a))(x, a), a)[0], q)
+    assert torch.equal(compiled(torch.func.grad(lambda a: gentle(x, a).sum()))(each), q)
+    assert torch.equal(compiled(torch.func.grad(lambda x: gentle(x, .5).sum()))(x), torch.full((3,), .5))
