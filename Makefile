@@ -16,7 +16,7 @@ timed = start=$$(date +%s); { $(1); }; code=$$?; s=$$(($$(date +%s)-start)); \
 	echo "$(2) took $$((s/60)) min $$((s%60)) s"; exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all peers docs lab bench bench-gpu clean chromium
+.PHONY: help demo test test-all peers docs lab bench gpu mutants clean chromium
 
 help:    ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,11 +50,12 @@ lab: $(VENV)/ready    ## The sliders, live in JupyterLab
 bench: $(VENV)/ready    ## The benchmarks, about 25 minutes; ARGS="--quick", ARGS="--part small peers"
 	$(PY) bench/bench.py $(ARGS)
 
-bench-gpu: $(VENV)/ready    ## The contract, the probes and the benchmarks on a CUDA GPU
-	@$(PY) bench/bench.py --device cuda --check
-	PYTHONPATH=bench $(PY) -m pytest -p on_cuda tests/test_contract.py tests/test_probes.py
-	$(PY) -m pytest tests -k cuda
+gpu: $(VENV)/ready    ## What only a CUDA GPU can check, and the benchmarks there; writes the tables to commit
+	$(PY) bench/gpu.py
 	$(PY) bench/bench.py --device cuda $(ARGS)
+
+mutants: $(VENV)/ready    ## Do the tests notice? 300 small changes to the floor; ARGS="core --count 40"
+	$(PY) tests/mutants.py --jobs $(JOBS) $(ARGS)
 
 clean:    ## Remove what the other commands made, but not the venvs
 	rm -rf docs/nbs docs/_build build dist *.egg-info .pytest_cache .hypothesis

@@ -175,8 +175,21 @@ def test_no_gpu():
     r = subprocess.run([sys.executable, str(ROOT/'bench'/'bench.py'), '--device', 'cuda', '--check'], capture_output=True, text=True)
     assert r.returncode == 1 and not r.stdout and len(r.stderr.splitlines()) == 1 and 'no CUDA device' in r.stderr
 
+def test_gpu_table(tmp_path, monkeypatch):
+    "`make gpu` counts what pytest reports, errors as failures, and ends badly if a part does."
+    import gpu
+    (tmp_path/'r.xml').write_text('<testsuites><testsuite tests="7" failures="1" errors="2" skipped="1"/></testsuites>')
+    assert gpu.counted(tmp_path/'r.xml') == (3, 3, 1) and gpu.counted(tmp_path/'none.xml') is None
+    assert '| noise | 3 | 3 | 1 | 0.5 |' in gpu.table({'noise': (3, 3, 1, .5)}, 'cpu')
+    r = subprocess.run([sys.executable, str(ROOT/'bench'/'gpu.py'), '--collect-only'], capture_output=True, text=True, env=os.environ | dict(CUDA_VISIBLE_DEVICES=''))
+    assert r.returncode == 1 and 'no CUDA device' in r.stderr
+    monkeypatch.setenv('SHOK_DEVICE', 'cpu')
+    monkeypatch.setattr(gpu, 'PARTS', {'one': ['tests/test_errors.py', '-k', 'own_messages'], 'none': ['tests/no_such.py']})
+    monkeypatch.setattr(sys, 'argv', ['gpu.py', '-p', 'no:xdist'])
+    assert gpu.main() and not (ROOT/'bench'/'GPU.md').exists()
+
 def test_plugin_for_a_gpu():
-    "The plugin that `make bench-gpu` loads, with the CPU in the place of the GPU."
+    "The plugin that `make gpu` loads, with the CPU in the place of the GPU."
     r = subprocess.run([sys.executable, '-m', 'pytest', '-p', 'on_cuda', 'tests/test_probes.py', '-k', '(test_second or test_onnx) and round_ste and not ste-'],
         cwd=ROOT, env=os.environ | dict(PYTHONPATH='bench', SHOK_DEVICE='cpu', PYTEST_ADDOPTS='-p no:xdist'), capture_output=True, text=True)
     assert r.returncode == 0 and 'tensors are made on cpu' in r.stdout and re.search(r'\b1 passed', r.stdout), r.stdout + r.stderr
