@@ -177,7 +177,7 @@ BUILT = {
 
 def test_all_that_is_built_is_here():
     "What the quantizers and the gradient pages export runs below."
-    names = {n for m in ('quantize', 'learned', 'fsq', 'scale_grad') for n in __import__(f'shok_nb.{m}', fromlist=['*']).__all__}
+    names = {n for m in ('quantize', 'learned', 'scalar_quantize', 'gradient') for n in __import__(f'shok_nb.{m}', fromlist=['*']).__all__}
     assert names - {w for k in BUILT for w in k.split()} <= {'rectified_sigmoid', 'adaround_init', 'adaround_penalty', 'adaround_beta', 'fsq_index', 'fsq_codes'}
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16), ids=str)

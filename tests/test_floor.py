@@ -413,3 +413,20 @@ def test_compiled_knobs():
     assert torch.equal(grads(compiled(lambda x, a: gentle(x, a))(x, a), a)[0], q)
     assert torch.equal(compiled(torch.func.grad(lambda a: gentle(x, a).sum()))(each), q)
     assert torch.equal(compiled(torch.func.grad(lambda x: gentle(x, .5).sum()))(x), torch.full((3,), .5))
+
+def test_a_value_of_several_operations():
+    "Slope 1 without a grid, where the value is no single operation of torch's; and an x that is no tensor."
+    away = estimator('away', lambda v: torch.trunc(v+torch.copysign(torch.full_like(v, .5), v)))
+    x = leaf([.5, -.5, 1.25])
+    y = away(x)
+    assert y.tolist() == [1., -1., 1.] and grads(y, x)[0].tolist() == [1.]*3 and saved(lambda: away(x)) == []
+    for f in (away, cubic, plain):
+        with pytest.raises(TypeError, match=f'^{getattr(f, "name", "cubic")}: x must be a torch.Tensor, got list'): f([1.])
+
+def test_export():
+    "A curve keeps its gradient in an exported program; a hard estimator is its value there."
+    class Curve(torch.nn.Module):
+        def forward(self, x): return cubic(x)
+    x = leaf([.25, 1.75])
+    y = torch.export.export(Curve(), (x.detach(),)).module()(x)
+    assert torch.equal(y, cubic(x)) and torch.equal(grads(y, x)[0], torch.full((2,), .1875))
