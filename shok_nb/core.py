@@ -54,7 +54,8 @@ def _sign(v):
 
 def _addcmul(a, b, c, value=1):
     "`torch.addcmul`, which nested tensors do not have."
-    return a + value*b*c if c.is_nested else torch.addcmul(a, b, c, value=value)
+    nested = type(c) not in _PLAIN and c.is_nested       # torch 2.6 asks no plain tensor that in a compiled backward
+    return a + value*b*c if nested else torch.addcmul(a, b, c, value=value)
 
 def _scalar(k, v):
     "A knob as a tensor of the dtype of `v`; made of a number it is on the CPU, from where it may join any."
