@@ -346,6 +346,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'shok_nb.replay.Trace.step': ('replay.html#trace.step', 'shok_nb/replay.py'),
                                 'shok_nb.replay.Untraceable': ('replay.html#untraceable', 'shok_nb/replay.py'),
                                 'shok_nb.replay.Value': ('replay.html#value', 'shok_nb/replay.py'),
+                                'shok_nb.replay.Value.__repr__': ('replay.html#value.__repr__', 'shok_nb/replay.py'),
                                 'shok_nb.replay._Thread': ('replay.html#_thread', 'shok_nb/replay.py'),
                                 'shok_nb.replay._Thread.__init__': ('replay.html#_thread.__init__', 'shok_nb/replay.py'),
                                 'shok_nb.replay._alike': ('replay.html#_alike', 'shok_nb/replay.py'),

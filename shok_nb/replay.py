@@ -15,12 +15,13 @@ from torch import Tensor
 from .compat import can_stand_in, function_modes, no_torch_function, stand_in
 from .compat import saved_tensor_hooks
 
-# %% ../nbs/03_replay.ipynb #84aee2ba
+# %% ../nbs/03_replay.ipynb #37107f81
 class Untraceable(Exception):
     "The formula does something that a replay could not repeat."
 
 class Value(int):
     "The number of a value: first come the inputs, then the result of each step."
+    def __repr__(self): return f'v{int(self)}'
 
 @dataclass
 class Step:
