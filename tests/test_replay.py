@@ -399,6 +399,7 @@ for n in range(1000, 400_000, 4000):
 print(annealed-before, rss()-annealed)
 """
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_memory_does_not_grow():
     """100 values of alpha at 2^20 elements, then 100 sizes: at most 8 MB beyond what fixed work keeps, where one program kept for each
