@@ -41,7 +41,9 @@ def _saturate(v, lower=None, upper=None):
     followed = how == 'transform' or torch.is_grad_enabled() and (how != 'eager' or learns())
     alike = lower is None or upper is None or isinstance(lower, Tensor) == isinstance(upper, Tensor)
     w = v.detach() if followed else v
-    held = w.clamp(lower, upper) if alike else w.clamp(min=lower).clamp(max=upper)
+    if type(w) not in _PLAIN and w.is_nested and isinstance(lower, Tensor) and isinstance(upper, Tensor):
+        held = torch.minimum(torch.maximum(w, lower), upper)              # a jagged tensor has no clamp between tensors
+    else: held = w.clamp(lower, upper) if alike else w.clamp(min=lower).clamp(max=upper)
     return torch.where(held == v, v, held) if followed else held
 
 def _centre(v):
