@@ -35,12 +35,15 @@ _finite = either(torch.nan_to_num, _where_known)            # 0 where there is n
 
 def _saturate(v, lower=None, upper=None):
     "`v` held between numbers or tensors; its slope is 1 at the ends too, and 0 beyond, where a tensor has it."
-    learns = any(isinstance(t, Tensor) and t.requires_grad for t in (v, lower, upper))
     how = mode()
-    followed = how == 'transform' or torch.is_grad_enabled() and (learns or how != 'eager')
+    def learns(): return any(isinstance(t, Tensor) and t.requires_grad for t in (v, lower, upper))
+    # Asked in eager mode alone: torch 2.6 does not compile that in a backward.
+    followed = how == 'transform' or torch.is_grad_enabled() and (how != 'eager' or learns())
     alike = lower is None or upper is None or isinstance(lower, Tensor) == isinstance(upper, Tensor)
     w = v.detach() if followed else v
-    held = w.clamp(lower, upper) if alike else w.clamp(min=lower).clamp(max=upper)
+    if type(w) not in _PLAIN and w.is_nested and isinstance(lower, Tensor) and isinstance(upper, Tensor):
+        held = torch.minimum(torch.maximum(w, lower), upper)              # a jagged tensor has no clamp between tensors
+    else: held = w.clamp(lower, upper) if alike else w.clamp(min=lower).clamp(max=upper)
     return torch.where(held == v, v, held) if followed else held
 
 def _centre(v):

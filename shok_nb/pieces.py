@@ -82,10 +82,11 @@ def _whole(f, ts, knobs):
 def _pieces(f, key, ts, knobs, fused=None):
     "`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each knob a sum or None."
     x,tensors = ts[0],[k for k in knobs if isinstance(k, Tensor)]
+    if not _ordinary(*ts, *tensors): return _whole(f, ts, knobs)     # no size is asked about: torch 2.6 compiles one at a time
     alike = all(t.shape == x.shape for t in ts[1:])
     if alike and tensors: alike = torch.broadcast_shapes(x.shape, *[k.shape for k in tensors]) == x.shape
     worth = fused or x.is_cpu and x.numel()
-    if not (worth and alike and _ordinary(*ts, *tensors)): return _whole(f, ts, knobs)
+    if not (worth and alike): return _whole(f, ts, knobs)
     y,n,size = torch.empty_like(x),x.numel(),_PIECE*torch.get_num_threads()
     if not fused and n <= size: return y,*_into(f, y, ts, knobs, key)
     lie = [y, *ts]

@@ -172,7 +172,8 @@ def test_private_names_are_on_one_page():
             assert not found, f'{f.name}:{i}: {found[0]} belongs on the page compat'
     page = (ROOT/'shok_nb'/'compat.py').read_text('utf-8')
     named = set(re.findall(r"_private\('([\w.]+)'\)", page))
-    assert named - set(AWAY) == {'_dynamo.exc.TorchDynamoException'}
+    elsewhere = {'_dynamo.exc.TorchDynamoException', 'Tensor._is_zerotensor', '_C._autograd._top_saved_tensors_default_hooks'}
+    assert named - set(AWAY) <= elsewhere
 
 def test_one_question():
     "How the code is run is asked in `compat` and `core`; a page hands over its forms."
