@@ -256,7 +256,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'shok_nb.pieces._fuse': ('pieces.html#_fuse', 'shok_nb/pieces.py'),
                                 'shok_nb.pieces._fusible': ('pieces.html#_fusible', 'shok_nb/pieces.py'),
                                 'shok_nb.pieces._into': ('pieces.html#_into', 'shok_nb/pieces.py'),
-                                'shok_nb.pieces._name': ('pieces.html#_name', 'shok_nb/pieces.py'),
                                 'shok_nb.pieces._narrow': ('pieces.html#_narrow', 'shok_nb/pieces.py'),
                                 'shok_nb.pieces._number': ('pieces.html#_number', 'shok_nb/pieces.py'),
                                 'shok_nb.pieces._ordinary': ('pieces.html#_ordinary', 'shok_nb/pieces.py'),

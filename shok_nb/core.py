@@ -155,12 +155,12 @@ def check_input(
 
 def _beyond_float(k): return isinstance(k, int) and abs(k) > 2**1023
 
-def _in_dtype(k, dtype):
-    "The number `k` as a float, infinite or 0 where `dtype` holds nothing so large or so small."
+def _in_dtype(k, dtype, lo):
+    "The number `k` as a float, infinite where `dtype` holds nothing so large; and 0, if that is the end `lo`, where nothing so small."
     if _beyond_float(k): return math.inf if k > 0 else -math.inf
     k,limits = float(k),torch.finfo(dtype)
     if abs(k) > limits.max: return math.copysign(math.inf, k)
-    return k*0. if abs(k) <= limits.tiny*limits.eps/2 else k
+    return k*0. if lo == 0 and abs(k) <= limits.tiny*limits.eps/2 else k
 
 def _shown(k): return f'an int of {k.bit_length()} bits' if _beyond_float(k) else f'{k}'
 
@@ -185,7 +185,7 @@ def check_knob(
     if isinstance(k, bool) or not isinstance(k, numbers.Real):
         raise TypeError(f'{fn}: {arg} must be a number{"" if x is None else " or a torch.Tensor"}, got {type(k).__name__}')
     dtype = torch.float64 if x is None else _wide(x.dtype)
-    number = _in_dtype(k, dtype)
+    number = _in_dtype(k, dtype, lo)
     if not (lo < number < hi if open else lo <= number <= hi):
         ends,seen = '()' if open else '[]','' if _beyond_float(k) or number == k or number != number else f', which is {number:g} in {dtype}'
         raise ValueError(f'{fn}: {arg} must be in {ends[0]}{lo:g}, {hi:g}{ends[1]}, got {_shown(k)}{seen}')
@@ -344,7 +344,8 @@ class estimator:
     def run(self, f, ts, rest, needs=()):
         "`f(needs, *ts, *rest)` in the wide dtype, fused on a GPU, in pieces on a CPU."
         x,kind,f,fused = ts[0],'_vjp' if needs else '_value',partial(f, needs),None
-        rest = [_widen(t, _wide(x.dtype)) for t in rest]
+        dtype = _wide(x.dtype)
+        rest = [t.to(dtype) if isinstance(t, Tensor) else t for t in rest]
         if x.is_cuda or _fusible(x):
             key = kind,needs,x.device.type,x.dtype,not _default(*rest[:2])
             if key not in self.fused and _fusible(x) and not any(needs[3:]): self.fused[key] = _fuse(f, self.name+kind, key[-1])

@@ -50,13 +50,9 @@ def _into(f, to, ts, knobs, key=None):
         tensors = iter(given[len(ts):])
         rest = [next(tensors) if isinstance(k, Tensor) else k for k in knobs]
         return f(*[t.to(_wide(t.dtype)) for t in given[:len(ts)]], *rest)
-    if key is not None: key = *key,*[_name(k) for k in knobs]
+    if key is not None:                                         # 0. is not -0., 1 is not 1. or True
+        key = *key,*[None if isinstance(k, Tensor) else (type(k), k or str(k)) for k in knobs]
     return run(wide, to, [*ts, *[k for k in knobs if isinstance(k, Tensor)]], key)
-
-def _name(k):
-    "What tells a number from all others: 0. is not -0., 1 is not 1. or True. A tensor's values are no part of it."
-    if type(k) is float: return k or k.hex()
-    return None if isinstance(k, Tensor) else (type(k), k)
 
 # %% ../nbs/00_pieces.ipynb #c9c2e481
 def _cut(f, key, size, to, ts, knobs):

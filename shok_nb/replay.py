@@ -363,7 +363,7 @@ def _consider(kind, f, to, ts):
 
 # %% ../nbs/03_replay.ipynb #7f41123c
 @contextlib.contextmanager
-def no_replay():
+def no_replay()->None:
     "Inside it this thread runs every formula as it is written, operation by operation."
     before,_thread.wants = _thread.wants,False
     try: yield

@@ -5,12 +5,12 @@ import math
 from functools import partial
 import pytest, torch
 import shok_nb as R
-from shok_nb.fsq import fsq
+from shok_nb import fsq
 from shok_nb.jpeg import jpeg
 from shok_nb.learned import adaround, adaround_init, rectified_sigmoid, signround_range
 from shok_nb.neighbours import _reinmax_round, _sga
 from shok_nb.quantize import dorefa, dorefa_weight, fake_quantize, pact, quantized_bits
-from shok_nb.scale_grad import normalize_grad
+from shok_nb.gradient import normalize_grad
 
 # --- the other slopes
 def _number(strict):
