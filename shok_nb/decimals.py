@@ -9,7 +9,9 @@ __all__ = ['decimal_ste', 'diff_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, either, estimator, _addcmul, _cached, _finite, _scalar
+from .arguments import check_count
+from .core import estimator, _cached
+from .parts import either, _addcmul, _finite, _scalar
 
 # %% ../nbs/26_decimals.ipynb #2f161d5b
 @_cached

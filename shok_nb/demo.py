@@ -6,7 +6,7 @@
 __all__ = ['message', 'estimators', 'load', 'to_bits', 'to_text', 'Result', 'trial', 'cubic', 'report', 'bar', 'page', 'main']
 
 # %% ../nbs/72_demo.ipynb #0e1574ae
-import argparse, base64, html, io, math, os, sys, time
+import argparse, base64, html, io, os, sys, time
 import torch
 from collections.abc import Callable
 from functools import partial
@@ -227,7 +227,6 @@ _steps.__name__ = 'number of steps'   # argparse says: invalid number of steps v
 
 def _ready(args):
     "Photo for a run, or an error before it starts."
-    import shok_nb.widgets
     out = Path(args.out)
     if out.is_dir() or not out.parent.is_dir() or not os.access(out if out.exists() else out.parent, os.W_OK):
         raise OSError(f'cannot write {out}: it must be a file in a folder that exists')

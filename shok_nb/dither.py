@@ -8,7 +8,8 @@ __all__ = ['uniform_noise', 'dither_round', 'noisy_soft_round', 'expected_noise_
 # %% ../nbs/31_dither.ipynb #2ac39cf9
 import torch
 from torch import Tensor
-from .core import check_input, check_knob, estimator
+from .arguments import check_input, check_knob
+from .core import estimator
 from .pieces import _FLOATS
 from .random import _grid, noise_like
 from .soft import soft_round, soft_round_conditional_mean

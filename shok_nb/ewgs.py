@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from .compat import forward_mode
-from .core import by_mode, check_input, check_knob, either, estimator
+from .arguments import check_input, check_knob
+from .core import estimator
+from .parts import by_mode, either
 from .pieces import _number, _pieces, _widen, _wide
 
 # %% ../nbs/12_ewgs.ipynb #1f2b56fe

@@ -9,7 +9,9 @@ __all__ = ['fourier_round', 'poisson_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, staircase, _addcmul, _cached, _minus_sine
+from .arguments import check_count
+from .core import staircase, _cached
+from .parts import _addcmul, _minus_sine
 from .pieces import _for_cpu
 
 # %% ../nbs/23_fourier.ipynb #f8f40146

@@ -7,7 +7,7 @@ __all__ = ['PassRound', 'ScaleGrad', 'SoftRound']
 
 # %% ../nbs/54_functions.ipynb #afd704c6
 from torch import Tensor
-from .core import check_input
+from .arguments import check_input
 from .ratio import ratio_round
 from .gradient import normalize_grad
 from .ste import round_ste

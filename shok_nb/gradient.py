@@ -11,7 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from .core import by_mode, check_count, check_input, check_knob, either, straight_through, _pass, _saturate, _shown
+from .arguments import check_count, check_input, check_knob, _shown
+from .core import straight_through, _pass
+from .parts import by_mode, either, _saturate
 from .pieces import _wide
 from .random import check_random, uniform_like, _toss
 

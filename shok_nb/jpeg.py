@@ -10,7 +10,8 @@ import functools, io, math
 import torch, torch.nn.functional as F
 from collections.abc import Callable, Iterable
 from torch import Tensor
-from .core import check_count, check_input, _saturate
+from .arguments import check_count, check_input
+from .parts import _saturate
 from .ste import round_ste
 
 # %% ../nbs/71_jpeg.ipynb #4f21fae1

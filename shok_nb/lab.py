@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 try: import matplotlib.pyplot as plt
 except ImportError as e: raise ImportError("shok_nb.lab draws with matplotlib: pip install 'shok_nb[widgets]'") from e
-from .core import check_count
+from .arguments import check_count
 from .neighbours import local_expectation
 from .plots import _draw, sweep
 

@@ -10,7 +10,9 @@ __all__ = ['rectified_sigmoid', 'adaround_init', 'adaround', 'adaround_penalty',
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, _lean, _saturate
+from .arguments import check_count, check_input, check_knob
+from .core import _lean
+from .parts import _saturate
 from .gradient import _check_dim
 from .ste import floor_ste, round_ste
 

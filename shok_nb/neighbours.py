@@ -9,7 +9,9 @@ __all__ = ['local_expectation', 'reinmax_round', 'sga_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_knob, estimator, _cached, _finite, _saturate, _scalar
+from .arguments import check_count, check_knob
+from .core import estimator, _cached
+from .parts import _finite, _saturate, _scalar
 from .pieces import _wide, _widen
 from .random import _grid, _toss, uniform_like
 

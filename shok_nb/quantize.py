@@ -9,7 +9,9 @@ __all__ = ['fake_quantize', 'lsq', 'lsq_init', 'pact', 'dorefa', 'dorefa_weight'
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, estimator, straight_through, _lean, _mask, _pass, _saturate
+from .arguments import check_count, check_input, check_knob
+from .core import estimator, straight_through, _lean, _pass
+from .parts import _mask, _saturate
 from .gradient import scale_grad
 from .random import _WHOLE
 from .signs import clipped_sign

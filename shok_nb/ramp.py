@@ -9,7 +9,8 @@ __all__ = ['ramp_round']
 import math
 import torch
 from torch import Tensor
-from .core import estimator, _mask, _saturate, _scalar
+from .core import estimator
+from .parts import _mask, _saturate, _scalar
 
 # %% ../nbs/25_ramp.ipynb #5b12cb8b
 def _climb(v, gain, threshold):

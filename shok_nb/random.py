@@ -7,10 +7,11 @@ __all__ = ['philox', 'check_random', 'uniform_like', 'fold_in', 'noise_like']
 
 # %% ../nbs/02_random.ipynb #a3ecd7eb
 import math
-from functools import partial
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, either, maths, pick
+from .arguments import check_count, check_input, check_knob
+from .core import maths, pick
+from .parts import either
 from .pieces import _PIECE, _for_cpu, _into, _ordinary, _wide
 
 # %% ../nbs/02_random.ipynb #7ddbd525

@@ -255,7 +255,7 @@ def _wrapped(step, values):
     return [wrap(a, argument) for a,argument in zip(step.args, step.op._schema.arguments)]
 
 # %% ../nbs/03_replay.ipynb #94b14947
-_PAYS,_KEPT = 96,256                                # pieces that pay for a program; programs kept
+_PAYS,_KEPT = 100,256                                # pieces that pay for a program; programs kept
 
 class Memory:
     "Rows of scratch, and for each program its registers cut from them."

@@ -9,7 +9,9 @@ __all__ = ['fsq', 'fsq_index', 'fsq_codes']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, _lean, _saturate
+from .arguments import check_count, check_input, check_knob
+from .core import _lean
+from .parts import _saturate
 from .pieces import _FLOATS
 from .random import _WHOLE, uniform_like
 from .ste import round_ste

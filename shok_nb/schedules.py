@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 import torch
 from torch import Tensor, nn
-from .core import check_knob
+from .arguments import check_knob
 from .soft import soft_round
 
 # %% ../nbs/50_schedules.ipynb #e31c8ea2

@@ -8,7 +8,8 @@ __all__ = ['clipped_sign', 'approx_sign', 'ede_sign', 'swish_sign', 'reste_sign'
 # %% ../nbs/14_signs.ipynb #06d6d969
 import torch
 from torch import Tensor
-from .core import estimator, _mask, _saturate, _scalar, _sign, _spread
+from .core import estimator
+from .parts import _mask, _saturate, _scalar, _sign, _spread
 
 # %% ../nbs/14_signs.ipynb #7936bd33
 def _value(v, *knobs): return _spread(_sign(v), *knobs)

@@ -9,7 +9,9 @@ __all__ = ['sine_round', 'cosine_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, staircase, _cached, _minus_sine
+from .arguments import check_count
+from .core import staircase, _cached
+from .parts import _minus_sine
 
 # %% ../nbs/22_sine.ipynb #8ec4f296
 def _slope(q): return 2*torch.sin(math.pi*q)**2

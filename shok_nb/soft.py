@@ -9,7 +9,9 @@ __all__ = ['soft_round', 'soft_round_inverse', 'soft_round_conditional_mean', 'l
 import math
 import torch
 from torch import Tensor
-from .core import check_input, maths, pick, staircase, _addcmul, _saturate
+from .arguments import check_input
+from .core import maths, pick, staircase
+from .parts import _addcmul, _saturate
 
 # %% ../nbs/20_soft.ipynb #30819bc8
 def _small(q):

@@ -8,7 +8,8 @@ __all__ = ['round_ste', 'floor_ste', 'ceil_ste', 'trunc_ste', 'sign_ste']
 # %% ../nbs/10_ste.ipynb #da7b5a81
 import torch
 from torch import Tensor
-from .core import estimator, _centre, _sign
+from .core import estimator
+from .parts import _centre, _sign
 
 # %% ../nbs/10_ste.ipynb #5aedfe15
 def _down(v):

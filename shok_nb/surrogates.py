@@ -9,7 +9,9 @@ __all__ = ['dsq_round', 'stable_round', 'clipped_round', 'trust_round']
 import math
 import torch
 from torch import Tensor
-from .core import check_count, check_input, check_knob, estimator, staircase, _cached, _in_steps, _mask, _pass, _saturate, _scalar, _spread
+from .arguments import check_count, check_input, check_knob
+from .core import estimator, staircase, _cached, _in_steps, _pass
+from .parts import _mask, _saturate, _scalar, _spread
 
 # %% ../nbs/13_surrogates.ipynb #07cccc29
 def _apart(a, q):

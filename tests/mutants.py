@@ -11,7 +11,7 @@ decided by a hash of the change itself, so an edit elsewhere leaves the choice a
 Each change gets a process of its own, forked from this one when torch and pytest are loaded, and in it pytest, which meets
 the tests that found the most first and stops at the first that fails. What all tests let pass has survived; why it may is a
 line of mutants.txt. A survivor without one, or fewer killed than 9 in 10, is a failure."""
-import argparse, ast, copy, hashlib, importlib.abc, importlib.util, io, json, os, resource, signal, sys, time
+import argparse, ast, copy, hashlib, importlib.abc, importlib.util, json, os, resource, signal, sys, time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent

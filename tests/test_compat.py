@@ -2,10 +2,10 @@
 
 The package is imported once more beside the usual one, while a name of torch is away; then torch gets it back, for it needs
 it too. Bounds: 1e-5 of the largest slope, as in `test_probes.py`, since plain operations round differently from a Function."""
-import importlib, math, re, sys
+import importlib, re, sys
 from pathlib import Path
 import pytest, torch
-from estimators import near, slope, variants
+from estimators import near, slope
 import shok_nb
 from shok_nb.catalog import catalog
 

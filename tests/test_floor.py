@@ -5,8 +5,9 @@ import pytest, torch
 import torch.autograd.forward_ad as forward_ad
 from estimators import FLOATS, HALVES, same
 from shok_nb import core
-from shok_nb.core import (_cached, _finite, _minus_sine, _scalar, _sign, _spread, check_count, check_input, check_knob, estimator,
-    maths, pick, staircase, straight_through)
+from shok_nb.arguments import check_count, check_input, check_knob
+from shok_nb.core import _cached, estimator, maths, pick, staircase, straight_through
+from shok_nb.parts import _finite, _minus_sine, _scalar, _sign, _spread
 
 INF,NAN = math.inf,math.nan
 cubic = staircase('cubic', lambda q: q**3, lambda q: 3*q*q, odd=False)

@@ -3,7 +3,7 @@
 The reference is the eager gradient, which `test_reference.py` checks against mpmath and `test_contract.py` against
 finite differences. Bounds: 1e-5 of the largest slope in float32, since the composite and the compiled forms may round
 differently from the eager one; values of hard estimators are equal bit for bit."""
-import copy, io, math, pickle
+import copy, math, pickle
 from functools import partial
 import pytest, torch, torch._dynamo.testing
 import torch.autograd.forward_ad as forward_ad

@@ -2,7 +2,7 @@
 
 A seed picks each case, so that a failure names one that can be run again. Bounds are none: every bit has to agree.
 A block is 1,000 comparisons. `make test` runs every tenth block, `make test-all` the other ninety: 100,000 together."""
-import gc, math, os, random, signal, subprocess, sys, threading, time, warnings
+import gc, math, os, random, signal, subprocess, sys, threading, warnings
 from functools import partial
 import pytest, torch
 from torch.overrides import TorchFunctionMode
@@ -288,7 +288,6 @@ def test_gradient_that_is_nothing(early):
 
 def test_interrupts_leave_nothing_on(early):
     "An interrupt at any operation of tracing and proving: the next call is right, and no mode is on."
-    from torch.utils._python_dispatch import TorchDispatchMode
     from shok_nb.compat import dispatch_modes, function_modes
     x = torch.randn(30, generator=generator())*3
     with no_replay(): want = soft_round(x)

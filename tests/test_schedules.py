@@ -3,9 +3,8 @@ import warnings
 import pytest, torch
 from torch import nn
 from estimators import INDUCTOR, generator
-from shok_nb.nn import LogisticRound, SoftRound, round_weights_, swap_rounding, RoundSTE
+from shok_nb.nn import LogisticRound, SoftRound, round_weights_, swap_rounding
 from shok_nb.schedules import KnobScheduler, cosine_schedule, exponential_schedule, fastai_callback, lightning_callback, linear_schedule, sigmoid_schedule, transformers_callback
-from shok_nb.soft import soft_round
 
 def net(): return nn.Sequential(nn.Linear(3, 4), SoftRound(step=.5), nn.Linear(4, 1), SoftRound())
 

@@ -4,7 +4,7 @@ from functools import partial
 import pytest, torch
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
-from estimators import FLOATS, generator, grouped, leaves, near, same, side_by_side, slope, variants
+from estimators import FLOATS, generator, grouped, leaves, near, same, side_by_side, variants
 from shok_nb import core, dorefa, fake_quantize, fourier_round, pact, pieces, quantized_bits, replay, round_ste, soft_round, stochastic_round
 from shok_nb.catalog import catalog
 from shok_nb.core import estimator
