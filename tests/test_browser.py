@@ -188,7 +188,7 @@ def lab(tmp_path_factory):
             stdout=log, stderr=subprocess.STDOUT)
     try:
         end = time.monotonic()+120
-        while not (found := [*(tmp/'runtime').glob('jpserver-*.json')]):
+        while not (found := [f for f in (tmp/'runtime').glob('jpserver-*.json') if f.stat().st_size]):      # made, then written
             assert server.poll() is None and time.monotonic() < end, (tmp/'log').read_text()
             time.sleep(.1)
         yield f"{json.loads(found[0].read_text())['url']}lab/tree/page.ipynb?token={env['JUPYTER_TOKEN']}"
