@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 # %% ../nbs/04_compat.ipynb #c04a0005
-_RUN_ON = '2.6.0', '2.8.0', '2.11.0', '2.13.0', '2.15.0'                    # where all of this was seen to work
-
 def _private(name):
     "What torch has under this name, or None."
     thing = torch
