@@ -67,14 +67,14 @@ $(VENV)/ready: settings.ini setup.py pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); this takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	@$(if $(TORCH),{ grep -vE '^(torch|sympy|setuptools)==' constraints.txt; echo "torch==$(TORCH)"; },cat constraints.txt) > $(VENV)/constraints.txt
-	$(PY) $(PIP) -c $(VENV)/constraints.txt setuptools $(if $(TORCH),torch)
+	$(PY) $(PIP) -c $(VENV)/constraints.txt 'setuptools>=77' $(if $(TORCH),torch)
 	$(PY) $(PIP) -c $(VENV)/constraints.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
 .venv-peers/ready: settings.ini setup.py pyproject.toml constraints.txt tests/peers/requirements.txt
 	@echo "Installing into .venv-peers: Python 3.11 and 0.9 GB beside torch"
 	$(PYTHON) -m venv .venv-peers
-	$(PEERS) $(INSTALL) setuptools
+	$(PEERS) $(INSTALL) 'setuptools>=77'
 	$(PEERS) $(INSTALL) --no-build-isolation -e . pytest
 	$(PEERS) $(INSTALL) --no-deps -r tests/peers/requirements.txt
 	@touch $@
