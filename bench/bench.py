@@ -6,15 +6,31 @@ alike; figures are medians of ratios with the middle half. Steady memory means a
 training loop on a caching allocator sees it; without it a large copy also pays for fresh pages.
 
 Each part runs in a Python of its own and is merged into results.json, from which RESULTS.md is written."""
-import argparse, contextlib, datetime, functools, gc, itertools, json, math, os, platform, statistics, subprocess, sys, tempfile, time, weakref
+import argparse
+import contextlib
+import datetime
+import functools
+import gc
+import itertools
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
 from pathlib import Path
+
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]                    # the peers have a Python without shok_nb
 import torch
+from rivals import Candidate, fourier_loop, peers, rivals, why
 from torch.autograd import Function
 import shok_nb as R
 from shok_nb.catalog import catalog
-from rivals import Candidate, fourier_loop, peers, rivals, why
 
 STEADY = {'MALLOC_TOP_PAD_': '4000000000', 'MALLOC_MMAP_THRESHOLD_': '4000000000', 'MALLOC_TRIM_THRESHOLD_': '8000000000'}
 PARTS = dict(small=['small'], large=['large'], steady=['steady'], compile=['compile'], peers=['peers', 'peers-steady'])

@@ -3,7 +3,13 @@
 Without a GPU `make test-all` on a torch built for CUDA runs fake tensors through everything (tests/test_fake_cuda.py): devices,
 dtypes, shapes, waiting, and the kernels that Inductor writes. Left for here: that they compile, that numbers and gradients
 are those of the CPU, memory, graphs, and time."""
-import datetime, os, platform, subprocess, sys, tempfile, time
+import datetime
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 import torch

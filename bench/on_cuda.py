@@ -1,7 +1,8 @@
 """A pytest plugin that moves the tests to a GPU: PYTHONPATH=bench python -m pytest -p on_cuda tests/test_contract.py
 
 Whatever a test makes without naming a device is made there. SHOK_DEVICE=cpu tries the plugin without a GPU."""
-import os, sys
+import os
+import sys
 from pathlib import Path
 import torch
 
@@ -9,6 +10,8 @@ DEVICE = os.environ.get('SHOK_DEVICE', 'cuda')
 torch.set_default_device(DEVICE)                          # before the tests are imported: some make tensors as they are
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]/'tests'))
 import estimators
+
+
 def generator(seed=0): return torch.Generator(DEVICE).manual_seed(seed)
 estimators.generator = generator
 

@@ -1,11 +1,16 @@
 """What people run today for the same maths as a function of ours: formulas from forums and papers, published code
 written anew in torch, torch's own operations, and installed packages. Knobs as our defaults."""
-import importlib, importlib.util, math, sys, types
+import importlib
+import importlib.util
+import math
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 import torch
 from torch.autograd import Function
+
 
 @dataclass(frozen=True)
 class Candidate:

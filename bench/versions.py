@@ -1,7 +1,10 @@
 """One row of the table of versions, from the tests that just ran: `make test-all TORCH=2.15.0 PYTHON=python3.12` calls it.
 
 The row of this torch and this Python, 3.12 say, takes the place of the one before it in bench/versions.json."""
-import datetime, json, platform, sys
+import datetime
+import json
+import platform
+import sys
 from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree

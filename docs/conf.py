@@ -1,5 +1,7 @@
 """The site: `make docs`. The pages are the notebooks; _ext/literate.py writes them into the source folder, docs/nbs."""
-import logging, os, sys
+import logging
+import os
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 from nbclient import NotebookClient

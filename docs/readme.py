@@ -1,7 +1,9 @@
 """Write README.md from nbs/index.ipynb and its stored outputs: python docs/readme.py [--check]
 
 A stored picture becomes docs/_static/index-N.png (or .svg), so what README shows is what the notebook showed."""
-import base64, json, sys
+import base64
+import json
+import sys
 from pathlib import Path
 
 here = Path(__file__).parent

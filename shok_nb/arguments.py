@@ -6,7 +6,8 @@
 __all__ = ['check_input', 'check_knob', 'check_count']
 
 # %% ../nbs/05_arguments.ipynb #a5000003
-import math, numbers
+import math
+import numbers
 import torch
 from torch import Tensor
 from .pieces import _FLOATS, _PLAIN, _wide

@@ -21,7 +21,12 @@ from .ratio import ratio_round
 from .sigmoid import sigmoid_round, sigmoid_sum_round
 from .signs import approx_sign, clipped_sign, ede_sign, reste_sign, swish_sign
 from .sine import cosine_round, sine_round
-from .soft import logistic_round, soft_round, soft_round_conditional_mean, soft_round_inverse
+from shok_nb.soft import (
+    logistic_round,
+    soft_round,
+    soft_round_conditional_mean,
+    soft_round_inverse,
+)
 from .ste import ceil_ste, floor_ste, round_ste, sign_ste, trunc_ste
 from .stochastic import stochastic_round
 from .surrogates import clipped_round, dsq_round, stable_round, trust_round

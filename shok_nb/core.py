@@ -15,8 +15,17 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 from .arguments import check_input, check_knob
 from .compat import mode, quick_apply
+from shok_nb.parts import (
+    _addcmul,
+    _centre,
+    _finite,
+    _saturate,
+    _sign,
+    _spread,
+    by_mode,
+    either,
+)
 from .pieces import _for_cpu, _fuse, _fusible, _number, _pieces, _wide, _widen
-from .parts import by_mode, either, _addcmul, _centre, _finite, _saturate, _sign, _spread
 
 # %% ../nbs/01_core.ipynb #2ccb0351
 def _lean(f, *args):

@@ -6,15 +6,32 @@
 __all__ = ['message', 'estimators', 'load', 'to_bits', 'to_text', 'Result', 'trial', 'cubic', 'report', 'bar', 'page', 'main']
 
 # %% ../nbs/72_demo.ipynb #0e1574ae
-import argparse, base64, html, io, os, sys, time
-import torch
+import argparse
+import base64
+import html
+import io
+import os
+import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+import torch
 from torch import Tensor
 from .core import staircase
-from .jpeg import _from_pil, _pil, _to_pil, correlate, embed, jpeg, jpeg_tables, mark_pattern, pillow_jpeg, psnr
+from shok_nb.jpeg import (
+    _from_pil,
+    _pil,
+    _to_pil,
+    correlate,
+    embed,
+    jpeg,
+    jpeg_tables,
+    mark_pattern,
+    pillow_jpeg,
+    psnr,
+)
 from .soft import soft_round
 from .ste import round_ste
 

@@ -10,11 +10,11 @@ import math
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from .compat import forward_mode
 from .arguments import check_input, check_knob
+from .compat import forward_mode
 from .core import estimator
 from .parts import by_mode, either
-from .pieces import _number, _pieces, _widen, _wide
+from .pieces import _number, _pieces, _wide, _widen
 
 # %% ../nbs/12_ewgs.ipynb #1f2b56fe
 class _Pull(Function):

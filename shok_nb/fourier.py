@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count
-from .core import staircase, _cached
+from .core import _cached, staircase
 from .parts import _addcmul, _minus_sine
 from .pieces import _for_cpu
 

@@ -8,8 +8,8 @@ __all__ = ['PassRound', 'ScaleGrad', 'SoftRound']
 # %% ../nbs/54_functions.ipynb #afd704c6
 from torch import Tensor
 from .arguments import check_input
-from .ratio import ratio_round
 from .gradient import normalize_grad
+from .ratio import ratio_round
 from .ste import round_ste
 
 # %% ../nbs/54_functions.ipynb #2f3506da

@@ -6,16 +6,17 @@
 __all__ = ['scale_grad', 'normalize_grad', 'quantize_grad']
 
 # %% ../nbs/40_scale_grad.ipynb #95e24558
-import math, numbers
+import math
+import numbers
 from functools import partial
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from .arguments import check_count, check_input, check_knob, _shown
-from .core import straight_through, _pass
-from .parts import by_mode, either, _saturate
+from .arguments import _shown, check_count, check_input, check_knob
+from .core import _pass, straight_through
+from .parts import _saturate, by_mode, either
 from .pieces import _wide
-from .random import check_random, uniform_like, _toss
+from .random import _toss, check_random, uniform_like
 
 # %% ../nbs/40_scale_grad.ipynb #95118db8
 def _view(x): return x.view_as(x) if x.layout == torch.strided else x.clone()      # torch cannot view a nested tensor

@@ -6,9 +6,12 @@
 __all__ = ['jpeg_tables', 'pillow_jpeg', 'jpeg', 'psnr', 'mark_pattern', 'correlate', 'embed']
 
 # %% ../nbs/71_jpeg.ipynb #b49f4b57
-import functools, io, math
-import torch, torch.nn.functional as F
+import functools
+import io
+import math
 from collections.abc import Callable, Iterable
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 from .arguments import check_count, check_input
 from .parts import _saturate

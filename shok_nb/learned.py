@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
 from .core import _lean
-from .parts import _saturate
 from .gradient import _check_dim
+from .parts import _saturate
 from .ste import floor_ste, round_ste
 
 # %% ../nbs/53_learned.ipynb #85547b64

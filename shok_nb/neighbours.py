@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count, check_knob
-from .core import estimator, _cached
+from .core import _cached, estimator
 from .parts import _finite, _saturate, _scalar
 from .pieces import _wide, _widen
 from .random import _grid, _toss, uniform_like

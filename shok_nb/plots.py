@@ -6,7 +6,8 @@
 __all__ = ['sweep', 'curves', 'gallery']
 
 # %% ../nbs/61_plots.ipynb #f1b880ea
-import itertools, math
+import itertools
+import math
 import torch
 from torch import Tensor
 try: import matplotlib.pyplot as plt

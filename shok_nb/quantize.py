@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
-from .core import estimator, straight_through, _lean, _pass
-from .parts import _mask, _saturate
+from .core import _lean, _pass, estimator, straight_through
 from .gradient import scale_grad
+from .parts import _mask, _saturate
 from .random import _WHOLE
 from .signs import clipped_sign
 from .ste import round_ste, sign_ste

@@ -6,14 +6,21 @@
 __all__ = ['no_replay']
 
 # %% ../nbs/03_replay.ipynb #d05ad19b
-import contextlib, os, threading
+import contextlib
+import os
+import threading
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType
 import torch
 from torch import Tensor
-from .compat import can_stand_in, function_modes, no_torch_function, stand_in
-from .compat import saved_tensor_hooks
+from shok_nb.compat import (
+    can_stand_in,
+    function_modes,
+    no_torch_function,
+    saved_tensor_hooks,
+    stand_in,
+)
 
 # %% ../nbs/03_replay.ipynb #37107f81
 class Untraceable(Exception):

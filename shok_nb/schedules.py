@@ -7,7 +7,8 @@ __all__ = ['linear_schedule', 'cosine_schedule', 'exponential_schedule', 'sigmoi
            'lightning_callback', 'transformers_callback', 'fastai_callback']
 
 # %% ../nbs/50_schedules.ipynb #36e6950c
-import math, warnings
+import math
+import warnings
 from collections.abc import Callable
 from functools import partial
 import torch

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count
-from .core import staircase, _cached
+from .core import _cached, staircase
 from .parts import _minus_sine
 
 # %% ../nbs/22_sine.ipynb #8ec4f296

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
-from .core import estimator, staircase, _cached, _in_steps, _pass
+from .core import _cached, _in_steps, _pass, estimator, staircase
 from .parts import _mask, _saturate, _scalar, _spread
 
 # %% ../nbs/13_surrogates.ipynb #07cccc29

@@ -6,11 +6,16 @@
 __all__ = ['player', 'tune']
 
 # %% ../nbs/62_widgets.ipynb #5c6ee693
-import html, itertools, json, math, re
+import html
+import itertools
+import json
+import math
+import re
 from dataclasses import replace
 import torch
 try:
-    import ipywidgets as W, numpy as np
+    import ipywidgets as W
+    import numpy as np
     from comm import DummyComm
 except ImportError as e: raise ImportError("shok_nb.widgets needs ipywidgets: pip install 'shok_nb[widgets]'") from e
 from .catalog import Choice, Knob, row

@@ -1,6 +1,7 @@
 import sys
 from pathlib import Path
-import pytest, torch
+import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)                  # the tests run side by side; those about threads set their own

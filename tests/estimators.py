@@ -1,9 +1,11 @@
 "Every estimator the tests know, made from the catalog: a new row brings its own tests."
 import functools
 from functools import partial
-import pytest, torch
+import pytest
+import torch
 from shok_nb import round_ste
 from shok_nb.catalog import catalog, row
+
 
 def older(version):
     "Is this torch older?"

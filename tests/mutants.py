@@ -11,7 +11,18 @@ decided by a hash of the change itself, so an edit elsewhere leaves the choice a
 Each change gets a process of its own, forked from this one when torch and pytest are loaded, and in it pytest, which meets
 the tests that found the most first and stops at the first that fails. What all tests let pass has survived; why it may is a
 line of mutants.txt. A survivor without one, or fewer killed than 9 in 10, is a failure."""
-import argparse, ast, copy, hashlib, importlib.abc, importlib.util, json, os, resource, signal, sys, time
+import argparse
+import ast
+import copy
+import hashlib
+import importlib.abc
+import importlib.util
+import json
+import os
+import resource
+import signal
+import sys
+import time
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
@@ -221,9 +232,19 @@ def preload():
     "What every test needs, so that no child loads it."
     sys.path[:0] = [str(TESTS), str(ROOT)]
     os.environ['PYTHONPATH'] = str(ROOT)
-    import torch, pytest, hypothesis, mpmath, numpy                   # noqa: F401
-    import torch._dynamo.testing, torch._functorch.aot_autograd, torch._inductor.compile_fx, torch.func, torch.utils.checkpoint, torch.export   # noqa: F401
-    import torch._subclasses.fake_tensor, torch.testing               # noqa: F401
+    import hypothesis
+    import mpmath
+    import numpy  # noqa: F401
+    import pytest
+    import torch
+    import torch._dynamo.testing
+    import torch._functorch.aot_autograd
+    import torch._inductor.compile_fx
+    import torch._subclasses.fake_tensor
+    import torch.export  # noqa: F401
+    import torch.func
+    import torch.testing  # noqa: F401
+    import torch.utils.checkpoint
     torch.set_num_threads(1)                                         # a pool of threads does not survive a fork
     assert not any(m.startswith('shok_nb') for m in sys.modules)
 

@@ -1,5 +1,6 @@
 "Ends with one line if this Python is older than settings.ini allows; runs on any Python 3."
-import re, sys
+import re
+import sys
 from os.path import dirname, join
 
 with open(join(dirname(dirname(__file__)), 'settings.ini')) as f: floor = re.search(r'(?m)^min_python *= *([0-9.]+)', f.read()).group(1)

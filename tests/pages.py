@@ -1,5 +1,8 @@
 "The pages as the site runs them, each once in a run of the tests: by the worker that asks first."
-import functools, os, runpy, sys
+import functools
+import os
+import runpy
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock

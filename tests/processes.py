@@ -1,7 +1,9 @@
 "Several gloo processes on this machine, for the tests of what crosses them."
-import os, socket
+import os
+import socket
 import torch
 import torch.multiprocessing as mp
+
 
 def join_group(rank, world, port):
     "Make this process number `rank` of `world`."

@@ -1,12 +1,18 @@
 "The benchmark harness: that it measures what its tables say. How fast anything is, no test can know."
-import json, os, re, subprocess, sys, types
+import json
+import os
+import re
+import subprocess
+import sys
+import types
 from pathlib import Path
-import pytest, torch
+import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT/'bench'))
-import bench
 from rivals import peers, rivals
+import bench
 from shok_nb.catalog import catalog
 
 OURS = {c.name: c for c in bench.ours()}

@@ -2,10 +2,21 @@
 
 Needs chromium and chromedriver; without them the tests say so and skip. Nothing leaves this machine: the pages come
 from files or from a server on 127.0.0.1 that lives as long as the test, and every request is checked."""
-import base64, hashlib, io, json, os, re, secrets, shutil, subprocess, sys, time
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
-import numpy as np, pytest
+import numpy as np
+import pytest
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys

@@ -2,9 +2,12 @@
 
 The package is imported once more beside the usual one, while a name of torch is away; then torch gets it back, for it needs
 it too. Bounds: 1e-5 of the largest slope, as in `test_probes.py`, since plain operations round differently from a Function."""
-import importlib, re, sys
+import importlib
+import re
+import sys
 from pathlib import Path
-import pytest, torch
+import pytest
+import torch
 from estimators import near, slope
 import shok_nb
 from shok_nb.catalog import catalog
@@ -130,8 +133,8 @@ def test_export_without_the_question(without, strict):
     assert near(m(X), Net()(X))
 
 def test_triton_without_the_question(monkeypatch):
-    from shok_nb import compat
     import torch.utils._triton
+    from shok_nb import compat
     assert isinstance(compat.has_triton(), bool)
     monkeypatch.delattr(torch.utils._triton, 'has_triton')
     assert not compat.has_triton()

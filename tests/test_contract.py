@@ -3,7 +3,8 @@
 Random points: seed 0, so a failure is a change in the code and not bad luck; the bounds are stated beside each test."""
 import math
 from functools import partial
-import pytest, torch
+import pytest
+import torch
 from estimators import FLOATS, HALVES, generator, near, on_grid, same, slope, variants, with_knobs
 from shok_nb import pieces
 from shok_nb.catalog import catalog, row

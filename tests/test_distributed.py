@@ -1,13 +1,15 @@
 "Two gloo processes: an estimator on a DTensor, sharded or replicated, gives what it gives on the whole tensor."
 import traceback
-import pytest, torch
+import pytest
+import torch
 from processes import join_group, spawn
+
 
 def work(rank, world, port, queue):
     import torch.distributed as dist
+    from estimators import generator, near, slope, variants
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from estimators import generator, near, slope, variants
     failed = []
     join_group(rank, world, port)
     try:

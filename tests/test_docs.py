@@ -1,9 +1,10 @@
 "Every public name explains itself: one line, its source, and a comment on each parameter and on the result."
-import inspect, re
-import pytest
-from fastcore.docments import docments
+import inspect
+import re
 from importlib import import_module
 from pathlib import Path
+import pytest
+from fastcore.docments import docments
 from shok_nb.catalog import catalog
 
 ROOT = Path(__file__).parent.parent

@@ -3,14 +3,16 @@ torch chose 1 up to 2.13; from 2.14 it chooses 0 for a number and 1/2 for a tens
 formula rests on either: each function at each of its ends and one ulp to both sides, against formulas in Python's floats."""
 import math
 from functools import partial
-import pytest, torch
+import pytest
+import torch
 import shok_nb as R
 from shok_nb import fsq
+from shok_nb.gradient import normalize_grad
 from shok_nb.jpeg import jpeg
 from shok_nb.learned import adaround, adaround_init, rectified_sigmoid, signround_range
 from shok_nb.neighbours import _reinmax_round, _sga
 from shok_nb.quantize import dorefa, dorefa_weight, fake_quantize, pact, quantized_bits
-from shok_nb.gradient import normalize_grad
+
 
 # --- the other slopes
 def _number(strict):

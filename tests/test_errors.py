@@ -1,12 +1,27 @@
 "Bad input: the type of the error and a message that names the function, the argument, what came and what to do."
-import inspect, math, re
+import inspect
+import math
+import re
 from functools import partial
 import numpy as np
-import pytest, torch
-import shok_nb
+import pytest
+import torch
 from estimators import older, slope, variants
-from shok_nb import (adaround, adaround_penalty, fake_quantize, flexround, fsq_codes, normalize_grad, quantize_grad, round_ste, signround_range,
-    sine_round, soft_round, straight_through)
+import shok_nb
+from shok_nb import (
+    adaround,
+    adaround_penalty,
+    fake_quantize,
+    flexround,
+    fsq_codes,
+    normalize_grad,
+    quantize_grad,
+    round_ste,
+    signround_range,
+    sine_round,
+    soft_round,
+    straight_through,
+)
 from shok_nb.catalog import catalog, row
 from shok_nb.functions import PassRound, ScaleGrad, SoftRound
 from shok_nb.random import fold_in, noise_like, uniform_like

@@ -1,10 +1,28 @@
 """Knobs and grids at the ends of what a float can hold: a result, a slope and a gradient of the knob, or an error that says why."""
 import math
 from functools import partial
-import pytest, torch
+import pytest
+import torch
 from estimators import near, same, slope
-from shok_nb import (clipped_round, cosine_round, dither_round, dsq_round, ede_sign, fake_quantize, floor_ste, lsq, pact, reste_sign, round_ste,
-    sga_round, sigmoid_round, sine_round, soft_round, soft_round_conditional_mean, stochastic_round)
+from shok_nb import (
+    clipped_round,
+    cosine_round,
+    dither_round,
+    dsq_round,
+    ede_sign,
+    fake_quantize,
+    floor_ste,
+    lsq,
+    pact,
+    reste_sign,
+    round_ste,
+    sga_round,
+    sigmoid_round,
+    sine_round,
+    soft_round,
+    soft_round_conditional_mean,
+    stochastic_round,
+)
 from shok_nb.catalog import catalog
 from shok_nb.random import noise_like
 

@@ -2,12 +2,13 @@
 So nothing can mix devices, read a value back or come out on the CPU unnoticed. Wants a torch built for CUDA:
 `make test-all TORCH=2.15.0`; tried from 2.11 on. Autograd's engine asks for a driver before it runs; `derivatives` calls its nodes itself."""
 from functools import partial
-import pytest, torch
+import pytest
+import torch
 import torch.autograd.forward_ad as forward_ad
-from torch.autograd.function import BackwardCFunction
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-import shok_nb as R
 from estimators import variants
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.function import BackwardCFunction
+import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.jpeg import jpeg, psnr
 from shok_nb.pieces import _fuse

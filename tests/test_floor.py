@@ -1,7 +1,8 @@
 """The floor itself, with estimators made here: what the pages above it take for granted. Values are chosen by hand: exact
 in float32, or the bound says why not."""
 import math
-import pytest, torch
+import pytest
+import torch
 import torch.autograd.forward_ad as forward_ad
 from estimators import FLOATS, HALVES, same
 from shok_nb import core

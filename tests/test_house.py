@@ -1,14 +1,23 @@
 """The house is in order: notebooks, package, README, metadata and site say the same thing, and nothing of this machine."""
-import ast, filecmp, functools, json, os, re, shutil, subprocess, sys, zipfile
+import ast
+import filecmp
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
 from configparser import ConfigParser
 from email.parser import Parser
 from html.parser import HTMLParser
 from importlib.metadata import distribution, version
 from pathlib import Path
 import pytest
+from estimators import batches, grouped, variants
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from estimators import batches, grouped, variants
 from pages import HTML, SOURCE, cache_of, execute
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,12 +1,29 @@
 "What the page cannot own: every layer through saving, copying, compiling and exporting, and weights that are shared or many."
-import copy, io, pickle
-import pytest, torch
+import copy
+import io
+import pickle
+import pytest
+import torch
+from estimators import generator, same
 from torch import nn
 from torch.nn.utils import parametrize
-from estimators import generator, same
 from shok_nb.ewgs import ewgs_round
-from shok_nb.nn import (CeilSTE, CubicRound, FloorSTE, LogisticRound, RatioRound, Rounding, RoundSTE, SignSTE, SoftRound, StochasticRound,
-    TruncSTE, bake_, round_weights_, swap_rounding)
+from shok_nb.nn import (
+    CeilSTE,
+    CubicRound,
+    FloorSTE,
+    LogisticRound,
+    RatioRound,
+    Rounding,
+    RoundSTE,
+    SignSTE,
+    SoftRound,
+    StochasticRound,
+    TruncSTE,
+    bake_,
+    round_weights_,
+    swap_rounding,
+)
 from shok_nb.ste import floor_ste, round_ste
 
 LAYERS = dict(round=RoundSTE, floor=FloorSTE, ceil=CeilSTE, trunc=TruncSTE, sign=SignSTE, ratio=RatioRound, soft=SoftRound, logistic=LogisticRound, cubic=CubicRound,

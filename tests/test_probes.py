@@ -3,11 +3,28 @@
 The reference is the eager gradient, which `test_reference.py` checks against mpmath and `test_contract.py` against
 finite differences. Bounds: 1e-5 of the largest slope in float32, since the composite and the compiled forms may round
 differently from the eager one; values of hard estimators are equal bit for bit."""
-import copy, math, pickle
+import copy
+import math
+import pickle
 from functools import partial
-import pytest, torch, torch._dynamo.testing
+import pytest
+import torch
+import torch._dynamo.testing
 import torch.autograd.forward_ad as forward_ad
-from estimators import generator, grouped, leaves, near, older, on_grid, same, side_by_side, since, slope, slopes, variants
+from estimators import (
+    generator,
+    grouped,
+    leaves,
+    near,
+    older,
+    on_grid,
+    same,
+    side_by_side,
+    since,
+    slope,
+    slopes,
+    variants,
+)
 from shok_nb.catalog import catalog
 
 X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])

@@ -3,11 +3,12 @@ types and levels. Random tensors come from seed 0."""
 import math
 from fractions import Fraction
 from functools import partial
-import pytest, torch
+import pytest
+import torch
 from estimators import FLOATS, generator
-from shok_nb.scalar_quantize import fsq, fsq_codes, fsq_index
 from shok_nb.learned import adaround, adaround_init, flexround, signround
 from shok_nb.quantize import alpha_blend, dorefa, dorefa_weight, fake_quantize, lsq, lsq_init, pact, quantized_bits
+from shok_nb.scalar_quantize import fsq, fsq_codes, fsq_index
 from shok_nb.soft import soft_round
 from shok_nb.ste import floor_ste, round_ste
 

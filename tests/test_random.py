@@ -3,13 +3,18 @@
 Statistics: the noise comes from fixed seeds, so a test that fails has found a change and not bad luck. A bound of 4.5
 standard deviations of a mean lets a correct estimator fail at one of 64 points in 3 dtypes with one seed in 770; if it does
 after an intended change of the stream, try two other seeds, and suspect the code if one of them fails too."""
-import copy, io, math, pickle, traceback
+import copy
+import io
+import math
+import pickle
+import traceback
 from functools import partial
-import pytest, torch
-from torch._dynamo.testing import CompileCounter
-from torch.utils.checkpoint import checkpoint
+import pytest
+import torch
 from estimators import FLOATS, HALVES, INDUCTOR, generator, near, same, slope
 from processes import join_group, spawn
+from torch._dynamo.testing import CompileCounter
+from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
 from shok_nb.dither import expected_noise_grad
 from shok_nb.neighbours import local_expectation

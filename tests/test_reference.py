@@ -3,11 +3,22 @@ and not from ours. Points: seed 0. float64 bounds are 1e-11 relative; float32 bo
 The hard ones against gfloat, bit for bit."""
 import math
 from functools import partial
-import mpmath, pytest, torch
-from gfloat import Domain, FormatInfo, RoundMode, round_float
+import mpmath
+import pytest
+import torch
 from estimators import FLOATS, generator, same, slope
-from shok_nb import (ceil_ste, floor_ste, logistic_round, round_ste, soft_round, soft_round_conditional_mean, soft_round_inverse,
-    stochastic_round, trunc_ste)
+from gfloat import Domain, FormatInfo, RoundMode, round_float
+from shok_nb import (
+    ceil_ste,
+    floor_ste,
+    logistic_round,
+    round_ste,
+    soft_round,
+    soft_round_conditional_mean,
+    soft_round_inverse,
+    stochastic_round,
+    trunc_ste,
+)
 
 ALPHAS = 1e-6,1e-3,.05,.0699,.0701,.5,1.,3.,5.,12.,20.,50.,79.
 mp = mpmath.mp.clone() if hasattr(mpmath.mp, 'clone') else mpmath.mp

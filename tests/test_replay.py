@@ -2,11 +2,20 @@
 
 A seed picks each case, so that a failure names one that can be run again. Bounds are none: every bit has to agree.
 A block is 1,000 comparisons. `make test` runs every tenth block, `make test-all` the other ninety: 100,000 together."""
-import gc, math, os, random, signal, subprocess, sys, threading, warnings
+import gc
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import warnings
 from functools import partial
-import pytest, torch
-from torch.overrides import TorchFunctionMode
+import pytest
+import torch
 from estimators import FLOATS, generator, same, variants
+from torch.overrides import TorchFunctionMode
 from shok_nb import ceil_ste, floor_ste, pieces, replay, round_ste, soft_round
 from shok_nb.catalog import catalog
 from shok_nb.core import estimator

@@ -1,10 +1,11 @@
 "What the page cannot run: real processes, sharded tensors, every compiler, every dtype, and a GPU where there is one."
 import math
-import pytest, torch
+import pytest
+import torch
 from estimators import FLOATS, INDUCTOR, generator, same, slope
-from shok_nb.random import uniform_like
-from shok_nb.gradient import normalize_grad, quantize_grad, scale_grad
 from processes import join_group, spawn
+from shok_nb.gradient import normalize_grad, quantize_grad, scale_grad
+from shok_nb.random import uniform_like
 
 SEED = torch.tensor(7)                                                   # outside, as a literal inside compiled code keeps Inductor busy for ever
 def few_bits(x): return quantize_grad(x, 3, seed=SEED)

@@ -1,10 +1,21 @@
 "What the page cannot run: real compilers, saved files, and the trainers of other packages where they are installed."
 import warnings
-import pytest, torch
-from torch import nn
+import pytest
+import torch
 from estimators import INDUCTOR, generator
+from torch import nn
 from shok_nb.nn import LogisticRound, SoftRound, round_weights_, swap_rounding
-from shok_nb.schedules import KnobScheduler, cosine_schedule, exponential_schedule, fastai_callback, lightning_callback, linear_schedule, sigmoid_schedule, transformers_callback
+from shok_nb.schedules import (
+    KnobScheduler,
+    cosine_schedule,
+    exponential_schedule,
+    fastai_callback,
+    lightning_callback,
+    linear_schedule,
+    sigmoid_schedule,
+    transformers_callback,
+)
+
 
 def net(): return nn.Sequential(nn.Linear(3, 4), SoftRound(step=.5), nn.Linear(4, 1), SoftRound())
 
@@ -124,8 +135,8 @@ def test_transformers(tmp_path):
 
 def test_fastai():
     pytest.importorskip('fastai', reason='needs fastai')
-    from fastai.learner import Learner
     from fastai.data.core import DataLoaders
+    from fastai.learner import Learner
     m = Recorder()
     dls = DataLoaders(*(torch.utils.data.DataLoader(data(), batch_size=None) for _ in range(2)))
     learn = Learner(dls, m, loss_func=lambda y, t: y.sum(), cbs=[fastai_callback(KnobScheduler(m, lambda i: 1.+i))])

@@ -2,7 +2,9 @@
 compute them. Points: seed 0 and a few beside integers and ties. Bounds: float64 to 1e-13 steps times the steepest slope;
 float32 to a relative 2e-6 in the tread, beside integers too, unless a test says why not."""
 import math
-import mpmath, pytest, torch
+import mpmath
+import pytest
+import torch
 from estimators import generator, near, same, slope
 from shok_nb.cubic import cubic_round
 from shok_nb.decimals import decimal_ste, diff_round

@@ -1,11 +1,28 @@
 """What makes it fast, as far as no clock is needed: pieces, one fused kernel for each job, few graphs, few Python calls, nothing kept that can be computed again. The bounds are counts; `bench` has the times."""
-import gc, math, sys, time, warnings
+import gc
+import math
+import sys
+import time
+import warnings
 from functools import partial
-import pytest, torch
+import pytest
+import torch
+from estimators import FLOATS, generator, grouped, leaves, near, same, side_by_side, variants
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
-from estimators import FLOATS, generator, grouped, leaves, near, same, side_by_side, variants
-from shok_nb import core, dorefa, fake_quantize, fourier_round, pact, pieces, quantized_bits, replay, round_ste, soft_round, stochastic_round
+from shok_nb import (
+    core,
+    dorefa,
+    fake_quantize,
+    fourier_round,
+    pact,
+    pieces,
+    quantized_bits,
+    replay,
+    round_ste,
+    soft_round,
+    stochastic_round,
+)
 from shok_nb.catalog import catalog
 from shok_nb.core import estimator
 from shok_nb.random import uniform_like

@@ -1,7 +1,9 @@
 """Runs in the kernel of each page: a matplotlib figure becomes inline SVG that follows the page from light to dark.
 
 Black takes the colour of the text and white that of the page; photos and all other colours stay as they are."""
-import hashlib, io, re
+import hashlib
+import io
+import re
 
 INK = 'currentColor'
 COLOURS = {'#000000': INK, '#ffffff': 'var(--color-background-primary, #fff)', '#cccccc': 'var(--color-background-border, #ccc)'}
@@ -24,5 +26,5 @@ def svg(fig):
     return s.replace('<svg ', f'<svg class="figure" role="img" aria-label="{label}" fill="{INK}" ', 1)
 
 def install():
-    from IPython import get_ipython                  # for the base class, as the inline backend takes back what is set for Figure
+    from IPython import get_ipython  # for the base class, as the inline backend takes back what is set for Figure
     get_ipython().display_formatter.formatters['text/html'].for_type_by_name('matplotlib.figure', 'FigureBase', svg)

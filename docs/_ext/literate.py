@@ -3,7 +3,13 @@
 Each notebook becomes a page of the source folder (which git ignores). A cell that exports public names becomes their
 API entries (autodoc, parameters from the docments comments) and its source, folded. The table of contents comes from
 the numbers in the file names."""
-import ast, dataclasses, hashlib, importlib, inspect, json, re
+import ast
+import dataclasses
+import hashlib
+import importlib
+import inspect
+import json
+import re
 from pathlib import Path
 
 HIDDEN = {'hide', 'default_exp'}

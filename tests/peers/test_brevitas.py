@@ -1,12 +1,24 @@
 "Brevitas 0.13.4: the same straight-through roundings; its stochastic one knows neither nan nor small fractions of a half."
 import copy
-import pytest, torch
 import brevitas.function.ops_ste as brevitas
+import pytest
+import torch
 from brevitas.core.function_wrapper.learned_round import LearnedRoundHardSigmoid, LearnedRoundIdentity, LearnedRoundSte
 from brevitas.core.function_wrapper.stochastic_round import StochasticRoundSte
 from brevitas_examples.common.learned_round.learned_round_method import LinearTempDecay
 from estimators import FLOATS, generator, same, slope
-from shok_nb import adaround, adaround_beta, ceil_ste, floor_ste, rectified_sigmoid, round_ste, sign_ste, signround, stochastic_round, trunc_ste
+from shok_nb import (
+    adaround,
+    adaround_beta,
+    ceil_ste,
+    floor_ste,
+    rectified_sigmoid,
+    round_ste,
+    sign_ste,
+    signround,
+    stochastic_round,
+    trunc_ste,
+)
 
 PAIRS = [(round_ste, brevitas.round_ste), (floor_ste, brevitas.floor_ste), (ceil_ste, brevitas.ceil_ste),
     (trunc_ste, brevitas.round_to_zero_ste), (sign_ste, brevitas.binary_sign_ste)]

@@ -1,8 +1,12 @@
 "CompressAI 1.2.8: its straight-through rounding, noise and bound are ours off the edges; its learned step size is not."
-import importlib.util, sys, types
-import pytest, torch
+import importlib.util
+import sys
+import types
+import pytest
+import torch
 from estimators import FLOATS, generator, slope
 from shok_nb import clipped_round, round_ste, uniform_noise
+
 
 def bare(name):
     "Make the package importable without its `__init__`, which wants torchvision, torch-geometric and data sets."
@@ -13,6 +17,7 @@ def bare(name):
 bare('compressai')
 from compressai.entropy_models import EntropyModel, EntropyModelVbr
 from compressai.ops import LowerBound, quantize_ste
+
 
 def quantize(*args): return EntropyModel.quantize(None, *args)
 def variable(*args): return EntropyModelVbr.quantize_variable(None, *args)

@@ -1,8 +1,9 @@
 "kornia 0.9.0: the same cubic rounding; its cubic floor is wrong at whole numbers, and its JPEG tables are made with it."
-import pytest, torch
-from kornia.enhance import jpeg_codec_differentiable
-from kornia.enhance import jpeg as kornia
+import pytest
+import torch
 from estimators import FLOATS, generator, near, slope
+from kornia.enhance import jpeg as kornia
+from kornia.enhance import jpeg_codec_differentiable
 from shok_nb import cubic_round, floor_ste, round_ste
 from shok_nb.jpeg import jpeg, jpeg_tables, pillow_jpeg, psnr
 

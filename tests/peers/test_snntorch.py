@@ -1,7 +1,8 @@
 "snnTorch 1.0.0: spikes are 0 and 1 where our signs are -1 and 1, so a surrogate that both have is half of ours."
-import pytest, torch
-from snntorch import surrogate
+import pytest
+import torch
 from estimators import slope
+from snntorch import surrogate
 from shok_nb import approx_sign, ede_sign, estimator, sign_ste
 
 X = torch.linspace(-3, 3, 49)

@@ -1,10 +1,12 @@
 "torchao 0.18.0: the same fake quantization and gradients; adding noise before `floor` moves numbers that are whole already."
-import pytest, torch
+import pytest
+import torch
+from estimators import FLOATS, generator, same, slope
 from torchao.optim.quant_utils import _fp32_to_bf16_sr
 from torchao.prototype.quantized_training.int8 import quantize_int8_rowwise
-from torchao.quantization.quant_primitives import _Round, _fake_quantize_affine
-from estimators import FLOATS, generator, same, slope
+from torchao.quantization.quant_primitives import _fake_quantize_affine, _Round
 from shok_nb import fake_quantize, round_ste, stochastic_round
+
 
 def theirs(x, scale, zero=None, block=None):
     return _fake_quantize_affine(x, block or x.shape, scale, torch.zeros_like(scale) if zero is None else zero, torch.int8, -8, 7)

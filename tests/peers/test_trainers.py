@@ -2,5 +2,6 @@
 from importlib import import_module
 import pytest
 
+
 @pytest.mark.parametrize('name', ['lightning.pytorch', 'transformers', 'accelerate', 'fastai.learner'])
 def test_trainer_is_here(name): import_module(name)

@@ -1,8 +1,10 @@
 "vector-quantize-pytorch 1.32.0: the same codes and gradients, for codebooks that its float32 index can count."
-import pytest, torch
-from vector_quantize_pytorch import FSQ
-from vector_quantize_pytorch.finite_scalar_quantization import floor_ste as vq_floor, round_ste as vq_round
+import pytest
+import torch
 from estimators import FLOATS, generator, slope
+from vector_quantize_pytorch import FSQ
+from vector_quantize_pytorch.finite_scalar_quantization import floor_ste as vq_floor
+from vector_quantize_pytorch.finite_scalar_quantization import round_ste as vq_round
 from shok_nb import floor_ste, fsq, fsq_codes, fsq_index, round_ste
 
 LEVELS = [8, 5, 5, 5],[7, 5, 5, 5, 5],[3],[4, 6]
