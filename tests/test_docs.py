@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 import pytest
 from fastcore.docments import docments
+from shok_nb.arguments import COMMON
 from shok_nb.catalog import catalog
 
 ROOT = Path(__file__).parent.parent
@@ -20,6 +21,8 @@ def test_docments(module, name):
     target = f.__init__ if inspect.isclass(f) else f
     wanted = [n for n,p in inspect.signature(target).parameters.items() if n not in ('self', 'cls') and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     got = docments(f, returns=True)
+    assert not [p for p,text in got.items() if p in COMMON and ' '.join((text or '').split()) == COMMON[p]], 'COMMON says so already'
+    got = {p: text or COMMON.get(p) for p,text in got.items()}
     assert all(got.get(p) for p in wanted), [p for p in wanted if not got.get(p)]
     if not inspect.isclass(f) and inspect.signature(f).return_annotation is not None: assert got.get('return'), 'what does it return?'
 

@@ -129,7 +129,9 @@ def docments_fields(app, what, name, obj, options, lines):
     lines[:] = [_rst(l) for l in lines]
     target = vars(obj).get('__init__') if inspect.isclass(obj) and not dataclasses.is_dataclass(obj) else obj
     if not (inspect.isfunction(target) or inspect.isclass(target)): return
+    common = importlib.import_module(f'{app.config.literate_package}.arguments').COMMON        # what is described once for all
     for k,v in docments(target).items():
+        v = v or common.get(k)
         if v and k not in ('self', 'cls'):
             lines += ['', f"{':returns' if k == 'return' else ':param ' + k}: {_rst(' '.join(v.split()))}"]
 
