@@ -35,8 +35,8 @@ class _Pull(Function):
         def pulled(x, g, delta, step, offset):
             v = (x-offset)/step
             return g + delta*g.abs()*torch.nan_to_num(v-torch.round(v)),None,None,None
-        knobs = [_widen(next(tensors) if k is None else k, _wide(x.dtype)) for k in ctx.numbers]
-        return _pieces(pulled, ('pull',), (x, g), knobs)
+        knobs = [next(tensors) if k is None else k for k in ctx.numbers]
+        return _pieces(pulled, ('pull',), (x, g), [_widen(k, _wide(x.dtype)) for k in knobs])
 
 _round = estimator('ewgs_round', torch.round, pure=True)
 
@@ -44,7 +44,8 @@ def _as_number(k, x): return _number(k.detach()) if isinstance(k, Tensor) else k
 
 def _as_tensor(k, x):
     "A change of the number is then no other graph."
-    return k.detach() if isinstance(k, Tensor) else torch.full((), k, dtype=_wide(x.dtype), device=x.device)
+    if isinstance(k, Tensor): return k.detach()
+    return torch.full((), k, dtype=_wide(x.dtype), device=x.device)
 
 _constant = either(_as_number, _as_tensor)                  # `k` without its gradient
 
@@ -54,8 +55,9 @@ def _pull(x, delta, step, offset):
     return _round(_Pull.apply(x, *knobs), step=step, offset=offset)
 
 def _refuse(*args):
-    raise RuntimeError('ewgs_round: a gradient that depends on the incoming one has no forward mode and is lost where '
-        'torch.compile meets torch.func; use torch.autograd.grad there, or round_ste')
+    raise RuntimeError('ewgs_round: a gradient that depends on the incoming one has no '
+        'forward mode and is lost where torch.compile meets torch.func; '
+        'use torch.autograd.grad there, or round_ste')
 
 def _pull_backward(*args): return (_refuse if forward_mode() else _pull)(*args)
 
@@ -64,16 +66,17 @@ def _leave(x, delta, step, offset): return _round(x, step=step, offset=offset)
 _pulled = by_mode(_pull, transform=either(_pull_backward, _refuse), export=_leave)
 
 def ewgs_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    delta:float|Tensor=.1,  # Strength of the pull per step of distance, in [0, 2], broadcasts with `x`; gets no gradient
+    x:Tensor,              # Values; any shape, floating dtype
+    delta:float|Tensor=.1, # Pull per step of distance in [0, 2], broadcasts with `x`; detached
     *,
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; if it requires grad it gets the LSQ gradient
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # The nearest grid point; dtype of `x`, shape of `x` broadcast with `delta`
-    "`torch.round` with element-wise scaled gradient (arXiv:2104.00903). Integer `x`, `delta` not in [0, 2] raises."
+    step:float|Tensor=1.,  # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
+    offset:float|Tensor=0.,
+)->Tensor:                 # The nearest grid point; dtype of `x`, shape broadcast with `delta`
+    "`torch.round`, gradient scaled per element (arXiv:2104.00903). `delta` > 2 raises."
     check_input(x, 'ewgs_round')
     delta = check_knob(delta, x, 'ewgs_round', 'delta', hi=2.)
     step = check_knob(step, x, 'ewgs_round', 'step', open=True)
     offset = check_knob(offset, x, 'ewgs_round', 'offset', -math.inf, open=True)
-    if isinstance(delta, Tensor) and delta.ndim: x = x.expand(torch.broadcast_shapes(x.shape, delta.shape))
+    if isinstance(delta, Tensor) and delta.ndim:
+        x = x.expand(torch.broadcast_shapes(x.shape, delta.shape))
     return _pulled(x, delta, step, offset)

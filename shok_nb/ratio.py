@@ -11,7 +11,9 @@ from torch import Tensor
 from .core import estimator
 
 # %% ../nbs/11_ratio.ipynb #5e785199
-def _ratio(v): return torch.nan_to_num(v/torch.round(v), 1., 0., 0.)       # 0/0 and inf/inf are nan, v/0 is infinite
+def _ratio(v):
+    "Slope of `v`: 0/0 and inf/inf, which are nan, count as 1, and v/0 as 0."
+    return torch.nan_to_num(v/torch.round(v), 1., 0., 0.)
 
 def _plain(v):
     "`torch.round` with the slope of a function whose derivative is the ratio, as plain ops."
@@ -27,8 +29,8 @@ _estimator = estimator('ratio_round', torch.round, _ratio, _plain, pure=True)
 def ratio_round(
     x:Tensor,               # Values; any shape, floating dtype
     *,
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`; the cell around it is the dead one
+    step:float|Tensor=1.,
+    offset:float|Tensor=0., # A grid point, in the units of `x`: the middle of the dead cell
 )->Tensor:                  # The nearest grid point; dtype of `x`
-    "Round with slope x/round(x): shok's `SoftRound`, an STE (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
+    "Slope x/round(x), shok's `SoftRound` (cf. arXiv:1308.3432). Integer `x` raises."
     return _estimator(x, step=step, offset=offset)

@@ -6,6 +6,7 @@
 __all__ = ['round_ste', 'floor_ste', 'ceil_ste', 'trunc_ste', 'sign_ste']
 
 # %% ../nbs/10_ste.ipynb #da7b5a81
+from typing import Literal
 import torch
 from torch import Tensor
 from .core import estimator
@@ -23,50 +24,48 @@ def _away(v): return torch.where(v < 0, _down(v), _up(v))
 
 def _zero(v): return torch.where(v < 0, _up(v), _down(v))
 
+Ties = Literal['even', 'away', 'zero', 'up', 'down']
 _rules = dict(even=torch.round, away=_away, zero=_zero, up=_up, down=_down)
 _ties = {t: estimator('round_ste', f, pure=True) for t,f in _rules.items()}
 
 # %% ../nbs/10_ste.ipynb #635bf346
 def round_ste(
-    x:Tensor,               # Values; any shape, floating dtype
+    x:Tensor,             # Values; any shape, floating dtype
     *,
-    ties:str='even',        # Where exact halves go: 'even', 'away' from zero, towards 'zero', 'up' or 'down'
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; if it requires grad it gets the LSQ gradient
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # The nearest grid point; dtype of `x`
-    "`torch.round` with gradient 1 (arXiv:1308.3432). Integer `x`, unknown `ties` or `step` <= 0 raises."
-    if ties not in _ties: raise ValueError(f"round_ste: ties must be one of {', '.join(_ties)}, got {ties!r}")
+    ties:Ties='even',     # Halves go to 'even', 'away' from zero, to 'zero', 'up' or 'down'
+    step:float|Tensor=1., # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
+    offset:float|Tensor=0.,
+)->Tensor:                # The nearest grid point; dtype of `x`
+    "`torch.round` with gradient 1 (arXiv:1308.3432). Integer `x` or unknown `ties` raises."
+    if ties not in _ties:
+        raise ValueError(f"round_ste: ties must be one of {', '.join(_ties)}, got {ties!r}")
     return _ties[ties](x, step=step, offset=offset)
 
 # %% ../nbs/10_ste.ipynb #4a959b19
-_floor,_ceil,_trunc = estimator('floor_ste', torch.floor, pure=True),estimator('ceil_ste', torch.ceil, pure=True),estimator('trunc_ste', torch.trunc, pure=True)
+_floor = estimator('floor_ste', torch.floor, pure=True)
+_ceil = estimator('ceil_ste', torch.ceil, pure=True)
+_trunc = estimator('trunc_ste', torch.trunc, pure=True)
 _signs = estimator('sign_ste', _sign, pure=True)
 
 # %% ../nbs/10_ste.ipynb #d72a21f0
 def floor_ste(
-    x:Tensor,               # Values; any shape, floating dtype
-    *,
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`
-    offset:float|Tensor=0., # A point of the grid
-)->Tensor:                  # The grid point at or below `x`; dtype of `x`
+    x:Tensor, # Values; any shape, floating dtype
+    *, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:    # The grid point at or below `x`; dtype of `x`
     "`torch.floor` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
     return _floor(x, step=step, offset=offset)
 
 def ceil_ste(
-    x:Tensor,               # Values; any shape, floating dtype
-    *,
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`
-    offset:float|Tensor=0., # A point of the grid
-)->Tensor:                  # The grid point at or above `x`; dtype of `x`
+    x:Tensor, # Values; any shape, floating dtype
+    *, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:    # The grid point at or above `x`; dtype of `x`
     "`torch.ceil` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
     return _ceil(x, step=step, offset=offset)
 
 def trunc_ste(
-    x:Tensor,               # Values; any shape, floating dtype
-    *,
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`
-    offset:float|Tensor=0., # A point of the grid
-)->Tensor:                  # The grid point next to `x` on the side of `offset`; dtype of `x`
+    x:Tensor, # Values; any shape, floating dtype
+    *, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:    # The grid point next to `x` on the side of `offset`; dtype of `x`
     "`torch.trunc` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
     return _trunc(x, step=step, offset=offset)
 
