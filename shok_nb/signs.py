@@ -16,11 +16,12 @@ def _value(v, *knobs): return _spread(_sign(v), *knobs)
 
 def _surrogate(name, curve, slope, **ranges):
     "The sign with the slope of an odd `curve`, given for q = |v|."
+    def known(v, *knobs): return torch.nan_to_num(slope(v.abs(), *knobs))
     def plain(v, *knobs):
-        sign = _sign(v.detach())                                 # `abs` would lose the slope at zero
+        sign = _sign(v.detach())                        # `abs` would lose the slope at zero
         y = sign*curve(v*sign, *knobs)
         return _value(v.detach(), *knobs) - (y.detach()-y)
-    return estimator(name, _value, lambda v, *knobs: torch.nan_to_num(slope(v.abs(), *knobs)), plain, **ranges, pure=True)
+    return estimator(name, _value, known, plain, **ranges, pure=True)
 
 def _upto(q, clip): return _saturate(q, None, clip)
 
@@ -30,7 +31,7 @@ def _bell(z):
     return 4*(s - s*s)
 
 def _swish(q, beta):
-    z = _upto(beta*q, 1e4)                                       # inf*0 would be nan
+    z = _upto(beta*q, 1e4)                                  # inf*0 would be nan
     return 2*torch.sigmoid(z)*(1 + z*torch.sigmoid(-z)) - 1
 
 def _swish_slope(q, beta):
@@ -38,7 +39,7 @@ def _swish_slope(q, beta):
     s = torch.sigmoid(-z)
     return (2*beta)*(s - s*s)*(2 - z*(1-2*s))
 
-_NEAR = .1                                                       # a power law has no slope at 0: a chord replaces it up to here
+_NEAR = .1                  # a power law has no slope at 0: a chord replaces it up to here
 
 def _root(o): return 1/o if isinstance(o, Tensor) else 1/max(o, 1e-30)
 
@@ -58,10 +59,17 @@ def _flat(q, t):
     z,t = torch.where(line, z, 0.),torch.where(line, 1., t)
     return torch.where(line, q - q*z*z/3, torch.tanh(t*q)*_saturate(1/t, 1.))
 
-_clipped = _surrogate('clipped_sign', _upto, lambda q, c: _mask(q <= c, q), clip=dict(lo=0.))
-_approx = _surrogate('approx_sign', lambda q: (2-_upto(q, 1.))*_upto(q, 1.), lambda q: 2-2*q.clamp(max=1))
-_ede = _surrogate('ede_sign', _flat,
-    lambda q, t: _scalar(t, q).clamp(min=1)*_bell(t*q), t=dict(open=True))
+def _flat_slope(q, t): return _scalar(t, q).clamp(min=1)*_bell(t*q)
+
+def _inside(q, clip): return _mask(q <= clip, q)
+
+def _parabola(q): return (2-_upto(q, 1.))*_upto(q, 1.)
+
+def _triangle(q): return 2 - 2*q.clamp(max=1)
+
+_clipped = _surrogate('clipped_sign', _upto, _inside, clip=dict(lo=0.))
+_approx = _surrogate('approx_sign', _parabola, _triangle)
+_ede = _surrogate('ede_sign', _flat, _flat_slope, t=dict(open=True))
 _swished = _surrogate('swish_sign', _swish, _swish_slope, beta=dict(lo=0.))
 _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict(lo=0.))
 
@@ -69,34 +77,34 @@ _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict
 def clipped_sign(
     x:Tensor,             # Values; any shape, floating dtype
     clip:float|Tensor=1., # Reach of the gradient >= 0, broadcasts with `x`: inf is `sign_ste`
-)->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, shape broadcast with `clip`
-    "Sign with slope 1 where |x| <= clip, the hard tanh (arXiv:1602.02830). Integer `x` or `clip` < 0 raises."
+)->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    "Sign, slope 1 where |x| <= clip, as of a hard tanh (arXiv:1602.02830). `clip` < 0 raises."
     return _clipped(x, clip)
 
 def approx_sign(
     x:Tensor, # Values; any shape, floating dtype
 )->Tensor:    # 1 where `x` >= 0, -1 below; dtype of `x`
-    "Sign with a triangular slope, 2-2|x| inside [-1, 1] (arXiv:1808.00278). Integer `x` raises."
+    "Sign with slope 2-2|x| inside [-1, 1], a triangle (arXiv:1808.00278). Integer `x` raises."
     return _approx(x)
 
 def ede_sign(
     x:Tensor,          # Values; any shape, floating dtype
     t:float|Tensor=1., # Sharpness > 0, broadcasts with `x`: slope 1 everywhere as it goes to 0
-)->Tensor:             # 1 where `x` >= 0, -1 below; dtype of `x`, shape broadcast with `t`
-    "Sign with the slope of max(1/t, 1)*tanh(t*x) (arXiv:1909.10788). Integer `x` or `t` <= 0 raises."
+)->Tensor:             # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    "Sign with the slope of max(1/t, 1)*tanh(t*x) (arXiv:1909.10788). `t` <= 0 raises."
     return _ede(x, t)
 
 def swish_sign(
     x:Tensor,             # Values; any shape, floating dtype
     beta:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`; the slope at 0
-)->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, shape broadcast with `beta`
-    "Sign with the slope of the SignSwish curve, partly negative (arXiv:1812.11800). Integer `x`, `beta` < 0 raises."
+)->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    "Sign with the slope of SignSwish, partly negative (arXiv:1812.11800). `beta` < 0 raises."
     return _swished(x, beta)
 
 def reste_sign(
     x:Tensor,              # Values; any shape, floating dtype
     o:float|Tensor=3.,     # Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, up is harder
     clip:float|Tensor=1.5, # Reach of the gradient >= 0, broadcasts with `x`
-)->Tensor:                 # 1 where `x` >= 0, -1 below; dtype of `x`, shape broadcast with the knobs
-    "Sign with the slope of |x|**(1/o), a chord up to 0.1 (arXiv:2308.06689). Integer `x`, `o` < 1 raises."
+)->Tensor:                 # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    "Sign with the slope of |x|**(1/o), a chord up to 0.1 (arXiv:2308.06689). `o` < 1 raises."
     return _reste(x, o, clip)

@@ -18,7 +18,9 @@ def _apart(a, q):
     "`alpha` as a tensor, as far from 0 and 1 as keeps its gradient and the tanh in digits."
     return _scalar(a, q).clamp(1e-30, 1-torch.finfo(q.dtype).eps/2)
 
-def _sharp(a): return torch.log1p(1-a) - torch.log(a)         # ln(2/a - 1), with a derivative free of 1/a²
+def _sharp(a):
+    "ln(2/a - 1), with a derivative free of 1/a²."
+    return torch.log1p(1-a) - torch.log(a)
 
 def _dsq_rise(q, a):
     a = _apart(a, q)
@@ -32,21 +34,27 @@ def _dsq_slope(q, a):
 def _fitting(x, *ends):
     "Tensors in the dtype of `x`, numbers that it does not hold as infinity."
     top = torch.finfo(x.dtype).max
-    return [k.to(x.dtype) if isinstance(k, Tensor) else k if abs(k) <= top else math.copysign(math.inf, k) for k in ends]
+    def fit(k):
+        if isinstance(k, Tensor): return k.to(x.dtype)
+        return k if abs(k) <= top else math.copysign(math.inf, k)
+    return [fit(k) for k in ends]
 
 def _between(x, lower, upper):
-    "`x` clamped to numbers or tensors that broadcast with it, never to be differentiated; dtype of `x`."
+    "`x` clamped to numbers or tensors that broadcast with it; never to be differentiated."
     lower,upper = _fitting(x, lower, upper)
     return x.clamp(min=lower).clamp(max=upper)
 
 def _range(x, fn, lower, upper, open=False):
     "Both ends checked, and in order if they are numbers."
-    lower,upper = (check_knob(k, x, fn, arg, -math.inf, open=open) for k,arg in ((lower, 'lower'), (upper, 'upper')))
+    lower = check_knob(lower, x, fn, 'lower', -math.inf, open=open)
+    upper = check_knob(upper, x, fn, 'upper', -math.inf, open=open)
     if isinstance(lower, float) and isinstance(upper, float) and not lower < upper:
         raise ValueError(f'{fn}: lower must be below upper, got {lower:g} and {upper:g}')
     return lower,upper
 
-_cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=dict(hi=1., open=True), pure=True).hard
+_unit = dict(hi=1., open=True)                              # between 0 and 1, without either
+_line = dict(lo=-math.inf, open=True)                       # any finite number
+_cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=_unit, pure=True).hard
 
 def _within(v, lower, upper): return _mask((v >= lower) & (v <= upper), v)
 
@@ -63,44 +71,49 @@ def _dsq(levels):
     def slope(v, a, lower, upper):
         w,n,_ = grid(v, lower, upper)
         return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*_within(v, lower, upper)
-    def plain(v, a, lower, upper): return _cell.composite(_saturate(v, lower, upper), (upper-lower)/(levels-1), lower, a)
-    return estimator('dsq_round', value, slope, plain, near=False, alpha=dict(hi=1., open=True), lower=dict(lo=-math.inf, open=True), upper=dict(lo=-math.inf, open=True), pure=True)
+    def plain(v, a, lower, upper):
+        step = (upper-lower)/(levels-1)
+        return _cell.composite(_saturate(v, lower, upper), step, lower, a)
+    return estimator('dsq_round', value, slope, plain, near=False,
+        alpha=_unit, lower=_line, upper=_line, pure=True)
 
 # %% ../nbs/13_surrogates.ipynb #9ad5c39f
 def dsq_round(
     x:Tensor,               # Values; any shape, floating dtype
-    alpha:float|Tensor=.2,  # Distance from a step in (0, 1), broadcasts with `x`: 0 is `torch.round`, 1 straight-through; may require grad
+    alpha:float|Tensor=.2,  # In (0, 1), broadcasts with `x`: to 0 it is a step, to 1 the STE
     *,
-    lower:float|Tensor=-2., # Lowest grid point, broadcasts with `x`; may require grad
-    upper:float|Tensor=2.,  # Highest grid point, above `lower`; may require grad
+    lower:float|Tensor=-2., # Lowest grid point, broadcasts with `x`; may learn
+    upper:float|Tensor=2.,  # Highest grid point, above `lower`; may learn
     levels:int=5,           # Number of grid points >= 2, both ends included
-)->Tensor:                  # The nearest of the grid points; dtype of `x`, shape broadcast with the knobs
-    "Clamp and round with a tanh slope (arXiv:1908.05033). Integer `x`, `alpha` not in (0, 1) or a bad range raises."
+)->Tensor:                  # Nearest grid point; dtype of `x`, the broadcast shape
+    "Clamp and round with a tanh slope (arXiv:1908.05033). `alpha` not in (0, 1) raises."
     check_input(x, 'dsq_round')
-    return _dsq(check_count(levels, 'dsq_round', 'levels', 2))(x, alpha, *_range(x, 'dsq_round', lower, upper, open=True))
+    levels = check_count(levels, 'dsq_round', 'levels', 2)
+    lower,upper = _range(x, 'dsq_round', lower, upper, open=True)
+    return _dsq(levels)(x, alpha, lower, upper)
 
 # %% ../nbs/13_surrogates.ipynb #c945cb0c
 def _kappa(q, amplitude): return 2**.5*math.pi*_scalar(amplitude, q)
 
 def _stable_rise(q, amplitude):
     k = _kappa(q, amplitude)
-    return torch.atan(((1-k)/(1+k)).sqrt()*torch.tan(math.pi/2*q))*4/(math.pi*(1-k*k).sqrt()) - q
+    angle = torch.atan(((1-k)/(1+k)).sqrt()*torch.tan(math.pi/2*q))
+    return angle*4/(math.pi*(1-k*k).sqrt()) - q
 
 def _stable_slope(q, amplitude):
     c = _kappa(q, amplitude)*torch.cos(math.pi*q)
     return (1-c)/(1+c)
 
-_stable = staircase('stable_round', _stable_rise, _stable_slope, amplitude=dict(hi=.225), pure=True).hard
+_stable = staircase('stable_round', _stable_rise, _stable_slope,
+    amplitude=dict(hi=.225), pure=True).hard
 
 # %% ../nbs/13_surrogates.ipynb #a142ccbe
 def stable_round(
     x:Tensor,                   # Values; any shape, floating dtype
-    amplitude:float|Tensor=.21, # Depth of the dip at integers in [0, 0.225], broadcasts with `x`: 0 is `round_ste`
-    *,
-    step:float|Tensor=1.,       # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0.,     # A point of the grid, in the units of `x`
-)->Tensor:                      # The nearest grid point; dtype of `x`, shape broadcast with `amplitude`
-    "`torch.round` with a rotated Fourier slope (arXiv:2601.19320). Integer `x` or `amplitude` > 0.225 raises."
+    amplitude:float|Tensor=.21, # Dip at integers, 0 (the STE) to 0.225, broadcasts with `x`
+    *, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:                      # Nearest grid point; dtype of `x`, the broadcast shape
+    "`torch.round`, rotated Fourier slope (arXiv:2601.19320). `amplitude` > 0.225 raises."
     return _stable(x, amplitude, step=step, offset=offset)
 
 # %% ../nbs/13_surrogates.ipynb #359958bd
@@ -108,44 +121,50 @@ def _clip(v, lower, upper): return _between(torch.round(v), lower, upper)
 
 def _inside(v, lower, upper): return _within(torch.round(v), lower, upper)
 
-def _clip_plain(v, lower, upper): return _saturate(_pass(v, torch.round(v)), *_fitting(v, lower, upper))
+def _clip_plain(v, lower, upper):
+    return _saturate(_pass(v, torch.round(v)), *_fitting(v, lower, upper))
+
+def _trusted(v, trust, lower, upper):
+    error = (v - _clip(v, lower, upper)).abs()
+    return (error <= trust) & (v.abs() < math.inf)
+
+def _trust_value(v, trust, lower, upper): return _spread(_clip(v, lower, upper), trust)
+
+def _trust_slope(v, *knobs): return _mask(_trusted(v, *knobs), v)
 
 def _trust_plain(v, trust, lower, upper):
     y = _saturate(torch.round(v.detach()), *_fitting(v, lower, upper))
     return y - torch.where(_trusted(v, trust, lower, upper), v.detach()-v, 0.)
 
-def _trusted(v, trust, lower, upper): return ((v - _clip(v, lower, upper)).abs() <= trust) & (v.abs() < math.inf)
-
-
+_ends = dict(lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
 _clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
-    lower=dict(lo=-math.inf), upper=dict(lo=-math.inf), pure=True)
-_trust = estimator('trust_round', lambda v, trust, lower, upper: _spread(_clip(v, lower, upper), trust),
-    lambda v, *knobs: _mask(_trusted(v, *knobs), v),
-    _trust_plain, near=False, trust=dict(), lower=dict(lo=-math.inf), upper=dict(lo=-math.inf), pure=True)
+    **_ends, pure=True)
+_trust = estimator('trust_round', _trust_value, _trust_slope, _trust_plain, near=False,
+    trust=dict(), **_ends, pure=True)
 
 # %% ../nbs/13_surrogates.ipynb #df5f215e
 def clipped_round(
     x:Tensor,               # Values; any shape, floating dtype
-    lower:float|Tensor=-2., # Lowest multiple of `step`, an integer, broadcasts with `x`; may require grad
+    lower:float|Tensor=-2., # Lowest multiple of `step`, an integer, broadcasts; may learn
     upper:float|Tensor=2.,  # Highest multiple of `step`, above `lower`
     *,
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; if it requires grad it gets the LSQ gradient
+    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0., # Grid point number 0, in the units of `x`
-)->Tensor:                  # The nearest grid point in the range; dtype of `x`, shape broadcast with the range
-    "`torch.round` and clamp, slope 1 in the range (arXiv:1602.02830). Integer `x` or `lower` >= `upper` raises."
+)->Tensor:                  # Nearest grid point in the range; dtype of `x`, broadcast shape
+    "`torch.round` and clamp, slope 1 inside (arXiv:1602.02830). `lower` >= `upper` raises."
     check_input(x, 'clipped_round')
     return _clipped(x, *_range(x, 'clipped_round', lower, upper), step=step, offset=offset)
 
 def trust_round(
     x:Tensor,               # Values; any shape, floating dtype
-    trust:float|Tensor=.5,  # Largest error that lets the gradient through >= 0, in steps, broadcasts with `x`; gets no gradient
+    trust:float|Tensor=.5,  # Largest error to learn from, >= 0 steps, broadcasts; detached
     *,
     lower:float|Tensor=-2., # Lowest multiple of `step`, an integer, broadcasts with `x`
     upper:float|Tensor=2.,  # Highest multiple of `step`, above `lower`
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`
+    step:float|Tensor=1.,
     offset:float|Tensor=0., # Grid point number 0, in the units of `x`
-)->Tensor:                  # The nearest grid point in the range; dtype of `x`, shape broadcast with the knobs
-    "`torch.round` and clamp, slope 1 where the error is small (arXiv:2502.05003). Integer `x`, `trust` < 0 raises."
+)->Tensor:                  # Nearest grid point in the range; dtype of `x`, broadcast shape
+    "`torch.round` and clamp, slope 1 at small errors (arXiv:2502.05003). `trust` < 0 raises."
     check_input(x, 'trust_round')
     trust = check_knob(trust, x, 'trust_round', 'trust')
     if isinstance(trust, Tensor): trust = trust.detach()
