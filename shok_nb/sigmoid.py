@@ -20,20 +20,21 @@ def _one(v, s, c):
     return torch.sigmoid(_finite(s, v)*(_saturate(v, -big, big) - c))
 
 def _incline(v, s, c):
-    y = _one(-(v-c).abs(), s, 0.)                           # the smaller half, where 1-y has all its digits
+    y = _one(-(v-c).abs(), s, 0.)                           # in the smaller half 1-y is exact
     s = _scalar(s, v)
     return torch.nan_to_num((y - y*y)*torch.where(torch.isinf(s), 0., s))
 
-_sigmoid = estimator('sigmoid_round', _one, _incline, _one, hard=False, slope=dict(lo=0.), center=dict(lo=-math.inf, open=True), pure=True)
+_sigmoid = estimator('sigmoid_round', _one, _incline, _one, hard=False,
+    slope=dict(lo=0.), center=dict(lo=-math.inf, open=True), pure=True)
 
 # %% ../nbs/21_sigmoid.ipynb #b7e7c907
 def sigmoid_round(
-    x:Tensor,                  # Values, meant to lie in [0, 1]; any shape, floating dtype
-    slope:float|Tensor=1000.,  # Steepness >= 0 per unit of `x`, broadcasts with it: 0 is flat, inf a Heaviside step
+    x:Tensor,                 # Values, meant to lie in [0, 1]; any shape, floating dtype
+    slope:float|Tensor=1000., # Steepness >= 0 per unit of `x`, broadcasts: 0 flat, inf a step
     *,
-    center:float|Tensor=.5,    # Where the step is, broadcasts with `x`; may require grad
-)->Tensor:                     # In [0, 1]; dtype of `x`, shape of `x` broadcast with the knobs
-    "One sigmoid as a step from 0 to 1 (Stack Overflow 46596636, 2017). Integer `x` or `slope` < 0 raises."
+    center:float|Tensor=.5,   # Where the step is, broadcasts with `x`; may learn
+)->Tensor:                    # In [0, 1]; dtype of `x`, shape of `x` broadcast with the knobs
+    "One sigmoid as a step from 0 to 1 (Stack Overflow 46596636, 2017). `slope` < 0 raises."
     return _sigmoid(x, slope, center)
 
 # %% ../nbs/21_sigmoid.ipynb #b39d26d1
@@ -58,7 +59,8 @@ def _cold_rise(q, t):
     t,pairs = _pairs(q, t)
     return -torch.expm1(-2*q/t)*sum(a/((1+a)*(1+b)) for a,b in pairs)
 
-def _warm_rise(q, t): return q - sum(w*torch.sin(2*math.pi*k*q)/(math.pi*k) for k,w in _waves(q, t))
+def _warm_rise(q, t):
+    return q - sum(w*torch.sin(2*math.pi*k*q)/(math.pi*k) for k,w in _waves(q, t))
 
 def _cold_slope(q, t):
     heat = _scalar(t, q)
@@ -67,17 +69,17 @@ def _cold_slope(q, t):
 
 def _warm_slope(q, t): return 1 - sum(2*w*torch.cos(2*math.pi*k*q) for k,w in _waves(q, t))
 
-_sum = staircase('sigmoid_sum_round', lambda q, t: pick(t > _WARM, _warm_rise, _cold_rise, q, t),
-    lambda q, t: pick(t > _WARM, _warm_slope, _cold_slope, q, t), temperature=dict(lo=0.), pure=True)
+def _rise(q, t): return pick(t > _WARM, _warm_rise, _cold_rise, q, t)
+
+def _slope(q, t): return pick(t > _WARM, _warm_slope, _cold_slope, q, t)
+
+_sum = staircase('sigmoid_sum_round', _rise, _slope, temperature=dict(lo=0.), pure=True)
 
 # %% ../nbs/21_sigmoid.ipynb #42824ce4
 def sigmoid_sum_round(
     x:Tensor,                    # Values; any shape, floating dtype
-    temperature:float|Tensor=.1, # Scale of the noise >= 0 in steps, broadcasts with `x`: 0 is `torch.round`, inf the identity
-    *,
-    hard:bool=False,             # Return `torch.round` and only borrow the slope?
-    step:float|Tensor=1.,        # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0.,      # A point of the grid, in the units of `x`
+    temperature:float|Tensor=.1, # Scale in steps >= 0, broadcasts: 0 rounds, inf the identity
+    *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                       # Dtype of `x`, shape of `x` broadcast with `temperature`
-    "Sum of a sigmoid per tie (arXiv:2504.19026, 2603.08824, not cut off). Integer `x` or `temperature` < 0 raises."
+    "A sigmoid per tie, summed (arXiv:2504.19026, 2603.08824). `temperature` < 0 raises."
     return _sum(x, temperature, hard=hard, step=step, offset=offset)

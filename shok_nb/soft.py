@@ -15,7 +15,7 @@ from .parts import _addcmul, _saturate
 
 # %% ../nbs/20_soft.ipynb #30819bc8
 def _small(q):
-    "Below this alpha a series is as accurate as the closed form, and more so in its alpha derivative."
+    "Below this alpha a series is as accurate as the closed form, and in alpha more so."
     return torch.finfo(q.dtype).eps**(1/6)
 
 def _large(q):
@@ -62,21 +62,19 @@ def _slope(q, a):
 
 def _unless_inf(a, k):
     "`k`, 0 where `a` is infinite."
-    return torch.where(torch.isinf(a), 0., k) if isinstance(a, Tensor) else 0. if a == math.inf else k
+    if isinstance(a, Tensor): return torch.where(torch.isinf(a), 0., k)
+    return 0. if a == math.inf else k
 
 _rise = _three(_series, _closed, _large_alpha)
 _soft = staircase('soft_round', _rise, _slope, alpha=dict(lo=0.), pure=True)
 
 # %% ../nbs/20_soft.ipynb #863536c3
 def soft_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    alpha:float|Tensor=5.,  # Sharpness >= 0, broadcasts with `x`: 0 is the identity, inf is `torch.round`
-    *,
-    hard:bool=False,        # Return `torch.round` and only borrow the slope?
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # Dtype of `x`, shape of `x` broadcast with `alpha`
-    "Staircase through every integer and half-integer (arXiv:2006.09952, 4.1). Integer `x` or `alpha` < 0 raises."
+    x:Tensor,              # Values; any shape, floating dtype
+    alpha:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`: 0 is the identity, inf rounds
+    *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `alpha`
+    "Staircase through every half-integer (arXiv:2006.09952, 4.1). `alpha` < 0 raises."
     return _soft(x, alpha, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/20_soft.ipynb #fec533d7
@@ -97,10 +95,11 @@ def _undo_series(u, a):
 def _mean_closed(q, a):
     a,m = _between(a, q),maths(a)
     if m is torch: return _mean_of_tensor(q, a)
-    return _saturate(torch.log1p((4*m.tanh(a/2))*q/((4/(1+m.exp(a)))*q + (1-2*q)))*(.5/a), None, .5)
+    over,under = 4*m.tanh(a/2),4/(1+m.exp(a))
+    return _saturate(torch.log1p(over*q/(under*q + (1-2*q)))*(.5/a), None, .5)
 
 def _mean_of_tensor(q, a):
-    "The same; beside a tie as two logarithms, whose derivative in alpha has no square of the vanishing denominator."
+    "The same; beside a tie two logarithms, so no derivative squares what vanishes there."
     over,under = 4*torch.tanh(a/2),4*torch.sigmoid(-a)
     inner,outer = _saturate(q, None, .25),_saturate(q, .25)
     inside = torch.log1p(over*inner/(under*inner + (1-2*inner)))
@@ -123,41 +122,47 @@ def _steepness(p, a):
     b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _large(p)),maths(a)
     return _unless_inf(a, 1.)/((2*b*m.tanh(b/2))*p + c/m.sinh(c))
 
-_undo = staircase('soft_round_inverse', _three(_undo_series, _undo_closed, _undo_large), lambda u, a: _steepness(u*(1-u), a), alpha=dict(lo=0.), pure=True)
-_mean = staircase('soft_round_conditional_mean', _three(_mean_series, _mean_closed, _mean_large), lambda q, a: _steepness(.25-q*q, a), alpha=dict(lo=0.), pure=True)
+def _undo_slope(u, a): return _steepness(u*(1-u), a)
+
+def _mean_slope(q, a): return _steepness(.25-q*q, a)
+
+_undo_rise = _three(_undo_series, _undo_closed, _undo_large)
+_mean_rise = _three(_mean_series, _mean_closed, _mean_large)
+_undo = staircase('soft_round_inverse', _undo_rise, _undo_slope, alpha=dict(lo=0.), pure=True)
+_mean = staircase('soft_round_conditional_mean', _mean_rise, _mean_slope,
+    alpha=dict(lo=0.), pure=True)
 
 # %% ../nbs/20_soft.ipynb #f89fc5d6
 def soft_round_inverse(
-    y:Tensor,               # Output of `soft_round`; any shape, floating dtype
-    alpha:float|Tensor=5.,  # The sharpness that made `y`, broadcasts with it
-    *,
-    step:float|Tensor=1.,   # Grid spacing > 0
-    offset:float|Tensor=0., # A point of the grid
-)->Tensor:                  # `x` such that `soft_round(x, alpha)` is `y`; dtype of `y`
+    y:Tensor,              # Output of `soft_round`; any shape, floating dtype
+    alpha:float|Tensor=5., # The sharpness that made `y`, broadcasts with it
+    *, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:                 # `x` such that `soft_round(x, alpha)` is `y`; dtype of `y`
     "Inverse of `soft_round` (arXiv:2006.09952, 4.1). Integer `y` or `alpha` < 0 raises."
     return _undo(check_input(y, 'soft_round_inverse', 'y'), alpha, step=step, offset=offset)
 
 def soft_round_conditional_mean(
-    z:Tensor,               # `soft_round(x, alpha)` plus uniform noise in [-½, ½] steps; any shape, floating dtype
-    alpha:float|Tensor=5.,  # The sharpness that made it, broadcasts with `z`
-    *,
-    step:float|Tensor=1.,   # Grid spacing > 0
-    offset:float|Tensor=0., # A point of the grid
-)->Tensor:                  # The mean of all `x` that may have made `z`; dtype of `z`
-    "Decoder for noisy soft rounding (arXiv:2006.09952, 4.2). Integer `z` or `alpha` < 0 raises."
-    return _mean(check_input(z, 'soft_round_conditional_mean', 'z'), alpha, step=step, offset=offset)
+    z:Tensor,              # `soft_round(x, alpha)` plus uniform noise of up to half a step
+    alpha:float|Tensor=5., # The sharpness that made it, broadcasts with `z`
+    *, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:                 # The mean of all `x` that may have made `z`; dtype of `z`
+    "Decoder for noisy soft rounding (arXiv:2006.09952, 4.2). `alpha` < 0 raises."
+    check_input(z, 'soft_round_conditional_mean', 'z')
+    return _mean(z, alpha, step=step, offset=offset)
 
 # %% ../nbs/20_soft.ipynb #c5147a10
-_logistic = staircase('logistic_round', lambda q, b: _rise(q, b/2), lambda q, b: _slope(q, b/2), beta=dict(lo=0.), pure=True)
+def _logistic_rise(q, b): return _rise(q, b/2)
+
+def _logistic_slope(q, b): return _slope(q, b/2)
+
+_logistic = staircase('logistic_round', _logistic_rise, _logistic_slope,
+    beta=dict(lo=0.), pure=True)
 
 # %% ../nbs/20_soft.ipynb #913e1695
 def logistic_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    beta:float|Tensor=10.,  # Steepness of the logistic >= 0, broadcasts with `x`; twice the `alpha` of `soft_round`
-    *,
-    hard:bool=False,        # Return `torch.round` and only borrow the slope?
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`
-    offset:float|Tensor=0., # A point of the grid
-)->Tensor:                  # Dtype of `x`, shape of `x` broadcast with `beta`
-    "Logistic staircase, `soft_round(x, beta/2)` (arXiv:2006.09952, 4.1). Integer `x` or `beta` < 0 raises."
+    x:Tensor,              # Values; any shape, floating dtype
+    beta:float|Tensor=10., # Steepness >= 0, broadcasts with `x`; twice `soft_round`'s `alpha`
+    *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `beta`
+    "Logistic staircase, `soft_round(x, beta/2)` (arXiv:2006.09952, 4.1). `beta` < 0 raises."
     return _logistic(x, beta, hard=hard, step=step, offset=offset)
