@@ -10,15 +10,16 @@ from torch import Tensor
 from .core import staircase
 
 # %% ../nbs/24_cubic.ipynb #2d707d79
-_cubic = staircase('cubic_round', lambda q: q*q*q, lambda q: 3*q*q, odd=True, pure=True)
+def _rise(q): return q*q*q
+
+def _slope(q): return 3*q*q
+
+_cubic = staircase('cubic_round', _rise, _slope, odd=True, pure=True)
 
 # %% ../nbs/24_cubic.ipynb #c6ed1d65
 def cubic_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    *,
-    hard:bool=False,        # Return `torch.round` and only borrow the slope?
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # Dtype and shape of `x`
-    "Nearest integer plus the cube of the rest (Shin & Song 2017; arXiv:2309.06978). Integer `x` raises."
+    x:Tensor, # Values; any shape, floating dtype
+    *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:    # Dtype and shape of `x`
+    "`round(x) + (x-round(x))**3` (Shin & Song 2017; arXiv:2309.06978). Integer `x` raises."
     return _cubic(x, hard=hard, step=step, offset=offset)

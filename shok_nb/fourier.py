@@ -7,6 +7,7 @@ __all__ = ['fourier_round', 'poisson_round']
 
 # %% ../nbs/23_fourier.ipynb #98398968
 import math
+from typing import Literal
 import torch
 from torch import Tensor
 from .arguments import check_count
@@ -24,15 +25,13 @@ def _plan(terms, fejer):
         coefs.append(8*b)
     return (terms+1)%2/(terms+1) if fejer else (-1)**terms,coefs[:-1]
 
-def _away(q): return (.5-q.abs()).clamp(min=1e-30)         # from the tie, where 0/0 has a limit
-
 def _ratio(q, m):
     "sin(mπu)/sin(πu) at u = ½-|q|."
-    u = _away(q)
+    u = (.5-q.abs()).clamp(min=1e-30)                       # at a tie 0/0 has a limit
     return torch.sin((m*math.pi)*u)/torch.sin(math.pi*u)
 
 def _beforehand(numbers, q):
-    "The numbers; compiled for a CPU, as sums that Inductor works out first, or it would unfold a recurrence into a tree."
+    "The numbers; on a CPU sums for Inductor to work out first, or it unfolds a tree of them."
     if not _for_cpu(q) or len(numbers) < 2: return numbers
     t = torch.tensor(numbers, dtype=torch.float64, device=q.device)
     return torch.cat([t[:1], t.diff()]).cumsum(0).to(q.dtype).unbind()
@@ -59,24 +58,27 @@ def _series(terms, fejer):
 
 # %% ../nbs/23_fourier.ipynb #d9f7dec6
 def fourier_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    terms:int=5,            # Number of sines >= 0: 0 is the identity
+    x:Tensor,    # Values; any shape, floating dtype
+    terms:int=5, # Number of sines >= 0: 0 is the identity
     *,
-    damping:str|None=None,  # None cuts the series off; "fejer" makes the slope a density, never negative
-    hard:bool=False,        # Return `torch.round` and only borrow the slope?
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # Dtype and shape of `x`
-    "Fourier partial sum of the staircase (Stack Overflow 46596636, 2017). Integer `x` or `terms` < 0 raises."
-    if damping not in (None, 'fejer'): raise ValueError(f"fourier_round: damping must be None or 'fejer', got {damping!r}")
-    return _series(check_count(terms, 'fourier_round', 'terms'), damping == 'fejer')(x, hard=hard, step=step, offset=offset)
+    damping:Literal['fejer']|None=None, # None cuts off; 'fejer' makes the slope a density
+    hard:bool=False,
+    step:float|Tensor=1.,
+    offset:float|Tensor=0.,
+)->Tensor:       # Dtype and shape of `x`
+    "Partial Fourier sum of the staircase (Stack Overflow 46596636, 2017). `terms` < 0 raises."
+    if damping not in (None, 'fejer'):
+        raise ValueError(f"fourier_round: damping must be None or 'fejer', got {damping!r}")
+    terms = check_count(terms, 'fourier_round', 'terms')
+    return _series(terms, damping == 'fejer')(x, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/23_fourier.ipynb #4b40c0ad
 def _sides(q, rho): return (1-rho)*torch.sin(math.pi*q),(1+rho)*torch.sin(math.pi*(.5-q))
 
 def _poisson_rise(q, rho):
-    a,b = _sides(q, rho)
-    return torch.atan2(a + (1 - torch.sign((a+b).detach())), b)/math.pi      # neither is negative; atan2(1, 0) where both are 0
+    a,b = _sides(q, rho)                                    # neither is negative
+    both_zero = 1 - torch.sign((a+b).detach())
+    return torch.atan2(a + both_zero, b)/math.pi
 
 def _poisson_slope(q, rho):
     a,b = _sides(q, rho)
@@ -84,16 +86,14 @@ def _poisson_slope(q, rho):
     there = torch.sign(s)
     return there*((1-rho)*(1+rho))/(s + (1-there))
 
-_poisson = staircase('poisson_round', _poisson_rise, _poisson_slope, rho=dict(lo=0., hi=1.), pure=True)
+_poisson = staircase('poisson_round', _poisson_rise, _poisson_slope,
+    rho=dict(lo=0., hi=1.), pure=True)
 
 # %% ../nbs/23_fourier.ipynb #1d07d184
 def poisson_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    rho:float|Tensor=.5,    # Sharpness in [0, 1], broadcasts with `x`: 0 is the identity, 1 is `torch.round`
-    *,
-    hard:bool=False,        # Return `torch.round` and only borrow the slope?
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # Dtype of `x`, shape of `x` broadcast with `rho`
-    "Abel sum of `fourier_round`, slope the Poisson kernel (cf. arXiv:2103.15061). `rho` outside [0, 1] raises."
+    x:Tensor,            # Values; any shape, floating dtype
+    rho:float|Tensor=.5, # Sharpness in [0, 1], broadcasts with `x`: 0 the identity, 1 rounds
+    *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:               # Dtype of `x`, shape of `x` broadcast with `rho`
+    "Abel sum of the series, slope a Poisson kernel (cf. arXiv:2103.15061). `rho` > 1 raises."
     return _poisson(x, rho, hard=hard, step=step, offset=offset)

@@ -33,15 +33,13 @@ def _again(depth):
 
 # %% ../nbs/22_sine.ipynb #88acdc1c
 def sine_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    depth:int=1,            # How often it is applied to its own result >= 0: 0 is the identity
-    *,
-    hard:bool=False,        # Return `torch.round` and only borrow the slope?
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # Dtype and shape of `x`
-    "`x - sin(2πx)/2π`, `depth` times (Stack Overflow 46596636, 2017). Integer `x` or `depth` < 0 raises."
-    return _again(check_count(depth, 'sine_round', 'depth'))(x, hard=hard, step=step, offset=offset)
+    x:Tensor,    # Values; any shape, floating dtype
+    depth:int=1, # How often it is applied to its own result >= 0: 0 is the identity
+    *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:       # Dtype and shape of `x`
+    "`x - sin(2πx)/2π`, `depth` times (Stack Overflow 46596636, 2017). `depth` < 0 raises."
+    depth = check_count(depth, 'sine_round', 'depth')
+    return _again(depth)(x, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/22_sine.ipynb #c64850b2
 def _half(q): return torch.sin(math.pi/2*q)**2
@@ -50,11 +48,8 @@ _cosine = staircase('cosine_round', _half, lambda q: math.pi/2*torch.sin(math.pi
 
 # %% ../nbs/22_sine.ipynb #0e1eb257
 def cosine_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    *,
-    hard:bool=False,        # Return `torch.round` and only borrow the slope?
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # Dtype and shape of `x`
-    "Half a cosine per cell, `(1 - cos πx)/2` on [0, 1] (Stack Overflow 46596636, 2017). Integer `x` raises."
+    x:Tensor, # Values; any shape, floating dtype
+    *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:    # Dtype and shape of `x`
+    "`(1 - cos πx)/2` in each cell (Stack Overflow 46596636, 2017). Integer `x` raises."
     return _cosine(x, hard=hard, step=step, offset=offset)
