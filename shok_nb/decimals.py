@@ -18,7 +18,8 @@ from .parts import _addcmul, _finite, _scalar, either
 def _digits(d):
     def value(v):
         y = torch.round(v, decimals=d)
-        return _addcmul(torch.nan_to_num(y, 0., 0., 0.), v, torch.nan_to_num(y-y, 1.))       # y + 0*v, or 0 + 1*v where y is not finite
+        kept,lost = torch.nan_to_num(y, 0., 0., 0.),torch.nan_to_num(y-y, 1.)
+        return _addcmul(kept, v, lost)          # y + 0*v, or 0 + 1*v where y is not finite
     def compiled_value(v):
         y = torch.round(v, decimals=d)
         return torch.where(y.abs() < math.inf, y, v)
@@ -29,7 +30,7 @@ def decimal_ste(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits kept after the point, -38 to 38; negative ones round before it
 )->Tensor:          # Dtype and shape of `x`
-    "`torch.round(x, decimals=decimals)` with gradient 1 (arXiv:1308.3432). Integer `x` or float `decimals` raises."
+    "`torch.round` to `decimals`, with gradient 1 (arXiv:1308.3432). Integer `x` raises."
     return _digits(check_count(decimals, 'decimal_ste', 'decimals', -38, 38))(x)
 
 # %% ../nbs/26_decimals.ipynb #a97b8358
@@ -43,7 +44,7 @@ def _puzzle(d):
         return (s - diff + (n + (diff >= .5).to(v.dtype)))/scale
     def slope(v):
         g = _scalar(1., v)/scale
-        return _finite(v-v + (g - 1.01*g)*scale)                        # 0 where v is not finite
+        return _finite(v-v + (g - 1.01*g)*scale)                # 0 where v is not finite
     def plain(v):
         still,w = value(v.detach()),slope(v.detach())
         return still - torch.where(torch.isfinite(v), v.detach()-v, 0.)*w
@@ -54,5 +55,5 @@ def diff_round(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits the author had in mind, -38 to 38
 )->Tensor:          # About twice `x`; dtype and shape of `x`
-    "A benchmark's puzzle (Carlini 2024), no rounding: `2floor(x) - x/100` or so, gradient -0.01. Integer `x` raises."
+    "A benchmark's puzzle (Carlini 2024), no rounding, gradient -0.01. Integer `x` raises."
     return _puzzle(check_count(decimals, 'diff_round', 'decimals', -38, 38))(x)

@@ -23,14 +23,15 @@ def _slope(v, gain, threshold):
     h,g = _climb(v, gain, threshold),_scalar(gain, v)
     return _mask((h >= 0) & (h <= 1), v)*torch.where(torch.isinf(g), 0., g)
 
-_ramp = estimator('ramp_round', _value, _slope, _value, hard=False, gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True), pure=True)
+_ramp = estimator('ramp_round', _value, _slope, _value, hard=False,
+    gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True), pure=True)
 
 # %% ../nbs/25_ramp.ipynb #a359915f
 def ramp_round(
     x:Tensor,                    # Values, meant to lie in [0, 1]; any shape, floating dtype
-    gain:float|Tensor=1e4,       # Slope of the ramp >= 0, broadcasts with `x`: 0 is flat, inf a Heaviside step
+    gain:float|Tensor=1e4,       # Slope >= 0, broadcasts with `x`: 0 is flat, inf a step
     *,
-    threshold:float|Tensor=.499, # Where the ramp starts, broadcasts with `x`; may require grad
-)->Tensor:                       # In [0, 1]; dtype of `x`, shape of `x` broadcast with the knobs
-    "A steep line clamped to [0, 1] (Stack Overflow 46596636, 2017). Integer `x` or `gain` < 0 raises."
+    threshold:float|Tensor=.499, # Where the ramp starts, broadcasts with `x`; may learn
+)->Tensor:                       # In [0, 1]; dtype of `x`, broadcast with the knobs
+    "A steep line clamped to [0, 1] (Stack Overflow 46596636, 2017). `gain` < 0 raises."
     return _ramp(x, gain, threshold)
