@@ -24,7 +24,7 @@ def _away(v): return torch.where(v < 0, _down(v), _up(v))
 
 def _zero(v): return torch.where(v < 0, _up(v), _down(v))
 
-Ties = Literal['even', 'away', 'zero', 'up', 'down']
+_Ties = Literal['even', 'away', 'zero', 'up', 'down']
 _rules = dict(even=torch.round, away=_away, zero=_zero, up=_up, down=_down)
 _ties = {t: estimator('round_ste', f, pure=True) for t,f in _rules.items()}
 
@@ -32,7 +32,7 @@ _ties = {t: estimator('round_ste', f, pure=True) for t,f in _rules.items()}
 def round_ste(
     x:Tensor,             # Values; any shape, floating dtype
     *,
-    ties:Ties='even',     # Halves go to 'even', 'away' from zero, to 'zero', 'up' or 'down'
+    ties:_Ties='even',    # Halves go to 'even', 'away' from zero, to 'zero', 'up' or 'down'
     step:float|Tensor=1., # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0.,
 )->Tensor:                # The nearest grid point; dtype of `x`
