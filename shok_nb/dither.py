@@ -6,6 +6,8 @@
 __all__ = ['uniform_noise', 'dither_round', 'noisy_soft_round', 'expected_noise_grad']
 
 # %% ../nbs/31_dither.ipynb #2ac39cf9
+from collections.abc import Callable
+from typing import Literal
 import torch
 from torch import Tensor
 from .arguments import check_input, check_knob
@@ -20,51 +22,57 @@ def _noisy(x, step, generator, seed, fn):
     return x.to(noise.dtype) + noise*step
 
 def uniform_noise(
-    x:Tensor,              # Values; any shape, floating dtype
+    x:Tensor,                    # Values; any shape, floating dtype
     *,
-    generator:torch.Generator|None=None, # Where torch draws the noise; None is its global generator
-    seed:Tensor|None=None, # int64, no dimensions: noise by position instead, the same on every path
-    step:float|Tensor=1.,  # Width of the noise > 0, broadcasts with `x`; may require grad
-    dtype:torch.dtype|None=None, # Of the result; None is that of `x`. float32 keeps noise that a half has no digits for
-)->Tensor:                 # `x` plus noise of half a step at most
-    "Uniform noise one step wide, in place of rounding (arXiv:1611.01704). Integer `x` or generator with seed raises."
+    generator:torch.Generator|None=None,
+    seed:Tensor|None=None,
+    step:float|Tensor=1.,        # Width of the noise > 0, broadcasts with `x`; may learn
+    dtype:torch.dtype|None=None, # Of the result, None that of `x`; a half has few noises
+)->Tensor:                       # `x` plus noise of half a step at most
+    "Uniform noise one step wide, for rounding (arXiv:1611.01704). Integer `x` raises."
     check_input(x, 'uniform_noise')
-    step,dtype = check_knob(step, x, 'uniform_noise', 'step', open=True),dtype or x.dtype
-    if dtype not in _FLOATS: raise TypeError(f'uniform_noise: dtype must be float16, bfloat16, float32 or float64, got {dtype}')
+    step = check_knob(step, x, 'uniform_noise', 'step', open=True)
+    dtype = dtype or x.dtype
+    if dtype not in _FLOATS:
+        raise TypeError('uniform_noise: dtype must be float16, bfloat16, float32 or float64, '
+            f'got {dtype}')
     return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
 
 # %% ../nbs/31_dither.ipynb #2735f309
-_dither = estimator('dither_round', lambda v, e: torch.round(v+e) - e, hard=False, e=dict(), pure=True)
+def _dithered(v, e): return torch.round(v+e) - e
+
+_Kind = Literal['uniform', 'triangular', 'gaussian', 'kumaraswamy']
+_dither = estimator('dither_round', _dithered, hard=False, e=dict(), pure=True)
 
 # %% ../nbs/31_dither.ipynb #6e6dc496
 def dither_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    kind:str='uniform',     # Of the dither: 'uniform', 'triangular', 'gaussian' or 'kumaraswamy'
+    x:Tensor,              # Values; any shape, floating dtype
+    kind:_Kind='uniform',  # Of the dither
     *,
-    shape:float|Tensor=2.,  # Of the Kumaraswamy noise, >= 1
-    generator:torch.Generator|None=None, # Where torch draws the dither; None is its global generator
-    seed:Tensor|None=None,  # int64, no dimensions: what encoder and decoder share
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # The nearest point of the dithered grid; dtype of `x`
-    "Universal quantization, round(x+e)-e (arXiv:2006.09952, 3.2). Integer `x` or unknown `kind` raises."
+    shape:float|Tensor=2., # Of the Kumaraswamy noise, >= 1
+    generator:torch.Generator|None=None,
+    seed:Tensor|None=None, # int64, no dimensions: what encoder and decoder share
+    step:float|Tensor=1.,
+    offset:float|Tensor=0.,
+)->Tensor:                 # The nearest point of the dithered grid; dtype of `x`
+    "Universal quantization, round(x+e)-e (arXiv:2006.09952, 3.2). Unknown `kind` raises."
     step,offset = _grid(x, 'dither_round', step, offset)
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='dither_round')
     return _dither(x, e, step=step, offset=offset)
 
 # %% ../nbs/31_dither.ipynb #e3b92e66
 def noisy_soft_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    alpha:float|Tensor=5.,  # Sharpness >= 0 of both curves, broadcasts with `x`: 0 is additive noise
+    x:Tensor,              # Values; any shape, floating dtype
+    alpha:float|Tensor=5., # Sharpness >= 0 of both curves, broadcasts with `x`: 0 is noise
     *,
-    kind:str='uniform',     # Of the noise: 'uniform', 'triangular', 'gaussian' or 'kumaraswamy'
-    shape:float|Tensor=2.,  # Of the Kumaraswamy noise, >= 1
-    generator:torch.Generator|None=None, # Where torch draws the noise; None is its global generator
-    seed:Tensor|None=None,  # int64, no dimensions: noise by position instead
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # Dtype of `x`, shape of `x` broadcast with `alpha`
-    "Conditional mean of noisy soft rounding (arXiv:2006.09952, 4). Integer `x`, `alpha` < 0 or unknown `kind` raises."
+    kind:_Kind='uniform',  # Of the noise
+    shape:float|Tensor=2., # Of the Kumaraswamy noise, >= 1
+    generator:torch.Generator|None=None,
+    seed:Tensor|None=None,
+    step:float|Tensor=1.,
+    offset:float|Tensor=0.,
+)->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `alpha`
+    "Conditional mean of noisy soft rounding (arXiv:2006.09952, 4). `alpha` < 0 raises."
     step,offset = _grid(x, 'noisy_soft_round', step, offset)
     alpha = check_knob(alpha, x, 'noisy_soft_round', 'alpha')
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='noisy_soft_round')
@@ -73,14 +81,14 @@ def noisy_soft_round(
 
 # %% ../nbs/31_dither.ipynb #966d48cc
 def expected_noise_grad(
-    f,                     # Elementwise: called with Tensors like `x`, three times
-    x:Tensor,              # Values; any shape, floating dtype
+    f:Callable[[Tensor], Tensor], # Elementwise; called with Tensors like `x`, three times
+    x:Tensor,                     # Values; any shape, floating dtype
     *,
-    generator:torch.Generator|None=None, # Where torch draws the noise; None is its global generator
-    seed:Tensor|None=None, # int64, no dimensions: noise by position instead
-    step:float|Tensor=1.,  # Width of the noise > 0, broadcasts with `x`
-)->Tensor:                 # f(x + noise); what `f` returns
-    "`f` of a noisy `x` with the gradient of its mean (arXiv:2006.09952). Integer `x` or bad noise raises."
+    generator:torch.Generator|None=None,
+    seed:Tensor|None=None,
+    step:float|Tensor=1.,         # Width of the noise > 0, broadcasts with `x`
+)->Tensor:                        # f(x + noise); what `f` returns
+    "`f` of noisy `x` with the gradient of its mean (arXiv:2006.09952). Integer `x` raises."
     check_input(x, 'expected_noise_grad')
     step = check_knob(step, x, 'expected_noise_grad', 'step', open=True)
     y = f(_noisy(x.detach(), step, generator, seed, 'expected_noise_grad').to(x.dtype))

@@ -7,6 +7,8 @@ __all__ = ['local_expectation', 'reinmax_round', 'sga_round']
 
 # %% ../nbs/32_neighbours.ipynb #19b6e36d
 import math
+from collections.abc import Callable
+from typing import Literal
 import torch
 from torch import Tensor
 from .arguments import check_count, check_knob
@@ -17,15 +19,15 @@ from .random import _grid, _toss, uniform_like
 
 # %% ../nbs/32_neighbours.ipynb #09670889
 def local_expectation(
-    f,                      # Elementwise: called with Tensors of grid points, twice
-    x:Tensor,               # Values; any shape, floating dtype
-    *,
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # The mean of f(stochastic_round(x)); what `f` returns, in the dtype of `x`
-    "Mean of `f` over both neighbours and its exact gradient (arXiv:1502.02551's coin). Integer `x` raises."
-    step,offset = (_widen(k, _wide(x.dtype)) for k in _grid(x, 'local_expectation', step, offset))
-    v = (x.to(_wide(x.dtype))-offset)/step
+    f:Callable[[Tensor], Tensor], # Elementwise; called with Tensors of grid points, twice
+    x:Tensor,                     # Values; any shape, floating dtype
+    *, step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:                        # The mean of f(stochastic_round(x)), in the dtype of `x`
+    "Mean of `f` at both neighbours, its gradient (cf. arXiv:1502.02551). Integer `x` raises."
+    step,offset = _grid(x, 'local_expectation', step, offset)
+    dtype = _wide(x.dtype)
+    step,offset = _widen(step, dtype),_widen(offset, dtype)
+    v = (x.to(dtype)-offset)/step
     n = v.floor().detach()
     low,high = (f(k*step + offset) for k in (n, n+1))
     return (low + _finite(v-n)*(high-low)).to(x.dtype)
@@ -36,7 +38,7 @@ def _above(v):
     return _finite(v - v.floor().detach())
 
 def _reinmax(v, u):
-    "Half over the chance of the neighbour that `_toss` draws, at least the smallest that `u` can tell from 0; 1 where there is no other."
+    "Half over the chance of the neighbour that `_toss` draws, at least 2**-24; 1 if alone."
     p,u = _above(v),_scalar(u, v)
     down = 1 - (p.detach()-u).ceil()
     w = .5/_saturate((p-down).abs(), 2**-24)
@@ -47,93 +49,121 @@ def _reinmax_plain(v, u):
     w = torch.where(v > v.floor(), (w+w.detach())/2, w.detach())
     return torch.where(torch.isinf(v), v, n - (v.detach()-v)*w)
 
-_reinmax_round = estimator('reinmax_round', _toss, _reinmax, _reinmax_plain, u=dict(), pure=True)
+_reinmax_round = estimator('reinmax_round', _toss, _reinmax, _reinmax_plain,
+    u=dict(), pure=True)
 
 # %% ../nbs/32_neighbours.ipynb #2c68e006
 def reinmax_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    *,
-    generator:torch.Generator|None=None, # Where torch draws the noise; None is its global generator
-    seed:Tensor|None=None,  # int64, no dimensions: noise by position instead, the same on every path
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # What `stochastic_round` gives; dtype of `x`
-    "Stochastic rounding with a second-order gradient (arXiv:2304.08612). Integer `x` or generator with seed raises."
+    x:Tensor, # Values; any shape, floating dtype
+    *, generator:torch.Generator|None=None, seed:Tensor|None=None,
+    step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:    # What `stochastic_round` gives; dtype of `x`
+    "Stochastic rounding, second-order gradient (arXiv:2304.08612). Integer `x` raises."
     step,offset = _grid(x, 'reinmax_round', step, offset)
-    return _reinmax_round(x, uniform_like(x, generator=generator, seed=seed, fn='reinmax_round'), step=step, offset=offset)
+    u = uniform_like(x, generator=generator, seed=seed, fn='reinmax_round')
+    return _reinmax_round(x, u, step=step, offset=offset)
 
 # %% ../nbs/32_neighbours.ipynb #6e6fe4a2
-_CHANCES = dict(                                           # log probability of a neighbour at distance d in (0, 1), and its slope
-    atanh=(lambda d, a: -torch.atanh(d), lambda d, a: -1/(1-d*d)),
-    linear=(lambda d, a: torch.log1p(-d), lambda d, a: -1/(1-d)),
-    cosine=(lambda d, a: 2*torch.log(torch.cos(torch.pi/2*d)), lambda d, a: -torch.pi*torch.tan(torch.pi/2*d)),
-    logit=(lambda d, a: torch.nn.functional.logsigmoid(-a*torch.logit(d)), lambda d, a: -a*torch.sigmoid(a*torch.logit(d))/(d*(1-d))))
-_THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5, .98/1.5))     # its power, and d over the distance
-_EDGE = 1e-6                                               # distances are kept this far from 0 and 1
+# The log probability of a neighbour at distance d in (0, 1), and its slope.
+def _atanh(d, a): return -torch.atanh(d)
+def _atanh_slope(d, a): return -1/(1-d*d)
+def _linear(d, a): return torch.log1p(-d)
+def _linear_slope(d, a): return -1/(1-d)
+def _cosine(d, a): return 2*torch.log(torch.cos(torch.pi/2*d))
+def _cosine_slope(d, a): return -torch.pi*torch.tan(torch.pi/2*d)
+def _logit(d, a): return torch.nn.functional.logsigmoid(-a*torch.logit(d))
+def _logit_slope(d, a): return -a*torch.sigmoid(a*torch.logit(d))/(d*(1-d))
 
-def _warm(t): return _saturate(t, 1e-9) if isinstance(t, Tensor) else max(t, 1e-9)     # 1/t² is finite, the result the limit
+_CHANCES = dict(atanh=(_atanh, _atanh_slope), linear=(_linear, _linear_slope),
+    cosine=(_cosine, _cosine_slope), logit=(_logit, _logit_slope))
+# Of three neighbours, its power, and d over the distance.
+_THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5, .98/1.5))
+_EDGE = 1e-6                                    # distances are kept this far from 0 and 1
+_COLD = 1e-9                                    # 1/t² is finite, the result the limit
+
+def _warm(t): return _saturate(t, _COLD) if isinstance(t, Tensor) else max(t, _COLD)
 def _inside(d): return _saturate(d, _EDGE, 1-_EDGE)
 def _noise(u, p): return _scalar(u, p).clamp(min=2**-26)
 def _inner(d): return 1 - (d-_inside(d)).abs().ceil()      # 1 or 0
 
-@_cached
-def _sga(kind, neighbours):
+def _between_two(kind):
+    "Value, slope and plain form of a mixture of two neighbours."
     chance,steep = _CHANCES[kind]
-    power,r = _THREE[kind]
     def upper(p, t, a, u):
         "Weight of the upper of two neighbours."
         t = _warm(t)
         odds = chance(_inside(1-p), a) - chance(_inside(p), a)
         return torch.sigmoid((odds/t + torch.logit(_noise(u, p)))/t)
-    def two(v, t, a, u):
+    def value(v, t, a, u):
         p = _above(v)
         return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
-    def two_plain(v, t, a, u):
-        p = _above(v)
-        p = torch.where((p >= _EDGE) & (p <= 1-_EDGE), p, p.detach())      # of 1-p, rounding may leave none beyond
-        return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
-    def two_slope(v, t, a, u):
+    def slope(v, t, a, u):
         p = _above(v)
         w,t = upper(p, t, a, u),_warm(t)
-        return _finite((w - w*w)*(steep(_inside(1-p), a) + steep(_inside(p), a))/-(t*t))*_inner(p)
+        both = steep(_inside(1-p), a) + steep(_inside(p), a)
+        return _finite((w - w*w)*both/-(t*t))*_inner(p)
+    def plain(v, t, a, u):
+        p = _above(v)
+        # No slope beyond the edges, where 1-p may be rounded to one of them.
+        p = torch.where((p >= _EDGE) & (p <= 1-_EDGE), p, p.detach())
+        return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
+    return value,slope,plain
 
+def _among_three(kind):
+    "The same of three neighbours."
+    chance,steep = _CHANCES[kind]
+    power,r = _THREE[kind]
     def weights(p, t, a, us):
-        "The nearest integer above the floor, and weight of and distance to the three around it."
+        "The nearest integer above the floor, distance to and weight of three around it."
         near,t = (p.detach()-.5).ceil(),_warm(t)
+        def score(d, u):
+            odds = power/t*chance(_inside(r*d.abs()), a)
+            return (odds - torch.log(-torch.log(_noise(u, p))))/t
         gaps = [p-near+1, p-near, p-near-1]
-        z = [(power/t*chance(_inside(r*d.abs()), a) - torch.log(-torch.log(_noise(u, p))))/t for d,u in zip(gaps, us)]
+        z = [score(d, u) for d,u in zip(gaps, us)]
         top = torch.maximum(torch.maximum(z[0], z[1]), z[2])
         e = [torch.exp(k-top) for k in z]
         whole = e[0]+e[1]+e[2]
         return near,gaps,[k/whole for k in e]
-    def three(v, t, a, *us):
+    def value(v, t, a, *us):
         near,_,(low,_,high) = weights(_above(v), t, a, us)
         return v.floor().detach() + (near + high - low)
-    def three_slope(v, t, a, *us):
+    def slope(v, t, a, *us):
         _,gaps,w = weights(_above(v), t, a, us)
+        t = _warm(t)
         s = [steep(_inside(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
-        t,mean = _warm(t),w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
-        return _finite((w[2]*(s[2]-mean) - w[0]*(s[0]-mean))*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
-    value,slope,plain = (two, two_slope, two_plain) if neighbours == 2 else (three, three_slope, three)
-    return estimator('sga_round', value, slope, plain, hard=False, temperature=dict(open=True), scale=dict(open=True), **{f'u{i}': {} for i in range(2*neighbours-3)}, pure=True)
+        mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
+        change = w[2]*(s[2]-mean) - w[0]*(s[0]-mean)
+        return _finite(change*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
+    return value,slope,value
+
+@_cached
+def _sga(kind, neighbours):
+    value,slope,plain = (_between_two if neighbours == 2 else _among_three)(kind)
+    noise = {f'u{i}': {} for i in range(2*neighbours-3)}
+    return estimator('sga_round', value, slope, plain, hard=False,
+        temperature=dict(open=True), scale=dict(open=True), **noise, pure=True)
 
 # %% ../nbs/32_neighbours.ipynb #46168270
 def sga_round(
-    x:Tensor,               # Values; any shape, floating dtype
+    x:Tensor,                    # Values; any shape, floating dtype
     temperature:float|Tensor=.5, # > 0, broadcasts with `x`: towards 0 it is `torch.round`
-    kind:str='atanh',       # How chance depends on distance: 'atanh', 'linear', 'cosine' or 'logit'
+    kind:Literal['atanh', 'linear', 'cosine', 'logit']='atanh', # How odds fall with distance
     *,
-    neighbours:int=2,       # 2, or 3 to let a value pass its neighbour
-    scale:float=4/3,        # Of the logit: > 0, 1 is linear
-    generator:torch.Generator|None=None, # Where torch draws the noise; None is its global generator
-    seed:Tensor|None=None,  # int64, no dimensions: noise by position instead
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # A mixture of the neighbours; dtype of `x`
-    "Stochastic Gumbel annealing (arXiv:2006.04240, 2401.17789). Integer `x` or `temperature` <= 0 raises."
+    neighbours:int=2,            # 2, or 3 to let a value pass its neighbour
+    scale:float=4/3,             # Of the logit: > 0, 1 is linear
+    generator:torch.Generator|None=None,
+    seed:Tensor|None=None,
+    step:float|Tensor=1.,
+    offset:float|Tensor=0.,
+)->Tensor:                       # A mixture of the neighbours; dtype of `x`
+    "Stochastic Gumbel annealing (arXiv:2006.04240, 2401.17789). `temperature` <= 0 raises."
     step,offset = _grid(x, 'sga_round', step, offset)
-    if kind not in _CHANCES: raise ValueError(f"sga_round: kind must be one of {', '.join(_CHANCES)}, got {kind!r}")
-    draws = 2*check_count(neighbours, 'sga_round', 'neighbours', 2, 3)-3
-    t,scale = check_knob(temperature, x, 'sga_round', 'temperature', open=True),check_knob(scale, x, 'sga_round', 'scale', open=True)
-    noise = [uniform_like(x, generator=generator, seed=seed, draw=i, fn='sga_round') for i in range(draws)]
-    return _sga(kind, neighbours)(x, t, scale, *noise, step=step, offset=offset)
+    if kind not in _CHANCES:
+        raise ValueError(f"sga_round: kind must be one of {', '.join(_CHANCES)}, got {kind!r}")
+    neighbours = check_count(neighbours, 'sga_round', 'neighbours', 2, 3)
+    temperature = check_knob(temperature, x, 'sga_round', 'temperature', open=True)
+    scale = check_knob(scale, x, 'sga_round', 'scale', open=True)
+    def draw(i): return uniform_like(x, generator=generator, seed=seed, draw=i, fn='sga_round')
+    noise = [draw(i) for i in range(2*neighbours-3)]
+    return _sga(kind, neighbours)(x, temperature, scale, *noise, step=step, offset=offset)

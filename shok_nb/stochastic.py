@@ -16,13 +16,11 @@ _stochastic = estimator('stochastic_round', _toss, u=dict(), pure=True)
 
 # %% ../nbs/30_stochastic.ipynb #6c2ad4bd
 def stochastic_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    *,
-    generator:torch.Generator|None=None, # Where torch draws the noise; None is its global generator
-    seed:Tensor|None=None,  # int64, no dimensions: noise by position instead, the same on every path
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; may require grad
-    offset:float|Tensor=0., # A point of the grid, in the units of `x`
-)->Tensor:                  # One of the two grid points around `x`; dtype of `x`
-    "Up with the probability of the fraction, gradient 1 (arXiv:1502.02551). Integer `x` or generator with seed raises."
+    x:Tensor, # Values; any shape, floating dtype
+    *, generator:torch.Generator|None=None, seed:Tensor|None=None,
+    step:float|Tensor=1., offset:float|Tensor=0.,
+)->Tensor:    # One of the two grid points around `x`; dtype of `x`
+    "Up with the fraction as chance, gradient 1 (arXiv:1502.02551). Integer `x` raises."
     step,offset = _grid(x, 'stochastic_round', step, offset)
-    return _stochastic(x, uniform_like(x, generator=generator, seed=seed, fn='stochastic_round'), step=step, offset=offset)
+    u = uniform_like(x, generator=generator, seed=seed, fn='stochastic_round')
+    return _stochastic(x, u, step=step, offset=offset)

@@ -147,7 +147,7 @@ def test_defaults_are_the_signature(r):
         assert ps[c.name].default == c.default and c.default in c.options
         for o in c.options: assert r.f(torch.zeros(3), **{c.name: o}).shape == (3,)
         with pytest.raises(ValueError, match=f"{c.name} must be .*got 'no such'"): r.f(torch.zeros(3), **{c.name: 'no such'})
-    assert {c.name for c in r.choices} == {n for n,p in ps.items() if isinstance(p.default, str) or 'str' in str(p.annotation)}
+    assert {c.name for c in r.choices} == {n for n,p in ps.items() if isinstance(p.default, str) or 'Literal' in str(p.annotation)}
     assert ('hard' in ps) == r.smooth and ('step' in ps and 'offset' in ps) == r.grid
 
 @pytest.mark.parametrize('dtype', HALVES, ids=str)
