@@ -19,7 +19,9 @@ from .pieces import _wide
 from .random import _toss, check_random, uniform_like
 
 # %% ../nbs/40_scale_grad.ipynb #95118db8
-def _view(x): return x.view_as(x) if x.layout == torch.strided else x.clone()      # torch cannot view a nested tensor
+def _view(x):
+    "A view; a copy of a nested tensor, which torch cannot view."
+    return x.view_as(x) if x.layout == torch.strided else x.clone()
 
 class _Scale(Function):
     "Keeps the factor, nothing of `x`."
@@ -38,38 +40,47 @@ def _plainly_scaled(x, factor):
     wide = x.to(_wide(x.dtype))
     return straight_through(wide, (wide*factor).to(wide.dtype)).to(x.dtype)
 
-_scaled = by_mode(_Scale.apply, transform=_plainly_scaled, export=lambda x, factor: _view(x))
+def _unscaled(x, factor): return _view(x)
+
+_scaled = by_mode(_Scale.apply, transform=_plainly_scaled, export=_unscaled)
 
 def scale_grad(
     x:Tensor,            # Values; any shape, floating dtype
-    factor:float|Tensor, # What backward multiplies by, broadcasts to the shape of `x`; 0 stops, -1 reverses; gets no gradient
+    factor:float|Tensor, # Broadcasts to `x`; 0 stops, -1 reverses the gradient; detached
 )->Tensor:               # A view of `x`
-    "A view with its gradient multiplied by `factor` (arXiv:1902.08153, 2.2). Integer `x` or a nan `factor` raises."
+    "A view, gradient multiplied by `factor` (arXiv:1902.08153, 2.2). A nan `factor` raises."
     check_input(x, 'scale_grad')
     factor = check_knob(factor, x, 'scale_grad', 'factor', -math.inf, open=True)
     if isinstance(factor, Tensor):
         factor = factor.detach()
         if torch.broadcast_shapes(factor.shape, x.shape) != x.shape:
-            raise ValueError(f'scale_grad: factor of shape {tuple(factor.shape)} is larger than x of shape {tuple(x.shape)}')
+            raise ValueError(f'scale_grad: factor of shape {tuple(factor.shape)} is larger '
+                f'than x of shape {tuple(x.shape)}')
     return _scaled(x, factor)
 
 # %% ../nbs/40_scale_grad.ipynb #2e03285a
+def _extremes(g, dim):
+    "The smallest and the largest of `g` over `dim`; over all in one pass."
+    if dim is None and type(g) is Tensor: return [t.view([1]*g.ndim) for t in g.aminmax()]
+    axes = tuple(range(g.ndim)) if dim is None else dim
+    return torch.amin(g, axes, keepdim=True),torch.amax(g, axes, keepdim=True)
+
 def _largest(g, dim, eps=0., group=None):
     "The largest magnitudes of `g`, at least `eps`, over `dim` and all ranks of `group`."
-    wide = _wide(g.dtype)
-    if not g.numel(): m = g.sum(dim, keepdim=True)         # an empty rank takes part, with 0
-    else:
-        if dim is None and type(g) is Tensor: low,high = (t.view([1]*g.ndim) for t in g.aminmax())      # in one pass
-        else: low,high = (f(g, tuple(range(g.ndim)) if dim is None else dim, keepdim=True) for f in (torch.amin, torch.amax))
+    if g.numel():
+        low,high = _extremes(g, dim)
         m = torch.maximum(high, -low)
-    m = m.to(wide).nan_to_num(math.inf, math.inf)          # the maximum of a nan depends on the backend
-    if group is not None: torch.distributed.all_reduce(m, torch.distributed.ReduceOp.MAX, group)
+    else: m = g.sum(dim, keepdim=True)                      # an empty rank takes part, with 0
+    # A nan counts as infinite: which of the two a maximum is depends on the backend.
+    m = m.to(_wide(g.dtype)).nan_to_num(math.inf, math.inf)
+    if group is not None:
+        torch.distributed.all_reduce(m, torch.distributed.ReduceOp.MAX, group)
     return _saturate(m, eps)
 
 def _over(m): return torch.where(m == 0, 1., m)            # what to divide by
 
 class _Regrade(Function):
-    "The identity; backward is `f` of the gradient and `rest`, tensors or None. Keeps those alone."
+    "The identity; backward is `f` of the gradient and `rest`, tensors or None, all it keeps."
     @staticmethod
     def forward(x, f, *rest): return _view(x)
     @staticmethod
@@ -77,7 +88,9 @@ class _Regrade(Function):
         ctx.f = inputs[1]
         ctx.save_for_backward(*inputs[2:])
     @staticmethod
-    def backward(ctx, g): return ctx.f(g, *ctx.saved_tensors),*(None for _ in ctx.needs_input_grad[1:])
+    def backward(ctx, g):
+        nothing = [None for _ in ctx.needs_input_grad[1:]]
+        return ctx.f(g, *ctx.saved_tensors),*nothing
 
 class _RegradeTransformed(_Regrade):
     "Its rules under vmap and in forward mode, which `torch.compile` does not accept."
@@ -86,49 +99,64 @@ class _RegradeTransformed(_Regrade):
     def jvp(ctx, t, *_): return _view(t)
 
 def _regraded(fn, x, f, *rest):
-    wanted = torch.is_grad_enabled() and x.requires_grad                            # Dynamo cannot run `_Regrade` if not
+    wanted = torch.is_grad_enabled() and x.requires_grad        # if not, Dynamo cannot run it
     return _Regrade.apply(x, f, *rest) if wanted else _view(x)
 
 def _regraded_inside(fn, x, f, *rest):
     return _view(x) if torch.jit.is_tracing() else _RegradeTransformed.apply(x, f, *rest)
 
 def _refused_inside(fn, *args):
-    raise RuntimeError(f'{fn}: cannot be compiled inside a torch.func transform; transform the compiled function, or do not compile')
+    raise RuntimeError(f'{fn}: cannot be compiled inside a torch.func transform; '
+        'transform the compiled function, or do not compile')
 
 def _regraded_nowhere(fn, x, *args): return _view(x)
 
 # The identity with a backward that is not linear.
-_regrade = by_mode(_regraded, transform=either(_regraded_inside, _refused_inside), export=_regraded_nowhere)
+_regrade = by_mode(_regraded, transform=either(_regraded_inside, _refused_inside),
+    export=_regraded_nowhere)
+
+def _axis(fn, d, x):
+    "The number of an axis of `x`, from 0 on."
+    if isinstance(d, bool) or not isinstance(d, numbers.Integral):
+        raise TypeError(f'{fn}: dim must be an int or a tuple of them, got {type(d).__name__}')
+    most = max(x.ndim, 1)
+    if not -most <= d < most:
+        raise IndexError(f'{fn}: dim {_shown(d)} is out of range for x of shape '
+            f'{tuple(x.shape)}')
+    return int(d) % most
 
 def _check_dim(fn, dim, x):
     "The axes as ints, a tuple of them or None."
-    axes,most = list(dim) if isinstance(dim, (tuple, list)) else [] if dim is None else [dim],max(x.ndim, 1)
-    for i,d in enumerate(axes):
-        if isinstance(d, bool) or not isinstance(d, numbers.Integral):
-            raise TypeError(f'{fn}: dim must be an int or a tuple of them, got {type(d).__name__}')
-        if not -most <= d < most: raise IndexError(f'{fn}: dim {_shown(d)} is out of range for x of shape {tuple(x.shape)}')
-        axes[i] = int(d) % most
-    if len(set(axes)) < len(axes): raise ValueError(f'{fn}: dim names an axis twice, got {dim}')
-    return tuple(axes) if isinstance(dim, (tuple, list)) else axes[0] if axes else None
+    if dim is None: return None
+    if not isinstance(dim, (tuple, list)): return _axis(fn, dim, x)
+    axes = [_axis(fn, d, x) for d in dim]
+    if len(set(axes)) < len(axes):
+        raise ValueError(f'{fn}: dim names an axis twice, got {dim}')
+    return tuple(axes)
 
 # %% ../nbs/40_scale_grad.ipynb #aba0d27f
-def _not_here(what): raise RuntimeError(f'{what} cannot be used inside a torch.func transform; normalize outside of it')
+def _fine(what): pass
 
-_outside = by_mode(lambda what: None, transform=_not_here)
+def _not_here(what):
+    raise RuntimeError(f'{what} cannot be used inside a torch.func transform; '
+        'normalize outside of it')
+
+_outside = by_mode(_fine, transform=_not_here)
 
 def normalize_grad(
-    x:Tensor,                      # Values; any shape, floating dtype
+    x:Tensor,     # Values; any shape, floating dtype
     *,
-    dim:int|tuple[int,...]|None=None, # Dimensions the largest magnitude is taken over, as in `torch.amax`; None is all
-    eps:float=0.,                  # Smaller largest magnitudes count as this, so noise is not blown up; >= 0
-    group=None                     # `torch.distributed` process group whose ranks share one maximum; None is this rank alone
-)->Tensor:                         # A view of `x`
-    "A view with its gradient divided by the largest magnitude in it (shok `ScaleGrad`). Integer `x` raises."
+    dim:int|tuple[int,...]|None=None, # For the maximum, as in `torch.amax`; None is all
+    eps:float=0., # Smaller largest magnitudes count as this, so noise is not blown up; >= 0
+    group:'torch.distributed.ProcessGroup|None'=None, # Its ranks share a maximum; None: alone
+)->Tensor:        # A view of `x`
+    "A view, gradient divided by its largest magnitude (shok `ScaleGrad`). Integer `x` raises."
     check_input(x, 'normalize_grad')
     eps = check_knob(eps, x, 'normalize_grad', 'eps')
     dim = _check_dim('normalize_grad', dim, x)
     if group is not None: _outside('normalize_grad: group')
-    return _regrade('normalize_grad', x, lambda g: (g/_over(_largest(g, dim, eps, group))).to(g.dtype))
+    def normalized(g): return (g/_over(_largest(g, dim, eps, group))).to(g.dtype)
+    return _regrade('normalize_grad', x, normalized)
 
 # %% ../nbs/40_scale_grad.ipynb #ef173bf8
 def _few_bits(g, seed, u, half, dim, generator):
@@ -144,21 +172,23 @@ def _noise(x, seed): return uniform_like(x, seed=seed, fn='quantize_grad')
 
 def _none_yet(x, seed): return None
 
-_noise_beforehand = by_mode(_none_yet, compile=_noise, transform=_none_yet, export=_none_yet)      # a compiled backward may not check arguments
+# A compiled backward may not check arguments.
+_noise_beforehand = by_mode(_none_yet, compile=_noise, transform=_none_yet, export=_none_yet)
 
 def quantize_grad(
     x:Tensor,              # Values; any shape, floating dtype
     bits:int=8,            # Bits of the gradient, 1 to 24
     *,
-    dim:int|tuple[int,...]|None=None, # Dimensions that share a largest magnitude; None is all but the first, or that one if it is alone
-    generator:torch.Generator|None=None, # Where torch draws the noise, in backward; None is its global generator
-    seed:Tensor|None=None, # int64, no dimensions: noise by position instead; change it after backward
+    dim:int|tuple[int,...]|None=None, # Share a maximum; None is all but the first, if several
+    generator:torch.Generator|None=None, # Draws in backward; None is torch's global generator
+    seed:Tensor|None=None, # int64, no dimensions: noise by position; change it after backward
 )->Tensor:                 # A view of `x`
-    "A view with its gradient rounded by chance to few bits (arXiv:1606.06160, 2.5). Integer `x` or bad bits raises."
+    "A view, gradient rounded by chance to `bits` (arXiv:1606.06160, 2.5). `bits` > 24 raises."
     check_input(x, 'quantize_grad')
     bits = check_count(bits, 'quantize_grad', 'bits', 1, 24)
     dim = _check_dim('quantize_grad', dim, x)
     check_random(x, generator, seed, 'quantize_grad')
     if dim is None: dim = tuple(range(x.ndim > 1, x.ndim))
     u = _noise_beforehand(x, seed)
-    return _regrade('quantize_grad', x, partial(_few_bits, half=(2**bits-1)/2, dim=dim, generator=generator), seed, u)
+    few = partial(_few_bits, half=(2**bits-1)/2, dim=dim, generator=generator)
+    return _regrade('quantize_grad', x, few, seed, u)
