@@ -2,7 +2,8 @@
 __version__ = "0.1.0"
 from . import (cubic, decimals, dither, ewgs, fourier, functions, gradient, learned, neighbours, nn, quantize, ramp, ratio,
     scalar_quantize, schedules, sigmoid, signs, sine, soft, ste, stochastic, surrogates)
-from .core import staircase, estimator, straight_through
+from .core import estimator, straight_through
+from .staircases import staircase
 from .ste import *
 from .ratio import *
 from .ewgs import *

@@ -27,19 +27,23 @@ def check_input(
     arg:str='x' # Name of the argument
 )->Tensor:      # `x` itself
     "A dense float16, bfloat16, float32 or float64 Tensor, or a TypeError saying what to do."
-    if type(x) in _PLAIN and x.dtype in _FLOATS and x.layout == torch.strided and not x.is_nested: return x
+    plain = type(x) in _PLAIN and x.layout == torch.strided and not x.is_nested
+    if plain and x.dtype in _FLOATS: return x
     if not isinstance(x, Tensor):
         do = f'use torch.as_tensor({arg})'
         if isinstance(x, torch.fx.Proxy): do = f"use torch.export, or torch.fx.wrap('{fn}') in your module"
         raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {type(x).__name__}; {do}')
     if torch.nn.parameter.is_lazy(x):
-        raise TypeError(f'{fn}: {arg} must have a shape, got {type(x).__name__}; call its module once, or materialize it')
+        raise TypeError(f'{fn}: {arg} must have a shape, got {type(x).__name__}; '
+            'call its module once, or materialize it')
     if x.is_quantized: do = f'use {arg}.dequantize()'
     elif x.dtype in _FLOATS:
         if x.is_nested and x.layout == torch.strided:
-            raise TypeError(f'{fn}: {arg} must be dense or jagged, got a strided nested tensor; use layout=torch.jagged')
+            raise TypeError(f'{fn}: {arg} must be dense or jagged, got a strided nested tensor; '
+                'use layout=torch.jagged')
         if x.layout in (torch.strided, torch.jagged): return x
-        raise TypeError(f'{fn}: {arg} must be dense, got layout {x.layout}; use {arg}.to_dense() or round {arg}.values()')
+        raise TypeError(f'{fn}: {arg} must be dense, got layout {x.layout}; '
+            f'use {arg}.to_dense() or round {arg}.values()')
     elif x.is_complex(): do = f'round {arg}.real and {arg}.imag separately'
     elif x.is_floating_point(): do = f'use {arg}.float()'
     else: do = f'it is on the grid already; use {arg}.float() if it needs a gradient'
@@ -48,7 +52,8 @@ def check_input(
 def _beyond_float(k): return isinstance(k, int) and abs(k) > 2**1023
 
 def _in_dtype(k, dtype, lo):
-    "The number `k` as a float, infinite where `dtype` holds nothing so large; and 0, if that is the end `lo`, where nothing so small."
+    """The number `k` as a float: infinite where `dtype` holds nothing so large, and 0 where it holds
+    nothing so small, if 0 is the end `lo`."""
     if _beyond_float(k): return math.inf if k > 0 else -math.inf
     k,limits = float(k),torch.finfo(dtype)
     if abs(k) > limits.max: return math.copysign(math.inf, k)
@@ -69,18 +74,23 @@ def check_knob(
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k
-        if k.device != x.device: raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; use {arg}.to(x.device)')
+        if k.device != x.device:
+            raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; use {arg}.to(x.device)')
         try: torch.broadcast_shapes(k.shape, x.shape)
         except RuntimeError:
-            raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast with x of shape {tuple(x.shape)}') from None
+            raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
+                f'with x of shape {tuple(x.shape)}') from None
         return k
     if isinstance(k, bool) or not isinstance(k, numbers.Real):
-        raise TypeError(f'{fn}: {arg} must be a number{"" if x is None else " or a torch.Tensor"}, got {type(k).__name__}')
+        wanted = 'a number' if x is None else 'a number or a torch.Tensor'
+        raise TypeError(f'{fn}: {arg} must be {wanted}, got {type(k).__name__}')
     dtype = torch.float64 if x is None else _wide(x.dtype)
     number = _in_dtype(k, dtype, lo)
     if not (lo < number < hi if open else lo <= number <= hi):
-        ends,seen = '()' if open else '[]','' if _beyond_float(k) or number == k or number != number else f', which is {number:g} in {dtype}'
-        raise ValueError(f'{fn}: {arg} must be in {ends[0]}{lo:g}, {hi:g}{ends[1]}, got {_shown(k)}{seen}')
+        ends = f'({lo:g}, {hi:g})' if open else f'[{lo:g}, {hi:g}]'
+        other = not _beyond_float(k) and k == k and number != k
+        seen = f', which is {number:g} in {dtype}' if other else ''
+        raise ValueError(f'{fn}: {arg} must be in {ends}, got {_shown(k)}{seen}')
     return number
 
 def check_count(
@@ -91,7 +101,9 @@ def check_count(
     hi:float=math.inf # Largest number allowed
 )->int:        # `k` as a Python int
     "An int in range; else a TypeError or ValueError saying why."
-    if isinstance(k, bool) or not isinstance(k, numbers.Integral): raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
+    if isinstance(k, bool) or not isinstance(k, numbers.Integral):
+        raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
     if not lo <= k <= hi or _beyond_float(k):
-        raise ValueError(f'{fn}: {arg} must be ' + (f'>= {lo}' if hi == math.inf else f'in [{lo}, {hi}]') + f', got {_shown(k)}')
+        wanted = f'>= {lo}' if hi == math.inf else f'in [{lo}, {hi}]'
+        raise ValueError(f'{fn}: {arg} must be {wanted}, got {_shown(k)}')
     return int(k)

@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../nbs/04_compat.ipynb #c04a0003
+from functools import partial
 from types import FunctionType
 import torch
 from torch import Tensor
@@ -21,22 +22,18 @@ def _private(name):
 # %% ../nbs/04_compat.ipynb #c04a0007
 _func_active = _private('_C._are_functorch_transforms_active')
 
-if _func_active is None or not hasattr(forward_ad, '_current_level'):
-    def transformed(): return True
-else:
-    def transformed():
-        "Is a torch transform active that an `autograd.Function` would not survive?"
-        return _func_active() or forward_ad._current_level >= 0 or torch.jit.is_tracing()
+_unsure = _func_active is None or not hasattr(forward_ad, '_current_level')
 
 def forward_mode():
-    "Are derivatives taken along with the values? False where it cannot be asked: torch refuses what it cannot do then."
+    "Are derivatives taken along? False where it cannot be asked: torch refuses what it cannot do."
     return getattr(forward_ad, '_current_level', -1) >= 0
 
 # %% ../nbs/04_compat.ipynb #c04a0010
 if not hasattr(torch.compiler, 'is_exporting'):
     def exporting(): return False
 elif torch.__version__ < (2, 12):
-    def exporting(): return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    def exporting():
+        return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 else:
     def exporting():
         "Is this call being written into a graph that `torch.export` makes?"
@@ -59,10 +56,7 @@ batched = _batched or unknown                           # does this tensor stand
 _saved_hooks = _private('_C._autograd._top_saved_tensors_default_hooks')
 _zero_tensor = _private('Tensor._is_zerotensor')
 
-def saved_tensor_hooks():
-    "Are the tensors that autograd saves handed to somebody's hooks?"
-    return _saved_hooks is None or _saved_hooks(False) is not None
-
+saved_tensor_hooks = partial(_saved_hooks or unknown, False)    # who gets what autograd saves?
 empty = _zero_tensor or unknown                         # a zero of forward mode, which has no memory?
 
 # %% ../nbs/04_compat.ipynb #c04a0014
@@ -83,7 +77,8 @@ def compile_error():
     return _private('_dynamo.exc.TorchDynamoException') or RuntimeError
 
 # %% ../nbs/04_compat.ipynb #c04a0019
-no_torch_function = torch.nn.Parameter.__torch_function__    # a subclass with this sees operations only below autograd
+# a subclass with this sees operations only below autograd
+no_torch_function = torch.nn.Parameter.__torch_function__
 _make_wrapper = getattr(Tensor, '_make_wrapper_subclass', None)
 can_stand_in = _make_wrapper is not None
 
@@ -94,7 +89,8 @@ def stand_in(cls, like):
 # %% ../nbs/04_compat.ipynb #c04a0023
 def mode():
     "How the code that asks is run: 'export', 'transform', 'compile' or 'eager'."
-    if torch.compiler.is_compiling():
-        if exporting(): return 'export'
-        return 'transform' if transformed() else 'compile'
-    return 'transform' if transformed() else 'eager'
+    compiling = torch.compiler.is_compiling()
+    if compiling and exporting(): return 'export'
+    if _unsure or _func_active(): return 'transform'
+    if forward_ad._current_level >= 0 or torch.jit.is_tracing(): return 'transform'
+    return 'compile' if compiling else 'eager'

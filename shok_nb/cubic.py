@@ -7,7 +7,8 @@ __all__ = ['cubic_round']
 
 # %% ../nbs/24_cubic.ipynb #905909d4
 from torch import Tensor
-from .core import staircase
+from .staircases import staircase
+
 
 # %% ../nbs/24_cubic.ipynb #2d707d79
 def _rise(q): return q*q*q

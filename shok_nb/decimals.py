@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count
-from .core import _cached, estimator
-from .parts import _addcmul, _finite, _scalar, either
+from .core import estimator
+from .parts import _addcmul, _cached, _finite, _scalar, either
 
 # %% ../nbs/26_decimals.ipynb #2f161d5b
 @_cached

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import NamedTuple
 import torch
 from torch import Tensor
-from .core import staircase
 from shok_nb.jpeg import (
     _from_pil,
     _pil,
@@ -33,6 +32,7 @@ from shok_nb.jpeg import (
     psnr,
 )
 from .soft import soft_round
+from .staircases import staircase
 from .ste import round_ste
 
 # %% ../nbs/72_demo.ipynb #718b690f

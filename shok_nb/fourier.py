@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 from .arguments import check_count
-from .core import _cached, staircase
-from .parts import _addcmul, _minus_sine
+from .parts import _addcmul, _cached, _minus_sine
 from .pieces import _for_cpu
+from .staircases import staircase
 
 # %% ../nbs/23_fourier.ipynb #f8f40146
 def _plan(terms, fejer):

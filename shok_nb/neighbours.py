@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 from .arguments import check_count, check_knob
-from .core import _cached, estimator
-from .parts import _finite, _saturate, _scalar
+from .core import estimator
+from .parts import _cached, _finite, _saturate, _scalar
 from .pieces import _wide, _widen
 from .random import _grid, _toss, uniform_like
 

@@ -13,20 +13,23 @@ from .compat import batched, compile_error, dispatch_modes, empty, has_triton, m
 from .replay import run
 
 # %% ../nbs/00_pieces.ipynb #683dd654
-_PIECE = 1<<16                                                              # elements of a piece, for each thread
-_FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
+_PIECE = 1<<16                              # elements of a piece, for each thread
+_HALVES = torch.float16,torch.bfloat16
+_FLOATS = *_HALVES,torch.float32,torch.float64
+_FUSED = 'cuda',                            # where a formula is compiled into one kernel
 _PLAIN = Tensor,torch.nn.Parameter
 
-def _wide(dtype): return torch.float32 if dtype in _FLOATS[:2] else dtype
+def _wide(dtype): return torch.float32 if dtype in _HALVES else dtype
 
 def _widen(t, dtype): return t.to(dtype) if isinstance(t, Tensor) else t
 
 def _number(k):
     "A constant 0-d CPU tensor as a float (reading it stalls nothing), anything else as it is."
-    return k.item() if type(k) is Tensor and k.ndim == 0 and k.is_cpu and not k.requires_grad else k
+    if type(k) is not Tensor or k.ndim or not k.is_cpu or k.requires_grad: return k
+    return k.item()
 
 def _narrow(y, dtype):
-    "`y` in that dtype; a cast that changes nothing, compiled at the end of a Function, loses the gradient in torch 2.11."
+    "`y` in that dtype. A cast that changes nothing loses the gradient in what torch 2.11 compiles."
     return y if y.dtype == dtype else y.to(dtype)
 
 def _for_cpu(x):
@@ -39,8 +42,8 @@ def _ordinary(*ts):
     if mode() != 'eager' or dispatch_modes(): return False
     records = torch.is_grad_enabled()
     for t in ts:
-        if type(t) not in _PLAIN or t.layout != torch.strided or t.requires_grad and records: return False
-        if batched(t) or empty(t) or t.is_neg(): return False
+        if type(t) not in _PLAIN or t.layout != torch.strided: return False
+        if t.requires_grad and records or batched(t) or empty(t) or t.is_neg(): return False
     return True
 
 # %% ../nbs/00_pieces.ipynb #ddc859aa
@@ -49,10 +52,11 @@ def _into(f, to, ts, knobs, key=None):
     def wide(*given):
         tensors = iter(given[len(ts):])
         rest = [next(tensors) if isinstance(k, Tensor) else k for k in knobs]
-        return f(*[t.to(_wide(t.dtype)) for t in given[:len(ts)]], *rest)
-    if key is not None:                                         # 0. is not -0., 1 is not 1. or True
+        return f(*[t.float() if t.dtype in _HALVES else t for t in given[:len(ts)]], *rest)
+    tensors = [k for k in knobs if isinstance(k, Tensor)]
+    if key is not None:                                 # 0. is not -0., 1 is not 1. or True
         key = *key,*[None if isinstance(k, Tensor) else (type(k), k or str(k)) for k in knobs]
-    return run(wide, to, [*ts, *[k for k in knobs if isinstance(k, Tensor)]], key)
+    return run(wide, to, [*ts, *tensors], key)
 
 # %% ../nbs/00_pieces.ipynb #c9c2e481
 def _cut(f, key, size, to, ts, knobs):
@@ -75,37 +79,45 @@ def _whole(f, ts, knobs):
     y,*sums = f(*[t.to(_wide(t.dtype)) for t in ts], *knobs)
     return _narrow(y, ts[0].dtype),*sums
 
-def _pieces(f, key, ts, knobs, fused=None):
-    "`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each knob a sum or None."
-    x,tensors = ts[0],[k for k in knobs if isinstance(k, Tensor)]
-    if not _ordinary(*ts, *tensors): return _whole(f, ts, knobs)     # no size is asked about: torch 2.6 compiles one at a time
-    alike = all(t.shape == x.shape for t in ts[1:])
-    if alike and tensors: alike = torch.broadcast_shapes(x.shape, *[k.shape for k in tensors]) == x.shape
-    worth = fused or x.is_cpu and x.numel()
-    if not (worth and alike): return _whole(f, ts, knobs)
+def _pieces(f, key, ts, knobs, make=None):
+    """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
+    knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it."""
+    x = ts[0]
+    wide = torch.float32 if x.dtype in _HALVES else x.dtype
+    knobs = [k.to(wide) if isinstance(k, Tensor) else k for k in knobs]
+    tensors = [k for k in knobs if isinstance(k, Tensor)]
+    # no size is asked about before this: torch 2.6 compiles one at a time
+    if not _ordinary(*ts, *tensors): return _whole(f, ts, knobs)
+    alike = all([t.shape == x.shape for t in ts])
+    if alike and tensors: alike = x.shape == torch.broadcast_shapes(x.shape, *[k.shape for k in tensors])
+    kernel = make(f, x, knobs) if make and alike and x.device.type in _FUSED else None
+    if not (alike and (kernel or x.is_cpu and x.numel())): return _whole(f, ts, knobs)
     y,n,size = torch.empty_like(x),x.numel(),_PIECE*torch.get_num_threads()
-    if not fused and n <= size: return y,*_into(f, y, ts, knobs, key)
+    if not kernel and n <= size: return y,*_into(f, y, ts, knobs, key)
     lie = [y, *ts]
-    flat = not any(k.ndim for k in tensors) and all(t.stride() == y.stride() for t in ts)
+    flat = not any([k.ndim for k in tensors]) and all([t.stride() == y.stride() for t in ts])
     if flat: lie = [t.as_strided((n,), (1,)) for t in lie]
-    if fused: return y,*fused(lie[0], [t.detach() for t in lie[1:]], knobs)
+    if kernel: return y,*kernel(lie[0], [t.detach() for t in lie[1:]], knobs)
     return y,*_cut(f, key, size, lie[0], lie[1:], knobs)
 
 # %% ../nbs/00_pieces.ipynb #70f91e90
 def _fusible(x):
-    "Is `x` where kernels are worth compiling, and is this a moment to do it?"
-    return x.is_cuda and not torch.compiler.is_compiling() and has_triton() and not torch.cuda.is_current_stream_capturing()
+    "Is `x` where kernels can be compiled, and is this a moment to do it?"
+    return x.is_cuda and has_triton() and not torch.cuda.is_current_stream_capturing()
 
 def _fuse(f, name, grid, backend='inductor'):
     "`_into` of `f` as one kernel for any size; `grid` says that step and offset are not 1 and 0."
     def into(to, ts, knobs): return _into(f, to, ts, knobs if grid else [1., 0., *knobs])
     into.__code__ = into.__code__.replace(co_name=name)        # Dynamo limits the graphs of one code object
     kernel = torch.compile(into, dynamic=True, fullgraph=True, backend=backend)
+    def tensor(k, like):
+        if isinstance(k, Tensor): return k
+        return torch.tensor(k, dtype=_wide(like.dtype), device='cpu')
     def run(to, ts, knobs):
         nonlocal kernel
         if kernel is not None:
-            tensors = [k if isinstance(k, Tensor) else torch.tensor(k, dtype=_wide(to.dtype), device='cpu') for k in knobs[0 if grid else 2:]]
-            try: return kernel(to, ts, tensors)
+            given = knobs if grid else knobs[2:]
+            try: return kernel(to, ts, [tensor(k, to) for k in given])
             except compile_error() as e:
                 kernel = None
                 warnings.warn(f'{name} runs unfused: {e}')

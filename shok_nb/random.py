@@ -10,8 +10,7 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
-from .core import maths, pick
-from .parts import either
+from .parts import either, maths, pick
 from .pieces import _PIECE, _for_cpu, _into, _ordinary, _wide
 
 # %% ../nbs/02_random.ipynb #7ddbd525
@@ -123,7 +122,7 @@ def check_random(
 def uniform_like(
     x:Tensor,       # Gives shape, device and sharding; floating dtype
     *,
-    generator:torch.Generator|None=None, # Where torch draws the numbers; None is its global generator
+    generator:torch.Generator|None=None,
     seed:Tensor|None=None, # int64, no dimensions: where the numbers are looked up instead
     draw:int=0,     # Which of 2**32 independent numbers of one seed
     fn:str='uniform_like' # Name of the function the user called, for messages
@@ -186,7 +185,7 @@ def noise_like(
     kind:str='uniform',  # 'uniform', 'triangular', 'gaussian' or 'kumaraswamy'
     *,
     shape:float|Tensor=2., # Of the Kumaraswamy noise, >= 1, broadcasts with `x`: 1 is uniform
-    generator:torch.Generator|None=None, # Where torch draws the numbers; None is its global generator
+    generator:torch.Generator|None=None,
     seed:Tensor|None=None, # int64, no dimensions: where the numbers are looked up instead
     fn:str='noise_like'  # Name of the function the user called, for messages
 )->Tensor:               # In units of one rounding step; float64 if `x` is, else float32

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from .core import estimator
 
+
 # %% ../nbs/11_ratio.ipynb #5e785199
 def _ratio(v):
     "Slope of `v`: 0/0 and inf/inf, which are nan, count as 1, and v/0 as 0."

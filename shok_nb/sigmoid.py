@@ -9,8 +9,9 @@ __all__ = ['sigmoid_round', 'sigmoid_sum_round']
 import math
 import torch
 from torch import Tensor
-from .core import estimator, pick, staircase
-from .parts import _saturate, _scalar
+from .core import estimator
+from .parts import _saturate, _scalar, pick
+from .staircases import staircase
 
 # %% ../nbs/21_sigmoid.ipynb #38acfb20
 def _finite(t, q): return _saturate(_scalar(t, q), None, 1e30)      # 0*inf has no value

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count
-from .core import _cached, staircase
-from .parts import _minus_sine
+from .parts import _cached, _minus_sine
+from .staircases import staircase
 
 # %% ../nbs/22_sine.ipynb #8ec4f296
 def _slope(q): return 2*torch.sin(math.pi*q)**2

@@ -10,44 +10,42 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_input
-from .core import maths, pick, staircase
-from .parts import _addcmul, _saturate
+from .parts import _addcmul, _saturate, maths
+from .staircases import staircase
 
 # %% ../nbs/20_soft.ipynb #30819bc8
-def _small(q):
-    "Below this alpha a series is as accurate as the closed form, and in alpha more so."
-    return torch.finfo(q.dtype).eps**(1/6)
-
-def _large(q):
-    "Above this alpha sinh(alpha) would overflow."
-    return .9*math.log(torch.finfo(q.dtype).max)
+_WIDE = torch.float32,torch.float64
+# Below this alpha a series is as accurate as the closed form, and in alpha more so.
+_SMALL = {d: torch.finfo(d).eps**(1/6) for d in _WIDE}
+# Above this alpha sinh(alpha) would overflow.
+_LARGE = {d: .9*math.log(torch.finfo(d).max) for d in _WIDE}
 
 def _clamp(a, lo, hi):
     "A tensor takes part in all formulas, so each must survive every alpha."
     return _saturate(a, lo, hi) if isinstance(a, Tensor) else min(max(a, lo), hi)
-def _below(a, q): return _clamp(a, 0., _small(q))
-def _between(a, q): return _clamp(a, _small(q), _large(q))
-def _beyond(a, q): return _clamp(a, _large(q), math.inf)
+def _below(a, q): return _clamp(a, 0., _SMALL[q.dtype])
+def _between(a, q): return _clamp(a, _SMALL[q.dtype], _LARGE[q.dtype])
+def _beyond(a, q): return _clamp(a, _LARGE[q.dtype], math.inf)
 
 def _three(series, closed, large):
-    "A rise in `q` with one formula for each range of alpha."
-    def rest(q, a): return pick(a > _large(q), large, closed, q, a)
-    return lambda q, a: pick(a < _small(q), series, rest, q, a)
+    "A rise in `q` with one formula for each range of alpha: a number takes one, a tensor all."
+    def rise(q, a):
+        low,high = a < _SMALL[q.dtype],a > _LARGE[q.dtype]
+        if not isinstance(a, Tensor): return (series if low else large if high else closed)(q, a)
+        return torch.where(low, series(q, a), torch.where(high, large(q, a), closed(q, a)))
+    return rise
 
 def _closed(q, a):
+    if not isinstance(a, Tensor) and a <= 6:            # from a tanh; its error grows with cosh(a/2)
+        t,end,p = torch.tanh(q*(a/2)),math.tanh(a/2),1/math.cosh(a/2)**2
+        d = t - end
+        return t*(p/end)/(d*d + p)
     a,m = _between(a, q),maths(a)
-    if m is math and a <= 6: return _gentle(q, a)
     u = torch.expm1((2*a)*q)
     return u/(-m.expm1(-a)*u + 2*m.sinh(a))
 
-def _gentle(q, a):
-    "The same from a tanh, a quarter of the price; its error grows with cosh(a/2)."
-    t,end,p = torch.tanh(q*(a/2)),math.tanh(a/2),1/math.cosh(a/2)**2
-    d = t - end
-    return t*(p/end)/(d*d + p)
-
 def _large_alpha(q, a):
-    a = _clamp(a, _large(q), 1e30)                      # inf*0 at a tie would be nan
+    a = _clamp(a, _LARGE[q.dtype], 1e30)                # inf*0 at a tie would be nan
     return torch.sigmoid(a*(2*q-1)) * -torch.expm1(-2*a*q)
 
 def _series(q, a):
@@ -119,7 +117,7 @@ def _mean_series(q, a):
 
 def _steepness(p, a):
     "Slope of the inverse where u*(1-u) = `p`."
-    b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _large(p)),maths(a)
+    b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _LARGE[p.dtype]),maths(a)
     return _unless_inf(a, 1.)/((2*b*m.tanh(b/2))*p + c/m.sinh(c))
 
 def _undo_slope(u, a): return _steepness(u*(1-u), a)

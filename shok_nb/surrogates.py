@@ -10,8 +10,10 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
-from .core import _cached, _in_steps, _pass, estimator, staircase
-from .parts import _mask, _saturate, _scalar, _spread
+from .core import _pass, estimator
+from .grid import _in_steps
+from .parts import _cached, _mask, _saturate, _scalar, _spread
+from .staircases import staircase
 
 # %% ../nbs/13_surrogates.ipynb #07cccc29
 def _apart(a, q):

@@ -388,7 +388,7 @@ def test_second_derivative_of_normalize_grad():
 
 def test_numbers_and_tensors():
     "The helper itself: slope 1 at both ends, nothing for an end that is met, 1 for an end that is passed; plain where nobody asks."
-    from shok_nb.core import _saturate
+    from shok_nb.parts import _saturate
     for dtype in (torch.float32, torch.float64):
         x = torch.tensor(grid(dtype, (-1., 1.)), dtype=dtype).flatten()
         low,high = torch.full_like(x, -1.),torch.full_like(x, 1.)

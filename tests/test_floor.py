@@ -5,10 +5,11 @@ import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from estimators import FLOATS, HALVES, same
-from shok_nb import core
+from shok_nb import core, pieces
 from shok_nb.arguments import check_count, check_input, check_knob
-from shok_nb.core import _cached, estimator, maths, pick, staircase, straight_through
-from shok_nb.parts import _finite, _minus_sine, _scalar, _sign, _spread
+from shok_nb.core import estimator, straight_through
+from shok_nb.parts import _cached, _finite, _minus_sine, _scalar, _sign, _spread, maths, pick
+from shok_nb.staircases import staircase
 
 INF,NAN = math.inf,math.nan
 cubic = staircase('cubic', lambda q: q**3, lambda q: 3*q*q, odd=False)
@@ -372,6 +373,7 @@ def test_one_kernel_for_each_job(monkeypatch):
         return run
     monkeypatch.setattr(core, '_fuse', fuse)
     monkeypatch.setattr(core, '_fusible', lambda x: True)
+    monkeypatch.setattr(pieces, '_FUSED', ('cpu',))
     job = staircase('job', lambda q, a: a*q, lambda q, a: a*torch.ones_like(q), odd=True, a={}).soft
     x = torch.tensor([.3, 1.7])
     def both(x, a=.5, **kw):

@@ -108,7 +108,7 @@ def test_saved_when_compiled(group):
 # --- one kernel for each job
 def forget():
     for o in gc.get_objects():
-        if type(o) is estimator: vars(o).get('fused', {}).clear()     # Dynamo makes one without its insides
+        if type(o) is estimator: vars(o).get('kernels', {}).clear()     # Dynamo makes one without its insides
 
 @pytest.fixture
 def fusing(monkeypatch):
@@ -118,7 +118,8 @@ def fusing(monkeypatch):
         def count(gm, inputs):
             graphs.append(gm)
             return lookup_backend(backend)(gm, inputs)
-        monkeypatch.setattr(core, '_fusible', lambda x: not torch.compiler.is_compiling())
+        monkeypatch.setattr(core, '_fusible', lambda x: True)
+        monkeypatch.setattr(pieces, '_FUSED', ('cpu',))
         monkeypatch.setattr(core, '_fuse', lambda *args: plain(*args, backend=count))
         return graphs
     torch._dynamo.reset()
@@ -187,7 +188,7 @@ def test_fused_falls_back(fusing, monkeypatch):
 def test_kernels_are_for_the_gpu():
     "On a CPU nothing is compiled behind anybody's back."
     both(soft_round, sample(1000), torch.ones(1000))
-    assert not any(vars(o).get('fused') for o in gc.get_objects() if type(o) is estimator)
+    assert not any(vars(o).get('kernels') for o in gc.get_objects() if type(o) is estimator)
 
 # --- the cost of a call
 def calls(f, *args):
@@ -214,6 +215,25 @@ def test_calls_of_python():
     assert calls(lambda: round_ste(x)) <= 12 and calls(lambda: round_ste(leaf)) <= max(calls(lambda: Least.apply(leaf)), 6) + 9    # 6, or all in C
     for _ in range(replay._PAYS): soft_round(leaf)
     assert calls(lambda: soft_round(leaf)) <= 48
+
+def road(f, *args):
+    "The functions of the package that `f(*args)` enters. Comprehensions are no functions from Python 3.12 on."
+    seen = []
+    def watch(frame, event, arg):
+        ours = frame.f_globals.get('__name__', '').startswith('shok_nb')
+        if event == 'call' and ours and frame.f_code.co_name not in ('<listcomp>', '<genexpr>'): seen.append(frame.f_code.co_name)
+    sys.setprofile(watch)
+    try: f(*args)
+    finally: sys.setprofile(None)
+    return seen
+
+def test_road_of_a_call():
+    "At most twenty functions of the package, and above the one where replay may take over the same at every call."
+    x = torch.randn(1000, generator=generator())
+    roads = [road(soft_round, x) for _ in range(replay._PAYS+2)]
+    above = [r[:r.index('run')] for r in roads]
+    assert all(r == above[0] for r in above) and len(roads[0]) <= 20 and len(roads[-1]) <= 20
+    assert roads[-1] != roads[0], 'no replay: a road of its own'
 
 @all_variants
 def test_small_tensors_allocate_their_result(r, f):
