@@ -63,7 +63,7 @@ def dither_round(
 # %% ../nbs/31_dither.ipynb #e3b92e66
 def noisy_soft_round(
     x:Tensor,              # Values; any shape, floating dtype
-    alpha:float|Tensor=5., # Sharpness >= 0 of both curves, broadcasts with `x`: 0 is noise
+    alpha:float|Tensor=5., # Sharpness >= 0 of both curves, broadcasts with `x`: 0 adds noise
     *,
     kind:_Kind='uniform',  # Of the noise
     shape:float|Tensor=2., # Of the Kumaraswamy noise, >= 1

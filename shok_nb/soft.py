@@ -72,7 +72,7 @@ def soft_round(
     alpha:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`: 0 is the identity, inf rounds
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `alpha`
-    "Staircase through every half-integer (arXiv:2006.09952, 4.1). `alpha` < 0 raises."
+    "Staircase through integers and ties (arXiv:2006.09952, 4.1). `alpha` < 0 raises."
     return _soft(x, alpha, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/20_soft.ipynb #fec533d7

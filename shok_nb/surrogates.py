@@ -82,7 +82,7 @@ def _dsq(levels):
 # %% ../nbs/13_surrogates.ipynb #9ad5c39f
 def dsq_round(
     x:Tensor,               # Values; any shape, floating dtype
-    alpha:float|Tensor=.2,  # In (0, 1), broadcasts with `x`: to 0 it is a step, to 1 the STE
+    alpha:float|Tensor=.2,  # In (0, 1), broadcasts with `x`: near 0 a step, near 1 the STE
     *,
     lower:float|Tensor=-2., # Lowest grid point, broadcasts with `x`; may learn
     upper:float|Tensor=2.,  # Highest grid point, above `lower`; may learn
