@@ -8,7 +8,7 @@ __all__ = ['catalog', 'Knob', 'Choice', 'Row', 'row', 'table']
 # %% ../nbs/60_catalog.ipynb #ec89dae1
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from inspect import signature
 from .cubic import cubic_round
 from .decimals import decimal_ste, diff_round
@@ -34,7 +34,7 @@ from .surrogates import clipped_round, dsq_round, stable_round, trust_round
 # %% ../nbs/60_catalog.ipynb #d2a73e44
 @dataclass(frozen=True)
 class Knob:
-    "A number that tunes an estimator: its name, default, the range worth a slider, and its two ends."
+    "A number that tunes an estimator: its default, a range worth a slider, and its two ends."
     name:str           # As the function spells it
     default:float      # As the function has it
     lo:float           # Left end of the slider
@@ -44,6 +44,10 @@ class Knob:
     hard:float|None=None # Where it is `torch.round` off ties, if anywhere
     learns:bool=True   # Does a tensor that requires grad get a gradient?
 
+    def __str__(self):
+        scale = ', log scale' if self.log else ''
+        return f'{self.name}={self.default:g}, from {self.lo:g} to {self.hi:g}{scale}'
+
 @dataclass(frozen=True)
 class Choice:
     "A word that picks a variant of an estimator."
@@ -51,11 +55,14 @@ class Choice:
     default:str|None   # As the function has it
     options:tuple      # All it can be
 
-@dataclass(frozen=True)
+    def __str__(self):
+        return f'{self.name}={self.default}, one of {", ".join(map(str, self.options))}'
+
+@dataclass(frozen=True, repr=False)
 class Row:
     "What one estimator claims, as it is called without choices."
     f:Callable             # The public function, called as `f(x, **knobs, **choices)`
-    slope:str              # What backward multiplies by, as a formula in x, n = round(x), q = |x-n|
+    slope:str              # What backward multiplies by, in x, n = round(x) and q = |x-n|
     source:str             # arXiv id, or who published it where
     knobs:tuple[Knob,...]=() # The numbers that tune it, in the order of its arguments
     choices:tuple[Choice,...]=() # The words that pick a variant
@@ -80,66 +87,106 @@ class Row:
     @property
     def page(self): return self.f.__module__.rpartition('.')[2]
 
+    def __repr__(self):
+        "A few lines for people: what holds at the default knobs alone is in brackets."
+        def said(claim): return f'({claim})' if claim in self.at_default else claim
+        claims = {k.name: getattr(self, k.name) for k in fields(self) if k.type is bool}
+        made = ', '.join(said(k) for k,v in claims.items() if v)
+        denied = ', '.join(k for k,v in claims.items() if not v)
+        head = f'{self.name}, slope {self.slope} ({self.source})'
+        knobs = [str(k) for k in self.knobs+self.choices]
+        return '\n    '.join([head, *knobs, f'claims {made}', f'denies {denied}'])
+
 # %% ../nbs/60_catalog.ipynb #615fe2be
-_alpha = Knob('alpha', 5., .5, 30., log=True, soft=0., hard=math.inf)
-_tanh = '2006.09952'
-_sign = dict(on_grid=True, equivariant=False, unbounded=False, grid=False)
+def _log(name, default, lo, hi, **ends): return Knob(name, default, lo, hi, log=True, **ends)
+
+_alpha = _log('alpha', 5., .5, 30., soft=0., hard=math.inf)
 _ends = Knob('lower', -2., -4., 0.),Knob('upper', 2., 1., 4.)
-_bit = dict(on_grid=True, mass_one=False, equivariant=False, unbounded=False, grid=False)
-_noise = (Choice('kind', 'uniform', ('uniform', 'triangular', 'gaussian', 'kumaraswamy')),)
+_ties = Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down'))
+_noise = Choice('kind', 'uniform', ('uniform', 'triangular', 'gaussian', 'kumaraswamy'))
+_mixed = Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit'))
+
+_sign = dict(on_grid=True, equivariant=False, unbounded=False, grid=False)
+_bit = _sign | dict(mass_one=False)
+_clamped = dict(on_grid=True, mass_one=False, equivariant=False, unbounded=False)
+_curve = dict(exact_slope=True, continuous=True)
+_one_step = dict(mass_one=False, odd=False, equivariant=False, grid=False, unbounded=False)
+_drawn = dict(random=True, monotone=False)
+
+_tanh = '2006.09952'
+_answer = 'SO 46596636'
 
 catalog = (
-    Row(round_ste, '1', '1308.3432', choices=(Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down')),), on_grid=True),
+    Row(round_ste, '1', '1308.3432', (), (_ties,), on_grid=True),
     Row(floor_ste, '1', '1308.3432', on_grid=True, odd=False),
     Row(ceil_ste, '1', '1308.3432', on_grid=True, odd=False),
     Row(trunc_ste, '1', '1308.3432', on_grid=True, equivariant=False),
     Row(sign_ste, '1', '1602.02830', **_sign),
-    Row(ratio_round, 'x/n; 0 where n = 0, 1 at 0', 'shok `SoftRound`', on_grid=True, mass_one=False, equivariant=False),
-    Row(ewgs_round, '1 + δ sign(g) (x-n)', '2104.00903', (Knob('delta', .1, 0., 1., learns=False),), on_grid=True, odd=False, linear=False),
-    Row(dsq_round, 'k sech²(k(½-q)) / 2(1-α), k = ln(2/α-1), in the range', '1908.05033', (Knob('alpha', .2, .01, .9),), on_grid=True,
-        mass_one=False, equivariant=False, unbounded=False, grid=False, domain=(-3.5, 3.5)),
-    Row(stable_round, '(1-κ cos πq) / (1+κ cos πq), κ = √2πA', '2601.19320', (Knob('amplitude', .21, 0., .22),), on_grid=True, mass_one=False),
-    Row(clipped_round, '1 where n is in the range', '1602.02830', _ends, on_grid=True, mass_one=False, equivariant=False, unbounded=False,
-        at_default=('on_grid', 'odd'), domain=(-3.5, 3.5)),
-    Row(trust_round, '1 where |x-f(x)| ≤ T', '2502.05003', (Knob('trust', .5, .05, 2., learns=False), *_ends), on_grid=True, mass_one=False, equivariant=False, unbounded=False,
-        at_default=('on_grid', 'odd'), domain=(-3.5, 3.5)),
+    Row(ratio_round, 'x/n; 0 where n = 0, 1 at 0', 'shok `SoftRound`',
+        on_grid=True, mass_one=False, equivariant=False),
+    Row(ewgs_round, '1 + δ sign(g) (x-n)', '2104.00903',
+        (Knob('delta', .1, 0., 1., learns=False),), on_grid=True, odd=False, linear=False),
+    Row(dsq_round, 'k sech²(k(½-q)) / 2(1-α), k = ln(2/α-1), in the range', '1908.05033',
+        (Knob('alpha', .2, .01, .9),), grid=False, domain=(-3.5, 3.5), **_clamped),
+    Row(stable_round, '(1-κ cos πq) / (1+κ cos πq), κ = √2πA', '2601.19320',
+        (Knob('amplitude', .21, 0., .22),), on_grid=True, mass_one=False),
+    Row(clipped_round, '1 where n is in the range', '1602.02830', _ends,
+        at_default=('on_grid', 'odd'), domain=(-3.5, 3.5), **_clamped),
+    Row(trust_round, '1 where |x-f(x)| ≤ T', '2502.05003',
+        (Knob('trust', .5, .05, 2., learns=False), *_ends),
+        at_default=('on_grid', 'odd'), domain=(-3.5, 3.5), **_clamped),
     Row(clipped_sign, '1 where |x| ≤ c', '1602.02830', (Knob('clip', 1., .1, 3.),), **_bit),
     Row(approx_sign, '2-2|x| inside [-1, 1]', '1808.00278', **_bit),
-    Row(ede_sign, 'max(t, 1) sech²(tx)', '1909.10788', (Knob('t', 1., .1, 10., log=True),), **_bit),
-    Row(swish_sign, 'β (2 - βx tanh(βx/2)) / (1 + cosh βx)', '1812.11800', (Knob('beta', 5., 1., 20., log=True),), **_bit),
-    Row(reste_sign, '|x|^(1/o-1) / o where |x| ≤ c', '2308.06689', (Knob('o', 3., 1., 10., log=True), Knob('clip', 1.5, .2, 3.)), **_bit),
-    Row(soft_round, 'α sech²(α(½-q)) / 2tanh(α/2)', _tanh, (_alpha,), exact_slope=True, continuous=True, smooth=True),
-    Row(logistic_round, 'as soft_round, α = β/2', _tanh, (Knob('beta', 10., 1., 60., log=True, soft=0., hard=math.inf),),
-        exact_slope=True, continuous=True, smooth=True),
-    Row(soft_round_inverse, '1 / (2α tanh(α/2) q(1-q) + α/sinh α)', _tanh, (Knob('alpha', 5., .5, 30., log=True, soft=0.),), exact_slope=True, continuous=True),
-    Row(soft_round_conditional_mean, '1 / (2α tanh(α/2) (¼-q²) + α/sinh α)', _tanh, (_alpha,), exact_slope=True, continuous=True),
-    Row(sigmoid_round, 's σ(z)σ(-z), z = s(x-c)', 'SO 46596636', (Knob('slope', 1000., 1., 1000., log=True), Knob('center', .5, 0., 1.)), exact_slope=True, continuous=True,
-        mass_one=False, odd=False, equivariant=False, grid=False, unbounded=False, domain=(-.5, 1.5)),
-    Row(sigmoid_sum_round, 'Σ σ(z)σ(-z)/T over the ties, z = (distance to the tie)/T', '2504.19026', (Knob('temperature', .1, .01, 1., log=True, soft=math.inf, hard=0.),), exact_slope=True, continuous=True, smooth=True),
-    Row(sine_round, '2 sin²(πq), chained depth times', 'SO 46596636', (Knob('depth', 1, 0, 6, soft=0),), exact_slope=True, continuous=True, smooth=True),
-    Row(cosine_round, '(π/2) sin(πq)', 'SO 46596636', exact_slope=True, continuous=True, smooth=True),
-    Row(fourier_round, 'sin((2n+1)πu) / sin(πu), u = ½-q, n = terms', 'SO 46596636', (Knob('terms', 5, 0, 30, soft=0),), (Choice('damping', None, (None, 'fejer')),),
-        exact_slope=True, continuous=True, monotone=False, smooth=True),
-    Row(poisson_round, '(1-ρ²) / (1 + 2ρ cos 2πq + ρ²)', 'Abel sum', (Knob('rho', .5, 0., .95, soft=0., hard=1.),), exact_slope=True, continuous=True, smooth=True),
+    Row(ede_sign, 'max(t, 1) sech²(tx)', '1909.10788', (_log('t', 1., .1, 10.),), **_bit),
+    Row(swish_sign, 'β (2 - βx tanh(βx/2)) / (1 + cosh βx)', '1812.11800',
+        (_log('beta', 5., 1., 20.),), **_bit),
+    Row(reste_sign, '|x|^(1/o-1) / o where |x| ≤ c', '2308.06689',
+        (_log('o', 3., 1., 10.), Knob('clip', 1.5, .2, 3.)), **_bit),
+    Row(soft_round, 'α sech²(α(½-q)) / 2tanh(α/2)', _tanh, (_alpha,), smooth=True, **_curve),
+    Row(logistic_round, 'as soft_round, α = β/2', _tanh,
+        (_log('beta', 10., 1., 60., soft=0., hard=math.inf),), smooth=True, **_curve),
+    Row(soft_round_inverse, '1 / (2α tanh(α/2) q(1-q) + α/sinh α)', _tanh,
+        (_log('alpha', 5., .5, 30., soft=0.),), **_curve),
+    Row(soft_round_conditional_mean, '1 / (2α tanh(α/2) (¼-q²) + α/sinh α)', _tanh,
+        (_alpha,), **_curve),
+    Row(sigmoid_round, 's σ(z)σ(-z), z = s(x-c)', _answer,
+        (_log('slope', 1000., 1., 1000.), Knob('center', .5, 0., 1.)),
+        domain=(-.5, 1.5), **_curve, **_one_step),
+    Row(sigmoid_sum_round, 'Σ σ(z)σ(-z)/T over the ties, z = (distance to the tie)/T',
+        '2504.19026', (_log('temperature', .1, .01, 1., soft=math.inf, hard=0.),),
+        smooth=True, **_curve),
+    Row(sine_round, '2 sin²(πq), chained depth times', _answer,
+        (Knob('depth', 1, 0, 6, soft=0),), smooth=True, **_curve),
+    Row(cosine_round, '(π/2) sin(πq)', _answer, smooth=True, **_curve),
+    Row(fourier_round, 'sin((2n+1)πu) / sin(πu), u = ½-q, n = terms', _answer,
+        (Knob('terms', 5, 0, 30, soft=0),), (Choice('damping', None, (None, 'fejer')),),
+        monotone=False, smooth=True, **_curve),
+    Row(poisson_round, '(1-ρ²) / (1 + 2ρ cos 2πq + ρ²)', 'Abel sum',
+        (Knob('rho', .5, 0., .95, soft=0., hard=1.),), smooth=True, **_curve),
     Row(cubic_round, '3q²', '2309.06978', exact_slope=True, mass_one=False, smooth=True),
-    Row(ramp_round, 'gain on the ramp, else 0', 'SO 46596636', (Knob('gain', 1e4, 1., 1e4, log=True), Knob('threshold', .499, 0., 1.)), exact_slope=True, continuous=True,
-        mass_one=False, odd=False, equivariant=False, grid=False, unbounded=False, domain=(-.5, 1.5)),
-    Row(decimal_ste, '1', '1308.3432', (Knob('decimals', 1, 0, 3),), grid=False, domain=(-.5, .5)),
-    Row(diff_round, '-0.01', 'Carlini 2024', (Knob('decimals', 1, 0, 3),), exact_slope=True, monotone=False, mass_one=False, odd=False, equivariant=False, grid=False, unbounded=False, domain=(-1, 1)),
-    Row(stochastic_round, '1', '1502.02551', on_grid=True, random=True, unbiased=True, monotone=False),
-    Row(uniform_noise, '1', '1611.01704', random=True, unbiased=True, exact_slope=True, monotone=False, grid=False),
-    Row(dither_round, '1', '2006.09952', choices=_noise, random=True, unbiased=True, monotone=False),
-    Row(noisy_soft_round, 'of both curves, at the noise', '2006.09952', (Knob('alpha', 5., .5, 30., log=True),), _noise, random=True,
-        exact_slope=True, monotone=False),
-    Row(reinmax_round, '1/2P(y), 1 at integers', '2304.08612', on_grid=True, random=True, unbiased=True, monotone=False),
-    Row(sga_round, 'of the mixture, at the noise', '2006.04240', (Knob('temperature', .5, .1, 1.),),
-        (Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit')),), random=True, exact_slope=True, monotone=False),
+    Row(ramp_round, 'gain on the ramp, else 0', _answer,
+        (_log('gain', 1e4, 1., 1e4), Knob('threshold', .499, 0., 1.)),
+        domain=(-.5, 1.5), **_curve, **_one_step),
+    Row(decimal_ste, '1', '1308.3432', (Knob('decimals', 1, 0, 3),),
+        grid=False, domain=(-.5, .5)),
+    Row(diff_round, '-0.01', 'Carlini 2024', (Knob('decimals', 1, 0, 3),),
+        exact_slope=True, monotone=False, domain=(-1, 1), **_one_step),
+    Row(stochastic_round, '1', '1502.02551', on_grid=True, unbiased=True, **_drawn),
+    Row(uniform_noise, '1', '1611.01704',
+        unbiased=True, exact_slope=True, grid=False, **_drawn),
+    Row(dither_round, '1', '2006.09952', (), (_noise,), unbiased=True, **_drawn),
+    Row(noisy_soft_round, 'of both curves, at the noise', '2006.09952',
+        (_log('alpha', 5., .5, 30.),), (_noise,), exact_slope=True, **_drawn),
+    Row(reinmax_round, '1/2P(y), 1 at integers', '2304.08612',
+        on_grid=True, unbiased=True, **_drawn),
+    Row(sga_round, 'of the mixture, at the noise', '2006.04240',
+        (Knob('temperature', .5, .1, 1.),), (_mixed,), exact_slope=True, **_drawn),
 )
 
 def row(
     f:Callable # A public estimator
 )->Row:        # What it claims
-    "The catalog row of `f`, or of the exported function that a notebook defines anew; without a row raises ValueError."
+    "The row of `f`, or of the function that a notebook defines anew; without one raises."
     name = getattr(f, '__name__', '')
     for r in catalog:
         if r.f is f or r.name == name and signature(r.f) == signature(f): return r
@@ -155,13 +202,19 @@ def _tick(r, claim):
     if not getattr(r, claim): return '·'
     return '(✓)' if claim in r.at_default else '✓'
 
+_TICKS = dict(on_grid='on the grid', exact_slope='exact slope', monotone='monotone',
+    mass_one='mass 1', equivariant='f(x+1) = f(x)+1', unbiased='E f(x) = x')
+
 def table(
     rows:tuple[Row,...]=catalog, # The rows to show
-    claims:bool=True            # Their claims, or else their slopes?
-)->str:                         # A Markdown table
+    claims:bool=True             # Their claims, or else their slopes?
+)->str:                          # A Markdown table
     "The catalog as Markdown: names, knobs, claims or slopes, sources."
-    ticks = dict(on_grid='on the grid', exact_slope='exact slope', monotone='monotone', mass_one='mass 1', equivariant='f(x+1) = f(x)+1', unbiased='E f(x) = x')
-    head = ['estimator, knobs', *(ticks.values() if claims else ['slope']), 'source']
-    lines = [[' '.join([f'`{r.name}`', *(f'`{k.name}={k.default:g}`' for k in r.knobs)]),
-              *([_tick(r, c) for c in ticks] if claims else [r.slope.replace('|', '\\|')]), _link(r.source)] for r in rows]
-    return '\n'.join('| ' + ' | '.join(l) + ' |' for l in [head, ['---']*len(head), *lines])
+    middle = list(_TICKS.values()) if claims else ['slope']
+    head = ['estimator, knobs', *middle, 'source']
+    lines = [head, ['---']*len(head)]
+    for r in rows:
+        name = ' '.join([f'`{r.name}`', *(f'`{k.name}={k.default:g}`' for k in r.knobs)])
+        facts = [_tick(r, c) for c in _TICKS] if claims else [r.slope.replace('|', '\\|')]
+        lines.append([name, *facts, _link(r.source)])
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)

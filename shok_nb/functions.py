@@ -23,7 +23,7 @@ class PassRound:
         return round_ste(check_input(x, 'PassRound'))
 
 class ScaleGrad:
-    "Identity with a gradient of largest magnitude 1, as shok spells it; `normalize_grad` says more."
+    "Identity, its gradient scaled to largest magnitude 1, as in shok; see `normalize_grad`."
     @staticmethod
     def apply(
         x:Tensor # Values; any shape, floating dtype
@@ -32,7 +32,7 @@ class ScaleGrad:
         return normalize_grad(check_input(x, 'ScaleGrad'))
 
 class SoftRound:
-    "Rounding with slope x/round(x), as shok spells it; nothing about it is soft, and `ratio_round` says more."
+    "Rounding with slope x/round(x), which shok calls soft; `ratio_round` says more."
     @staticmethod
     def apply(
         x:Tensor # Values; any shape, floating dtype

@@ -10,6 +10,7 @@ import functools
 import io
 import math
 from collections.abc import Callable, Iterable
+from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,28 +25,38 @@ def _check_quality(quality, fn):
 def _check_images(images, fn):
     check_input(images, fn, 'images')
     if images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
-        raise ValueError(f'{fn}: images must be (B, 1, H, W) or (B, 3, H, W) with H, W >= 1, got {tuple(images.shape)}')
+        want = '(B, 1, H, W) or (B, 3, H, W) with H, W >= 1'
+        raise ValueError(f'{fn}: images must be {want}, got {tuple(images.shape)}')
+
+_Subsampling = Literal['4:4:4', '4:2:0']
 
 def _check_subsampling(subsampling, fn):
-    if subsampling not in ('4:4:4', '4:2:0'): raise ValueError(f"{fn}: subsampling must be '4:4:4' or '4:2:0', got {subsampling!r}")
+    if subsampling not in ('4:4:4', '4:2:0'):
+        raise ValueError(f"{fn}: subsampling must be '4:4:4' or '4:2:0', got {subsampling!r}")
 
 def _check_callable(f, fn, arg):
-    if not callable(f): raise TypeError(f'{fn}: {arg} must be callable, got {type(f).__name__}')
+    if not callable(f):
+        raise TypeError(f'{fn}: {arg} must be callable, got {type(f).__name__}')
 
 def _pil(fn):
     "`PIL.Image`, imported when asked for."
-    try: from PIL import Image
-    except ImportError: raise ImportError(f"{fn} needs Pillow: pip install 'shok_nb[widgets]'") from None
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ImportError(f"{fn} needs Pillow: pip install 'shok_nb[widgets]'") from None
     return Image
 
 def _to_pil(image, fn):
     "A tensor (C, H, W) as a Pillow image."
+    mode = 'L' if len(image) == 1 else 'RGB'
+    _,height,width = image.shape
     pixels = image.detach().round().clamp(0, 255).byte().permute(1, 2, 0).cpu()
-    return _pil(fn).frombytes('L' if len(image) == 1 else 'RGB', (image.shape[2], image.shape[1]), bytes(pixels.flatten().tolist()))
+    return _pil(fn).frombytes(mode, (width, height), bytes(pixels.flatten().tolist()))
 
 def _from_pil(im):
     "A Pillow image as a uint8 tensor (C, H, W)."
-    return torch.frombuffer(bytearray(im.tobytes()), dtype=torch.uint8).view(im.height, im.width, -1).permute(2, 0, 1)
+    pixels = torch.frombuffer(bytearray(im.tobytes()), dtype=torch.uint8)
+    return pixels.view(im.height, im.width, -1).permute(2, 0, 1)
 
 @functools.cache
 def _pillow_tables(quality):
@@ -56,23 +67,25 @@ def _pillow_tables(quality):
 # %% ../nbs/71_jpeg.ipynb #0d8d1c39
 def jpeg_tables(
     quality:int=75 # 1 to 100, as Pillow counts
-)->Tensor:         # float32, (2, 8, 8): luma and chroma table in grey levels, lowest frequency at [0, 0]
-    "The quantization tables Pillow writes at `quality`. No Pillow, or a quality outside [1, 100] raises."
+)->Tensor:         # float32, (2, 8, 8): luma and chroma in grey levels, low frequencies first
+    "The quantization tables Pillow writes at `quality`. No Pillow, or a bad quality raises."
     _check_quality(quality, 'jpeg_tables')
     return torch.tensor(_pillow_tables(quality), dtype=torch.float32).view(2, 8, 8)
 
 def pillow_jpeg(
-    images:Tensor,           # (B, 1, H, W) or (B, 3, H, W) in [0, 255]; rounded to whole grey levels here
+    images:Tensor,           # (B, 1, H, W) or (B, 3, H, W) in [0, 255]; rounded here
     quality:int=75,          # 1 to 100
     *,
-    subsampling:str='4:2:0', # Resolution of the colours: '4:4:4' or '4:2:0'
+    subsampling:_Subsampling='4:2:0', # Resolution of the colours
 )->Tensor:                   # The decoded pictures; shape, dtype and device of `images`
-    "A real JPEG file, written and read back by Pillow; no gradient. No Pillow or bad arguments raise."
-    _check_images(images, 'pillow_jpeg'), _check_quality(quality, 'pillow_jpeg'), _check_subsampling(subsampling, 'pillow_jpeg')
+    "A real JPEG file, written and read by Pillow; no gradient. Bad arguments raise."
+    _check_images(images, 'pillow_jpeg')
+    _check_quality(quality, 'pillow_jpeg')
+    _check_subsampling(subsampling, 'pillow_jpeg')
     out = torch.empty_like(images, requires_grad=False)
     for image,decoded in zip(images, out):
-        file = io.BytesIO()
-        _to_pil(image, 'pillow_jpeg').save(file, 'JPEG', quality=quality, subsampling=subsampling)
+        file,im = io.BytesIO(),_to_pil(image, 'pillow_jpeg')
+        im.save(file, 'JPEG', quality=quality, subsampling=subsampling)
         with _pil('pillow_jpeg').open(file) as im: decoded.copy_(_from_pil(im))
     return out
 
@@ -84,8 +97,13 @@ def _waves(x):
     D[0] /= 2**.5
     return torch.kron(D, D).to(x)
 
-def _blocks(x): return x.unflatten(-1, (-1, 8)).unflatten(-3, (-1, 8)).transpose(-2, -3).flatten(-2)
-def _unblocks(x): return x.unflatten(-1, (8, 8)).transpose(-2, -3).flatten(-2).flatten(-3, -2)
+def _blocks(x):
+    "(..., H, W) as (..., H/8, W/8, 64)."
+    return x.unflatten(-1, (-1, 8)).unflatten(-3, (-1, 8)).transpose(-2, -3).flatten(-2)
+
+def _unblocks(x):
+    "Inverse of `_blocks`."
+    return x.unflatten(-1, (8, 8)).transpose(-2, -3).flatten(-2).flatten(-3, -2)
 
 def _pad(x, rows, cols):
     "Repeat the last row and column up to a multiple of `rows` and `cols`."
@@ -120,9 +138,11 @@ def _tables(quality, x):
     "Tables (..., 2, 8, 8) for the batch `x`."
     if not isinstance(quality, Tensor): return jpeg_tables(quality).to(x)
     check_input(quality, 'jpeg', 'quality')
-    if quality.device != x.device: raise ValueError(f'jpeg: quality is on {quality.device} and images on {x.device}')
-    if quality.shape[-3:] != (2, 8, 8) or quality.ndim > 4 or quality.ndim == 4 and len(quality) not in (1, len(x)):
-        raise ValueError(f'jpeg: tables must be (2, 8, 8) or ({len(x)}, 2, 8, 8), got {tuple(quality.shape)}')
+    if quality.device != x.device:
+        raise ValueError(f'jpeg: quality is on {quality.device} and images on {x.device}')
+    shape,n = tuple(quality.shape),len(x)
+    if shape not in ((2, 8, 8), (1, 2, 8, 8), (n, 2, 8, 8)):
+        raise ValueError(f'jpeg: tables must be (2, 8, 8) or ({n}, 2, 8, 8), got {shape}')
     return quality.to(x.dtype)
 
 def _plane(p, table, rounding, whole):
@@ -133,24 +153,29 @@ def _plane(p, table, rounding, whole):
     return _saturate(whole(_unblocks(c @ K)[..., :p.shape[-2], :p.shape[-1]] + 128), 0., 255.)
 
 def jpeg(
-    images:Tensor,                    # Luma (B, 1, H, W) or RGB (B, 3, H, W) in grey levels [0, 255]; any size
-    quality:int|Tensor=75,            # 1 to 100, or tables (2, 8, 8) or (B, 2, 8, 8), which may require grad
-    rounding:Callable=round_ste,      # `rounding(x)` of the coefficients, in steps
+    images:Tensor,               # Luma (B, 1, H, W) or RGB (B, 3, H, W) in [0, 255]; any size
+    quality:int|Tensor=75,       # 1 to 100, or tables (2, 8, 8) or (B, 2, 8, 8); may learn
+    rounding:Callable=round_ste, # `rounding(x)` of the coefficients, in steps
     *,
-    subsampling:str='4:2:0',          # Resolution of the colours: '4:4:4' or '4:2:0'
-    integers:Callable|None=None,      # Rounding of libjpeg's other whole numbers; None keeps them real
-)->Tensor:                            # What a decoder shows; shape, dtype and device of `images`
-    "JPEG coding and decoding, differentiable where `rounding` is (ITU-T T.81). Bad arguments raise."
-    _check_images(images, 'jpeg'), _check_subsampling(subsampling, 'jpeg')
+    subsampling:_Subsampling='4:2:0', # Resolution of the colours
+    integers:Callable|None=None, # Rounding of libjpeg's other whole numbers; None is none
+)->Tensor:                       # What a decoder shows; shape, dtype and device of `images`
+    "JPEG and back, differentiable where `rounding` is (ITU-T T.81). Bad arguments raise."
+    _check_images(images, 'jpeg')
+    _check_subsampling(subsampling, 'jpeg')
     _check_callable(rounding, 'jpeg', 'rounding')
     if integers is not None: _check_callable(integers, 'jpeg', 'integers')
-    def whole(p, tilt=0.): return p if integers is None else integers(_tilt(p, tilt) if tilt else p)
+    def whole(p, tilt=0.):
+        if integers is None: return p
+        return integers(_tilt(p, tilt) if tilt else p)
     with torch.autocast(images.device.type, enabled=False):
         x = images if images.dtype == torch.float64 else images.float()
         tables,planes = _tables(quality, x),[whole(p) for p in _ycc(x)]
         half = len(planes) == 3 and subsampling == '4:2:0'
         if half: planes[1:] = [whole(_halve(p), 1/8) for p in planes[1:]]
-        planes = [_plane(p, tables[..., min(i, 1), :, :], rounding, whole) for i,p in enumerate(planes)]
+        luma,chroma = tables.unbind(-3)
+        of = zip(planes, (luma, chroma, chroma))
+        planes = [_plane(p, table, rounding, whole) for p,table in of]
         if half: planes[1:] = [whole(_double(p, *x.shape[2:]), -1/32) for p in planes[1:]]
         return _saturate(whole(_rgb(*planes)), 0., 255.).to(images.dtype)
 
@@ -166,17 +191,19 @@ def psnr(
 def mark_pattern(
     shape:tuple,                        # (B, 1, H, W); H and W multiples of 8
     generator:torch.Generator|None=None # CPU source of the pattern
-)->Tensor:                              # float32, +1 on 32 and -1 on the other 32 pixels of every 8x8 block
+)->Tensor:                              # float32: +1 and -1 on 32 pixels each of every block
     "The secret that writer and reader share. A height or width that 8 does not divide raises."
     if len(shape) != 4 or shape[1] != 1 or shape[2]%8 or shape[3]%8:
-        raise ValueError(f'mark_pattern: shape must be (B, 1, H, W) with H and W multiples of 8, got {tuple(shape)}')
-    order = torch.rand(shape[0], 1, shape[2]//8, shape[3]//8, 64, generator=generator).argsort(-1)
+        want = '(B, 1, H, W) with H and W multiples of 8'
+        raise ValueError(f'mark_pattern: shape must be {want}, got {tuple(shape)}')
+    blocks = shape[0],1,shape[2]//8,shape[3]//8
+    order = torch.rand(*blocks, 64, generator=generator).argsort(-1)
     return _unblocks(order%2*2. - 1)
 
 def correlate(
     images:Tensor, # (B, 1, H, W), luma in grey levels
     pattern:Tensor # Like `images`, from `mark_pattern`
-)->Tensor:         # (B, 1, H/8, W/8): mean of image times pattern over each block, in grey levels
+)->Tensor:         # (B, 1, H/8, W/8): mean of image times pattern in a block, in grey levels
     "How much of the pattern is in each 8x8 block; a bit is 1 where this is above 0."
     return F.avg_pool2d(images*pattern, 8)
 
@@ -187,15 +214,17 @@ def embed(
     channel:Callable=lambda x: x,   # What happens to the images before they are read
     *,
     limit:float=8.,                 # How far a pixel may move, in grey levels
-    steps:int|Iterable=80,          # How many steps of Adam, or something to draw them from, such as a progress bar
+    steps:int|Iterable=80,          # Steps of Adam: how many, or what to loop over
     lr:float=.5                     # Its learning rate, in grey levels
 )->Tensor:                          # The mark: add it to `images`
-    "Trains a change of at most `limit` so that `bits` are read after `channel`, by a logistic loss."
+    "Trains a change of at most `limit`, by a logistic loss, to read `bits` after `channel`."
     sign = bits.to(images)*2 - 1
     mark = torch.zeros_like(images).requires_grad_()
     adam = torch.optim.Adam([mark], lr=lr)
     for _ in range(steps) if isinstance(steps, int) else steps:
         loss = F.softplus(-sign*correlate(channel(images+mark), pattern)).mean()
-        adam.zero_grad(); loss.backward(); adam.step()
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
         with torch.no_grad(): mark.clamp_(-limit, limit)
     return mark.detach()

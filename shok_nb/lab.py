@@ -6,48 +6,58 @@
 __all__ = ['bias_variance', 'plot_bias', 'Report', 'report', 'plot_report']
 
 # %% ../nbs/63_lab.ipynb #2d282336
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-try: import matplotlib.pyplot as plt
-except ImportError as e: raise ImportError("shok_nb.lab draws with matplotlib: pip install 'shok_nb[widgets]'") from e
+try:
+    import matplotlib.pyplot as plt
+except ImportError as e:
+    raise ImportError(
+        "shok_nb.lab draws with matplotlib: pip install 'shok_nb[widgets]'") from e
 from .arguments import check_count
 from .neighbours import local_expectation
-from .plots import _draw, sweep
+from .plots import _draw, _name, sweep
 
 # %% ../nbs/63_lab.ipynb #25b9d44e
 def _gradient(f, x, fn):
-    "The gradient of `f` at each element of `x`; 0 where `f` cuts the graph, as training would find."
+    "The gradient of `f` at each element of `x`; 0 where `f` cuts the graph, as in training."
     x = x.detach().clone().requires_grad_()
     with torch.enable_grad(): y = f(x)
     if not isinstance(y, Tensor) or y.shape != x.shape:
         got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise TypeError(f'{fn}: f and loss must work value by value, got {got} from {tuple(x.shape)}')
+        given = tuple(x.shape)
+        raise TypeError(f'{fn}: f and loss must work value by value, got {got} from {given}')
     return torch.autograd.grad(y.sum(), x)[0] if y.requires_grad else torch.zeros_like(x)
 
 # %% ../nbs/63_lab.ipynb #baae214d
 def bias_variance(
-    f,                      # Called as `f(x, **knobs)` with float64 values, for random `f` again and again
-    loss=torch.square,      # What is minimized, elementwise: called with what `f` returns
-    x=(.2, .7, 1.5),        # Points, in steps: a vector; an integer counts to the cell on its right
+    f:Callable,                 # Called as `f(x, **knobs)` with float64, if random many times
+    loss:Callable=torch.square, # What is minimized, elementwise: called with what `f` returns
+    x:Tensor|Sequence[float]=(.2, .7, 1.5), # Points, in steps; an integer is the cell above it
     *,
-    mean=local_expectation, # The objective: `mean(loss, x)` has the exact gradient
-    draws:int=100_000,      # Per point, >= 2; one is enough where `f` is not random
-    seed:int=0,             # Of torch's global generator, which is put back afterwards
-    **knobs                 # Passed to `f`
-)->Tensor:                  # Rows x, exact gradient, bias, variance; float64
-    "Gradient of loss(f(x)) against the exact one (arXiv:2304.08612, 3). A loss that is not elementwise raises."
+    mean:Callable=local_expectation, # The objective: `mean(loss, x)` has the exact gradient
+    draws:int=100_000,          # Per point, >= 2; one is enough where `f` is not random
+    seed:int=0,                 # Of torch's global generator, which is put back afterwards
+    **knobs                     # Passed to `f`
+)->Tensor:                      # Rows x, exact gradient, bias, variance; float64
+    "Gradient of loss(f(x)) against the exact one (arXiv:2304.08612, 3). Other losses raise."
     x = torch.as_tensor(x, dtype=torch.float64).detach()
-    if x.ndim != 1 or not x.numel(): raise ValueError(f'bias_variance: x must be a vector, got shape {tuple(x.shape)}')
+    if x.ndim != 1 or not x.numel():
+        raise ValueError(f'bias_variance: x must be a vector, got shape {tuple(x.shape)}')
     check_count(draws, 'bias_variance', 'draws', 2)
+    def objective(v): return mean(loss, v)
+    def estimate(v): return loss(f(v, **knobs))
+    def error(n): return _gradient(estimate, x.expand(n, -1), 'bias_variance') - exact
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        exact = _gradient(lambda v: mean(loss, v), x, 'bias_variance')
-        def error(n): return _gradient(lambda v: loss(f(v, **knobs)), x.expand(n, -1), 'bias_variance') - exact
+        exact = _gradient(objective, x, 'bias_variance')
         state,e = torch.get_rng_state(),error(2 + 64//len(x))
-        if torch.equal(state, torch.get_rng_state()) and torch.isclose(e, e[0]).all(): return torch.stack([x, exact, e[0], 0*x])
-        e = torch.cat([error(len(part)) for part in torch.arange(draws).split(max(2, 2**18//len(x)))])
+        drew = not torch.equal(state, torch.get_rng_state())
+        if not drew and torch.isclose(e, e[0]).all(): return torch.stack([x, exact, e[0], 0*x])
+        parts = torch.arange(draws).split(max(2, 2**18//len(x)))      # as many as memory likes
+        e = torch.cat([error(len(part)) for part in parts])
     return torch.stack([x, exact, e.mean(0), e.var(0)])
 
 # %% ../nbs/63_lab.ipynb #db40bacb
@@ -61,24 +71,25 @@ def _pair(xlabel, *titles):
 
 # %% ../nbs/63_lab.ipynb #af41e203
 def plot_bias(
-    f,                      # Called as `f(x, **knobs)`
-    loss=torch.square,      # What is minimized, elementwise
+    f:Callable,                 # Called as `f(x, **knobs)`
+    loss:Callable=torch.square, # What is minimized, elementwise
     *,
-    domain=(0., 2.),        # Left and right end of x, in steps
-    mean=local_expectation, # The objective: `mean(loss, x)` has the exact gradient
-    draws:int=1000,         # Per point of a random `f`
-    seed:int=0,             # Of the first draw
-    ax=None,                # Two Axes, mean and spread; None makes a figure and draws the exact gradient
-    **knobs                 # Passed to `f`
-)->tuple:                   # The two Axes
-    "Mean gradient of loss(f(x)) beside the exact one, and its standard deviation. What `bias_variance` raises."
-    def look(x): return bias_variance(f, loss, x.detach(), mean=mean, draws=draws, seed=seed, **knobs)
+    domain:tuple=(0., 2.),      # Left and right end of x, in steps
+    mean:Callable=local_expectation, # The objective: `mean(loss, x)` has the exact gradient
+    draws:int=1000,             # Per point of a random `f`
+    seed:int=0,                 # Of the first draw
+    ax:Sequence|None=None,      # Two Axes; None makes a figure and draws the exact gradient
+    **knobs                     # Passed to `f`
+)->tuple:                       # The two Axes
+    "Mean gradient of loss(f(x)), its spread, and the exact one. What `bias_variance` raises."
+    knobs |= dict(mean=mean, draws=draws, seed=seed)
+    def look(x): return bias_variance(f, loss, x.detach(), **knobs)
     if ax is None:
         ax = _pair('x [steps]', 'mean gradient', 'standard deviation')
         x,y,_ = sweep(lambda x: look(x)[1], domain)
         ax[0].plot(x, y, 'k--', lw=1, zorder=3, label='exact')
     x,y,_ = sweep(lambda x: look(x)[1:3].sum(0), domain)
-    _draw(ax[0], x, y, getattr(f, '__name__', 'f').replace('<lambda>', 'f'))
+    _draw(ax[0], x, y, _name(f))
     x,y,_ = sweep(lambda x: look(x)[3].sqrt(), domain)
     _draw(ax[1], x, y, None)
     ax[0].legend()
@@ -101,20 +112,21 @@ def _average(v, x): return (v*(pad(x.diff(), (0, 1)) + pad(x.diff(), (1, 0)))/2)
 
 # %% ../nbs/63_lab.ipynb #50a90161
 def report(
-    f,                      # Called as `f(x, **knobs)` with a float64 vector
+    f:Callable,                    # Called as `f(x, **knobs)` with a float64 vector
     *,
-    left:int=0,             # The integer where the cell begins
-    loss=torch.square,      # For bias and sd: what is minimized, elementwise
-    mean=local_expectation, # For bias and sd: `mean(loss, x)` has the exact gradient
-    deployed=torch.round,   # For the gap: what runs after training
-    dead_below:float=1e-6,  # Slopes of smaller magnitude are dead
-    draws:int=4000,         # For bias and sd, per point of a random `f`
-    seed:int=0,             # Of the first draw
-    **knobs                 # Passed to `f`
-)->Report:                  # Seven numbers over [left, left+1]
-    "Mass, dead share, monotone share, soft–hard gap, bias and spread over a cell. What `f` or `sweep` raises."
+    left:int=0,                    # The integer where the cell begins
+    loss:Callable=torch.square,    # For bias and sd: what is minimized, elementwise
+    mean:Callable=local_expectation, # For bias and sd: `mean(loss, x)` has the exact gradient
+    deployed:Callable=torch.round, # For the gap: what runs after training
+    dead_below:float=1e-6,         # Slopes of smaller magnitude are dead
+    draws:int=4000,                # For bias and sd, per point of a random `f`
+    seed:int=0,                    # Of the first draw
+    **knobs                        # Passed to `f`
+)->Report:                         # Seven numbers over [left, left+1]
+    "Mass, dead and monotone share, gap, bias and spread of a cell. Raises what `sweep` does."
     some = sweep(f, (left, left+1), **knobs)[0].unique()
-    x = torch.cat([some, left + torch.arange(4097, dtype=some.dtype)/4096]).unique().requires_grad_()
+    even = left + torch.arange(4097, dtype=some.dtype)/4096
+    x = torch.cat([some, even]).unique().requires_grad_()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.default_generator.manual_seed(seed)
         y = f(x, **knobs)
@@ -122,24 +134,33 @@ def report(
     x,y = x.detach(),y.detach()
     gap = (y-deployed(x)).abs()
     _,_,bias,var = bias_variance(f, loss, some, mean=mean, draws=draws, seed=seed, **knobs)
-    return Report(_average(g, x), _average(g.abs() < dead_below, x), _average(g > -dead_below, x), _average(gap**2, x)**.5,
-        gap.max().item(), _average(bias.abs(), some), _average(var.sqrt(), some))
+    return Report(
+        mass=_average(g, x),
+        dead=_average(g.abs() < dead_below, x),
+        monotone=_average(g > -dead_below, x),
+        gap=_average(gap**2, x)**.5,
+        gap_max=gap.max().item(),
+        bias=_average(bias.abs(), some),
+        sd=_average(var.sqrt(), some))
 
 # %% ../nbs/63_lab.ipynb #a714b138
 def plot_report(
-    f,        # Called as `f(x, **knobs)`
+    f:Callable,            # Called as `f(x, **knobs)`
     *,
-    ax=None,  # Two Axes, shares and gradient; None makes a figure
-    **knobs   # To `report`; one of them a tuple or list of increasing numbers, the horizontal axis
-)->tuple:     # The two Axes
+    ax:Sequence|None=None, # Two Axes, shares and gradient; None makes a figure
+    **knobs                # To `report`; a tuple or list of rising numbers is the axis
+)->tuple:                  # The two Axes
     "The report of `f` along one knob. No knob with many values, or two, raises."
     many = [k for k,v in knobs.items() if isinstance(v, (tuple, list))]
-    if len(many) != 1: raise ValueError(f'plot_report: one knob must be a tuple or list of values, got {many or "none"}')
+    if len(many) != 1:
+        got = many or 'none'
+        raise ValueError(f'plot_report: one knob must be a tuple or list of values, got {got}')
     k, = many
+    x = knobs[k]
     if ax is None: ax = _pair(k, 'the cell', 'its gradient')
-    rows = [report(f, **{**knobs, k:v}) for v in knobs[k]]
+    rows = [report(f, **knobs | {k: v}) for v in x]
     for a,fields in zip(ax, (('dead', 'gap', 'monotone'), ('bias', 'sd'))):
-        for name in fields: a.plot(knobs[k], [getattr(r, name) for r in rows], '.-', label=name)
-        if knobs[k][0] > 0 and knobs[k][-1] >= 10*knobs[k][0]: a.set_xscale('log')
+        for name in fields: a.plot(x, [getattr(r, name) for r in rows], '.-', label=name)
+        if x[0] > 0 and x[-1] >= 10*x[0]: a.set_xscale('log')
         a.legend()
     return tuple(ax)

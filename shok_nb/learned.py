@@ -22,10 +22,12 @@ def _steps(w, step, offset, fn):
     check_input(w, fn, 'w')
     step = check_knob(step, w, fn, 'step', open=True)
     offset = check_knob(offset, w, fn, 'offset', -math.inf, open=True)
-    return (w.to(torch.promote_types(w.dtype, torch.float32))-offset)/step,step,offset
+    wide = w.to(torch.promote_types(w.dtype, torch.float32))
+    return (wide-offset)/step,step,offset
 
 # %% ../nbs/53_learned.ipynb #5cb2e46e
-def _rectified(v, zeta=1.1, gamma=-.1): return _lean(_saturate, torch.sigmoid(v)*(zeta-gamma)+gamma, 0., 1.)
+def _rectified(v, zeta=1.1, gamma=-.1):
+    return _lean(_saturate, torch.sigmoid(v)*(zeta-gamma)+gamma, 0., 1.)
 
 def rectified_sigmoid(
     v:Tensor,         # Any real numbers; floating dtype
@@ -33,7 +35,7 @@ def rectified_sigmoid(
     zeta:float=1.1,   # Upper end before clipping, > 1
     gamma:float=-.1,  # Lower end before clipping, < 0
 )->Tensor:            # Between 0 and 1, both ends included; shape and dtype of `v`
-    "Stretched and clipped sigmoid (arXiv:1712.01312; 2004.10568, eq. 23). Integer `v` or ends inside [0, 1] raises."
+    "Stretched, clipped sigmoid (arXiv:1712.01312; 2004.10568, eq. 23). Bad ends raise."
     check_input(v, 'rectified_sigmoid', 'v')
     zeta = check_knob(zeta, v, 'rectified_sigmoid', 'zeta', 1., open=True)
     gamma = check_knob(gamma, v, 'rectified_sigmoid', 'gamma', -math.inf, 0., open=True)
@@ -45,19 +47,17 @@ def adaround_init(
     step:float|Tensor=1.,    # Grid spacing > 0, broadcasts with `w`
     offset:float|Tensor=0.,  # A point of the grid
 )->Tensor:                   # What `adaround` takes to give `w` back; at least float32
-    "The first `v` of `adaround` (arXiv:2004.10568): its rectified sigmoid is the fraction of `w`. Integer `w` raises."
+    "The first `v` of `adaround` (arXiv:2004.10568): the fraction of `w`. Integer `w` raises."
     with torch.no_grad(): u,_,_ = _steps(w, step, offset, 'adaround_init')
     return torch.logit((u-u.floor()+.1)/1.2)
 
 def adaround(
     w:Tensor,                # Weights; floating dtype
     v:Tensor,                # What is learned, shape of `w`; start from `adaround_init`
-    *,
-    step:float|Tensor=1.,    # Grid spacing > 0, broadcasts with `w`; may learn
-    offset:float|Tensor=0.,  # A point of the grid
+    *, step:float|Tensor=1., offset:float|Tensor=0.,
     hard:bool=False,         # Deploy: up where the rectified sigmoid is at least ½, else down?
 )->Tensor:                   # The grid point below plus a share of the step; dtype of `w`
-    "Floor plus a learned share of a step (arXiv:2004.10568, eq. 22). Integer `w`, `step` <= 0 raises."
+    "Floor plus a learned share of a step (arXiv:2004.10568, eq. 22). Integer `w` raises."
     u,step,offset = _steps(w, step, offset, 'adaround')
     h = _rectified(check_knob(check_input(v, 'adaround', 'v'), w, 'adaround', 'v'))
     n = floor_ste(u) + ((h >= .5).to(u.dtype) if hard else h)
@@ -69,7 +69,8 @@ def adaround_penalty(
     beta:float|Tensor=2., # Exponent >= 1: large pulls near the ends alone
 )->Tensor:                # 0-d: the sum of 1-|2h-1|**beta, 0 when every choice is made
     "AdaRound's push to 0 or 1 (arXiv:2004.10568, eq. 24). Integer `v` or `beta` < 1 raises."
-    beta = check_knob(beta, check_input(v, 'adaround_penalty', 'v'), 'adaround_penalty', 'beta', 1.)
+    check_input(v, 'adaround_penalty', 'v')
+    beta = check_knob(beta, v, 'adaround_penalty', 'beta', 1.)
     return (1-(2*_rectified(v)-1).abs()**beta).sum()
 
 def adaround_beta(
@@ -78,26 +79,30 @@ def adaround_beta(
     *,
     start:float=20.,    # Up to the end of the warm-up
     end:float=2.,       # At the last step
-    warmup:float=.2,    # Share of the steps before it falls; the published code leaves out the penalty there
+    warmup:float=.2,    # Share of the steps before it falls; as published, without the penalty
 )->float:               # The exponent of `adaround_penalty`
-    "Cosine from 20 to 2 (arXiv:2004.10568; the cosine is its authors' code). A `warmup` outside [0, 1) raises."
-    start,end = (check_knob(k, None, 'adaround_beta', arg, -math.inf, open=True) for k,arg in ((start, 'start'), (end, 'end')))
-    count = check_knob(count, None, 'adaround_beta', 'count', -math.inf, open=True)
-    steps = check_knob(steps, None, 'adaround_beta', 'steps', open=True)
-    if check_knob(warmup, None, 'adaround_beta', 'warmup', 0., 1.) == 1: raise ValueError(f'adaround_beta: warmup must be in [0, 1), got {warmup}')
+    "Cosine from 20 to 2 (arXiv:2004.10568 and its code). A `warmup` outside [0, 1) raises."
+    def number(k, arg, lo=-math.inf):
+        return check_knob(k, None, 'adaround_beta', arg, lo, open=True)
+    start = number(start, 'start')
+    end = number(end, 'end')
+    count = number(count, 'count')
+    steps = number(steps, 'steps', 0.)
+    if check_knob(warmup, None, 'adaround_beta', 'warmup', 0., 1.) == 1:
+        raise ValueError(f'adaround_beta: warmup must be in [0, 1), got {warmup}')
     t = min(max((count/steps-warmup)/(1-warmup), 0.), 1.)
     return end + (start-end)*(1+math.cos(math.pi*t))/2
 
 # %% ../nbs/53_learned.ipynb #c4c84a79
 def flexround(
     w:Tensor,                # Weights; floating dtype
-    divisor:float|Tensor,    # What is learned, > 0, broadcasts with `w`; 1 is rounding to nearest
-    *,
-    step:float|Tensor=1.,    # Grid spacing > 0, broadcasts with `w`; may learn
+    divisor:float|Tensor,    # What is learned, > 0, broadcasts with `w`; 1 rounds to nearest
+    *, step:float|Tensor=1.,
     offset:float|Tensor=0.,  # A point of the grid; not divided
 )->Tensor:                   # A grid point; dtype of `w`
-    "Rounding after a learned division (arXiv:2306.00317, eq. 2). Integer `w`, `divisor` or `step` <= 0 raises."
-    divisor = check_knob(divisor, check_input(w, 'flexround', 'w'), 'flexround', 'divisor', open=True)
+    "Rounding after a learned division (arXiv:2306.00317, eq. 2). `divisor` <= 0 raises."
+    check_input(w, 'flexround', 'w')
+    divisor = check_knob(divisor, w, 'flexround', 'divisor', open=True)
     step = check_knob(step, w, 'flexround', 'step', open=True)
     u,_,offset = _steps(w, divisor, offset, 'flexround')
     return (round_ste(u, step=step)+offset).to(w.dtype)
@@ -105,14 +110,13 @@ def flexround(
 # %% ../nbs/53_learned.ipynb #4335215e
 def signround(
     w:Tensor,                # Weights; floating dtype
-    v:float|Tensor=0.,       # What is learned, in steps, broadcasts with `w`; keep it in [-½, ½]
-    *,
-    step:float|Tensor=1.,    # Grid spacing > 0, broadcasts with `w`; may learn
-    offset:float|Tensor=0.,  # A point of the grid
+    v:float|Tensor=0.,       # What is learned, in steps, broadcasts with `w`; keep in [-½, ½]
+    *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                   # A grid point; dtype of `w`
-    "Rounding after a learned offset (arXiv:2309.05516, eq. 3). Integer `w` or `step` <= 0 raises."
+    "Rounding after a learned offset (arXiv:2309.05516, eq. 3). Integer `w` raises."
     u,step,offset = _steps(w, step, offset, 'signround')
-    return (round_ste(u + check_knob(v, w, 'signround', 'v', -math.inf, open=True))*step+offset).to(w.dtype)
+    v = check_knob(v, w, 'signround', 'v', -math.inf, open=True)
+    return (round_ste(u+v)*step+offset).to(w.dtype)
 
 def signround_range(
     w:Tensor,               # Weights; floating dtype
@@ -121,11 +125,13 @@ def signround_range(
     *,
     bits:int=4,             # Bits per code
     dim:int|None=None,      # Axis with one range for each of its rows; None: one range
-)->tuple[Tensor,Tensor]:     # A scale and a zero point for `fake_quantize` with codes 0 to 2**bits-1
-    "Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Integer `w` or a bad `bits` raises."
+)->tuple[Tensor,Tensor]:    # Scale and zero point for `fake_quantize`, codes 0 to 2**bits-1
+    "Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Bad `bits` raises."
     check_count(bits, 'signround_range', 'bits', 1, 24)
-    dim,alpha,beta = _check_dim('signround_range', dim, check_input(w, 'signround_range', 'w')),*(
-        check_knob(k, w, 'signround_range', arg, open=True) for k,arg in ((alpha, 'alpha'), (beta, 'beta')))
+    check_input(w, 'signround_range', 'w')
+    dim = _check_dim('signround_range', dim, w)
+    alpha = check_knob(alpha, w, 'signround_range', 'alpha', open=True)
+    beta = check_knob(beta, w, 'signround_range', 'beta', open=True)
     low,high = w.detach().aminmax(dim=dim, keepdim=dim is not None)
     low,high = low.clamp(max=0)*beta,high.clamp(min=0)*alpha
     scale = _saturate((high-low)/(2**bits-1), torch.finfo(w.dtype).tiny)

@@ -9,6 +9,7 @@ __all__ = ['Rounding', 'RoundSTE', 'FloorSTE', 'CeilSTE', 'TruncSTE', 'SignSTE',
 # %% ../nbs/51_modules.ipynb #abc9555f
 import copy
 from collections.abc import Callable
+from inspect import Parameter, Signature, signature
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -21,11 +22,16 @@ from .stochastic import stochastic_round
 # %% ../nbs/51_modules.ipynb #e0f585ed
 def _name(f): return getattr(f, '__name__', type(f).__name__)
 def _tensor(v): return v if isinstance(v, Tensor) else torch.tensor(float(v))
-def _is_float(v, hint): return isinstance(v, Tensor) or isinstance(v, (int, float)) and not isinstance(v, bool) and hint is not int
+
+def _is_float(v, hint):
+    "May the knob `v` learn? An int may, if the function calls it a float; a seed may not."
+    if isinstance(v, Tensor): return v.is_floating_point()
+    return isinstance(v, (int, float)) and not isinstance(v, bool) and hint is not int
 
 def _show(v):
     if not isinstance(v, Tensor): return f'{v:g}' if isinstance(v, float) else repr(v)
-    return f'{v.item():g}' if v.numel() == 1 and not v.is_meta else f'[{" × ".join(map(str, v.shape))}]'
+    if v.numel() == 1 and not v.is_meta: return f'{v.item():g}'
+    return f'[{" × ".join(map(str, v.shape))}]'
 
 def _hold(m, k, v):
     "Make `v` the attribute `k` of `m`: a Parameter, a buffer or a plain value."
@@ -35,10 +41,12 @@ def _hold(m, k, v):
 
 # %% ../nbs/51_modules.ipynb #3c79bc21
 class Rounding(nn.Module):
-    "A rounding function as a layer: `.train()` runs it, `.eval()` its hard twin. Without a twin raises ValueError."
+    "A rounding function as a layer: `.train()` runs it, `.eval()` its hard twin. None raises."
     def __init__(self,
         f:Callable,                  # Called as `f(x, **knobs)`
-        deployed:Callable|None=None, # What evaluation calls: `f` itself, or a function of x, step and offset; None is `f` with `hard=True`
+        # What evaluation calls: `f` itself, or a function of x, step and offset;
+        # None is `f` with `hard=True`
+        deployed:Callable|None=None,
         *,
         learnable:bool=False,        # Is the first float knob a Parameter?
         **knobs                      # Numbers, tensors, Parameters
@@ -46,9 +54,13 @@ class Rounding(nn.Module):
         super().__init__()
         hints = getattr(f, '__annotations__', {})
         floats = [k for k,v in knobs.items() if _is_float(v, hints.get(k))]
-        if deployed is None and 'hard' not in hints: raise ValueError(f'Rounding: {_name(f)} takes no hard=; pass deployed=, what evaluation runs')
-        if learnable and not floats: raise ValueError(f'Rounding: {_name(f)} was given no float knob to learn')
-        if not any(isinstance(v, Tensor) for v in knobs.values()): f(torch.empty(0), **knobs)      # a bad knob raises now
+        if deployed is None and 'hard' not in hints:
+            raise ValueError(
+                f'Rounding: {_name(f)} takes no hard=; pass deployed=, what evaluation runs')
+        if learnable and not floats:
+            raise ValueError(f'Rounding: {_name(f)} was given no float knob to learn')
+        if not any(isinstance(v, Tensor) for v in knobs.values()):
+            f(torch.empty(0), **knobs)                                # a bad knob raises now
         self.f,self.deployed,self.names = f,deployed,tuple(knobs)
         for k,v in knobs.items():
             if learnable and k == floats[0]: v = nn.Parameter(_tensor(v))
@@ -65,151 +77,130 @@ class Rounding(nn.Module):
 
     def extra_repr(self):
         default = dict(step=1., offset=0., hard=False, seed=None, ties='even')
-        knobs = [(k, getattr(self, k)) for k in self.names]
-        shown = [f'{k}={_show(v)}' + ' (learns)'*isinstance(v, nn.Parameter) for k,v in knobs if isinstance(v, Tensor) or k not in default or v != default[k]]
-        return ', '.join([_name(self.f)]*(type(self) is Rounding) + shown)
+        shown = [_name(self.f)] if type(self) is Rounding else []
+        for k in self.names:
+            v = getattr(self, k)
+            if not isinstance(v, Tensor) and k in default and v == default[k]: continue
+            learns = ' (learns)' if isinstance(v, nn.Parameter) else ''
+            shown.append(f'{k}={_show(v)}{learns}')
+        return ', '.join(shown)
 
 # %% ../nbs/51_modules.ipynb #96a06a3b
-class RoundSTE(Rounding):
-    "See `round_ste`; evaluation is the same operation."
-    def __init__(self,
-        *,
-        ties:str='even',        # Where a half goes
-        step:float|Tensor=1.,   # Grid spacing > 0
-        offset:float|Tensor=0., # A point of the grid
-        learnable:bool=False    # Is `step` a Parameter?
-    ): super().__init__(round_ste, round_ste, step=step, offset=offset, ties=ties, learnable=learnable)
+def _twin(f, deployed=None):
+    "Gives a class an `__init__` that takes what `f` takes, and makes it the layer of `f`."
+    everything = signature(f).parameters
+    knobs = [p for k,p in everything.items() if k not in ('x', 'generator')]
+    takes = Signature(knobs)
+    if 'hard' not in everything: deployed = deployed or f
 
-class FloorSTE(Rounding):
-    "See `floor_ste`; evaluation is the same operation."
-    def __init__(self,
-        *,
-        step:float|Tensor=1.,   # Grid spacing > 0
-        offset:float|Tensor=0., # A point of the grid
-        learnable:bool=False    # Is `step` a Parameter?
-    ): super().__init__(floor_ste, floor_ste, step=step, offset=offset, learnable=learnable)
-
-class CeilSTE(Rounding):
-    "See `ceil_ste`; evaluation is the same operation."
-    def __init__(self,
-        *,
-        step:float|Tensor=1.,   # Grid spacing > 0
-        offset:float|Tensor=0., # A point of the grid
-        learnable:bool=False    # Is `step` a Parameter?
-    ): super().__init__(ceil_ste, ceil_ste, step=step, offset=offset, learnable=learnable)
-
-class TruncSTE(Rounding):
-    "See `trunc_ste`; evaluation is the same operation."
-    def __init__(self,
-        *,
-        step:float|Tensor=1.,   # Grid spacing > 0
-        offset:float|Tensor=0., # A point of the grid
-        learnable:bool=False    # Is `step` a Parameter?
-    ): super().__init__(trunc_ste, trunc_ste, step=step, offset=offset, learnable=learnable)
-
-class SignSTE(Rounding):
-    "See `sign_ste`; evaluation is the same operation."
-    def __init__(self): super().__init__(sign_ste, sign_ste)
-
-class RatioRound(Rounding):
-    "See `ratio_round`; evaluation is the same operation."
-    def __init__(self,
-        *,
-        step:float|Tensor=1.,   # Grid spacing > 0
-        offset:float|Tensor=0., # A point of the grid
-        learnable:bool=False    # Is `step` a Parameter?
-    ): super().__init__(ratio_round, ratio_round, step=step, offset=offset, learnable=learnable)
+    def decorate(cls):
+        def __init__(self, *args,
+            learnable:bool=False, # Is `alpha` or `beta` a Parameter, or else `step`?
+            **kwargs
+        )->None:
+            try: given = takes.bind(*args, **kwargs)
+            except TypeError as e: raise TypeError(f'{cls.__name__}: {e}') from None
+            given.apply_defaults()
+            super(cls, self).__init__(f, deployed, learnable=learnable, **given.arguments)
+        own = [Parameter('self', Parameter.POSITIONAL_OR_KEYWORD)]
+        more = [Parameter('learnable', Parameter.KEYWORD_ONLY, default=False, annotation=bool)]
+        __init__.__signature__ = Signature(own + knobs + (more if knobs else []))
+        __init__.__qualname__ = f'{cls.__qualname__}.__init__'
+        __init__.__delwrap__ = f          # there fastcore's docments reads what the knobs mean
+        cls.__init__ = __init__
+        return cls
+    return decorate
 
 # %% ../nbs/51_modules.ipynb #8a537b75
-class SoftRound(Rounding):
-    "See `soft_round`; evaluation is `torch.round`."
-    def __init__(self,
-        alpha:float|Tensor=5.,  # Sharpness >= 0
-        *,
-        hard:bool=False,        # `torch.round` in training too, with the curve's slope?
-        step:float|Tensor=1.,   # Grid spacing > 0
-        offset:float|Tensor=0., # A point of the grid
-        learnable:bool=False    # Is `alpha` a Parameter?
-    ): super().__init__(soft_round, alpha=alpha, hard=hard, step=step, offset=offset, learnable=learnable)
+@_twin(round_ste)
+class RoundSTE(Rounding): "See `round_ste`; evaluation is the same operation."
 
-class LogisticRound(Rounding):
-    "See `logistic_round`; evaluation is `torch.round`."
-    def __init__(self,
-        beta:float|Tensor=10.,  # Steepness >= 0
-        *,
-        hard:bool=False,        # `torch.round` in training too, with the curve's slope?
-        step:float|Tensor=1.,   # Grid spacing > 0
-        offset:float|Tensor=0., # A point of the grid
-        learnable:bool=False    # Is `beta` a Parameter?
-    ): super().__init__(logistic_round, beta=beta, hard=hard, step=step, offset=offset, learnable=learnable)
+@_twin(floor_ste)
+class FloorSTE(Rounding): "See `floor_ste`; evaluation is the same operation."
 
-class CubicRound(Rounding):
-    "See `cubic_round`; evaluation is `torch.round`."
-    def __init__(self,
-        *,
-        hard:bool=False,        # `torch.round` in training too, with the curve's slope?
-        step:float|Tensor=1.,   # Grid spacing > 0
-        offset:float|Tensor=0., # A point of the grid
-        learnable:bool=False    # Is `step` a Parameter?
-    ): super().__init__(cubic_round, step=step, offset=offset, hard=hard, learnable=learnable)
+@_twin(ceil_ste)
+class CeilSTE(Rounding): "See `ceil_ste`; evaluation is the same operation."
 
+@_twin(trunc_ste)
+class TruncSTE(Rounding): "See `trunc_ste`; evaluation is the same operation."
+
+@_twin(sign_ste)
+class SignSTE(Rounding): "See `sign_ste`; evaluation is the same operation."
+
+@_twin(ratio_round)
+class RatioRound(Rounding): "See `ratio_round`; evaluation is the same operation."
+
+@_twin(soft_round)
+class SoftRound(Rounding): "See `soft_round`; evaluation is `torch.round`."
+
+@_twin(logistic_round)
+class LogisticRound(Rounding): "See `logistic_round`; evaluation is `torch.round`."
+
+@_twin(cubic_round)
+class CubicRound(Rounding): "See `cubic_round`; evaluation is `torch.round`."
+
+@_twin(stochastic_round, round_ste)
 class StochasticRound(Rounding):
-    "See `stochastic_round`; evaluation is `torch.round`."
-    def __init__(self,
-        *,
-        seed:Tensor|None=None,  # int64, no dimensions: a buffer to advance at each step; None draws from torch's generator
-        step:float|Tensor=1.,   # Grid spacing > 0
-        offset:float|Tensor=0., # A point of the grid
-        learnable:bool=False    # Is `step` a Parameter?
-    ): super().__init__(stochastic_round, round_ste, step=step, offset=offset, seed=seed, learnable=learnable)
+    "See `stochastic_round`; `seed` is a buffer to advance. Evaluation is `torch.round`."
 
 # %% ../nbs/51_modules.ipynb #cd28566b
 def _replacement(old, new, model):
-    "A copy of `new`, or what it makes, in the place, the mode, the device and on the grid of `old`."
+    "A copy of `new`, or what it makes, in the mode, on the device and on the grid of `old`."
     if not isinstance(new, nn.Module): made = new(old)
     else:
         made = copy.deepcopy(new)
         for k in ('step', 'offset'):
-            if k in getattr(old, 'names', ()) and k in getattr(made, 'names', ()): _hold(made, k, getattr(old, k))
-    near = next((t for m in (old, model) for ts in (m.parameters(), m.buffers()) for t in ts), None)
+            both = all(k in getattr(m, 'names', ()) for m in (old, made))
+            if both: _hold(made, k, getattr(old, k))
+    near = next((t for m in (old, model) for t in (*m.parameters(), *m.buffers())), None)
     return made.train(old.training).to(None if near is None else near.device)
 
 # %% ../nbs/51_modules.ipynb #818d62e9
 def swap_rounding(
-    model:nn.Module, # Any model, changed in place
-    old,             # A class (or a tuple of them) of layers, or the function of a `Rounding` layer
-    new              # A layer, copied for each place, or a function from the old layer to a new one
-)->nn.Module:        # `model` itself
-    "Replace every layer of one kind, keeping its grid, mode and device. A model without one raises ValueError."
-    def wanted(m): return isinstance(m, old) if isinstance(old, (type, tuple)) else getattr(m, 'f', None) is old
-    places = [(p, name, m) for p in model.modules() for name,m in p._modules.items() if m is not None and wanted(m)]
-    if not places: raise ValueError(f'swap_rounding: no {_name(old)} inside {type(model).__name__}')
+    model:nn.Module,         # Any model, changed in place
+    old:type|tuple|Callable, # A class, a tuple of them, or the function of a `Rounding` layer
+    new:nn.Module|Callable   # A layer, copied for each place, or a function of the old one
+)->nn.Module:                # `model` itself
+    "Replace every layer of one kind, keeping its grid, mode and device. Without one raises."
+    def wanted(m):
+        if isinstance(old, (type, tuple)): return isinstance(m, old)
+        return m is not None and getattr(m, 'f', None) is old
+    children = ((p, name, m) for p in model.modules() for name,m in p._modules.items())
+    places = [(p, name, m) for p,name,m in children if wanted(m)]
+    if not places:
+        raise ValueError(f'swap_rounding: no {_name(old)} inside {type(model).__name__}')
     made = {m: _replacement(m, new, model) for _,_,m in places}
     for parent,name,m in places: setattr(parent, name, made[m])
     return model
 
 # %% ../nbs/51_modules.ipynb #4e7709ff
 def round_weights_(
-    model:nn.Module, # Any model, changed in place
-    rounding,        # A layer, copied for each weight, or a function from the layer that owns the weight to one
+    model:nn.Module,             # Any model, changed in place
+    rounding:nn.Module|Callable, # A layer, copied for each weight, or a function of its owner
     *,
-    layers=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d), # Classes of the layers to treat
-    name:str='weight' # Name of their weight
-)->nn.Module:        # `model` itself
-    "Compute with rounded weights from now on. No such weight, or one that is rounded already, raises ValueError."
-    found = [m for m in model.modules() if isinstance(m, layers) and isinstance(getattr(m, name, None), Tensor)]
-    if not found: raise ValueError(f'round_weights_: no layer of these kinds with a {name} in {type(model).__name__}')
+    layers:type|tuple=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d), # Whose weights, by class
+    name:str='weight'            # Name of their weight
+)->nn.Module:                    # `model` itself
+    "Compute with rounded weights from now on. No such weight, or one that is rounded, raises."
+    kind = [m for m in model.modules() if isinstance(m, layers)]
+    found = [m for m in kind if isinstance(getattr(m, name, None), Tensor)]
+    if not found:
+        where = type(model).__name__
+        raise ValueError(f'round_weights_: no layer of these kinds with a {name} in {where}')
     for m in found:
-        if _rounded(m, name): raise ValueError(f'round_weights_: {name} of {type(m).__name__} is rounded already; use swap_rounding, or bake_ first')
+        if _rounded(m, name):
+            raise ValueError(f'round_weights_: {name} of {type(m).__name__} is rounded '
+                'already; use swap_rounding, or bake_ first')
     for m in found:
         r = copy.deepcopy(rounding) if isinstance(rounding, nn.Module) else rounding(m)
-        parametrize.register_parametrization(m, name, r.train(m.training).to(getattr(m, name).device))
+        r = r.train(m.training).to(getattr(m, name).device)
+        parametrize.register_parametrization(m, name, r)
     return model
 
 def bake_(
     model:nn.Module # A model with rounded weights, changed in place
 )->nn.Module:       # `model` itself
-    "Make the weights of evaluation permanent and remove the rounding; layers that round activations stay."
+    "Make the weights of evaluation permanent, and remove what rounds them (and nothing else)."
     for m in list(model.modules()):
         for name in list(getattr(m, 'parametrizations', ())):
             if not _rounded(m, name): continue
@@ -220,8 +211,12 @@ def bake_(
 
 # %% ../nbs/51_modules.ipynb #a94344ec
 def _own_class(m):
-    "torch puts a parametrized weight into the class, which copies share: removing it from one would break the others."
+    """A class for `m` alone. torch puts a parametrized weight into the class, which copies
+    share, and removing it from one would break the others."""
     cls = type(m)
-    m.__class__ = type(cls.__name__, cls.__bases__, {k: v for k,v in vars(cls).items() if k not in ('__dict__', '__weakref__')})
+    body = {k: v for k,v in vars(cls).items() if k not in ('__dict__', '__weakref__')}
+    m.__class__ = type(cls.__name__, cls.__bases__, body)
 
-def _rounded(m, name): return parametrize.is_parametrized(m, name) and any(isinstance(p, Rounding) for p in m.parametrizations[name])
+def _rounded(m, name):
+    if not parametrize.is_parametrized(m, name): return False
+    return any(isinstance(p, Rounding) for p in m.parametrizations[name])

@@ -8,10 +8,14 @@ __all__ = ['sweep', 'curves', 'gallery']
 # %% ../nbs/61_plots.ipynb #f1b880ea
 import itertools
 import math
+from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
-try: import matplotlib.pyplot as plt
-except ImportError as e: raise ImportError("shok_nb.plots draws with matplotlib: pip install 'shok_nb[widgets]'") from e
+try:
+    import matplotlib.pyplot as plt
+except ImportError as e:
+    raise ImportError(
+        "shok_nb.plots draws with matplotlib: pip install 'shok_nb[widgets]'") from e
 
 # %% ../nbs/61_plots.ipynb #ce23c62f
 _ZOOM = 8, 256, 256 # a gap still wide after these divisions is a jump
@@ -22,12 +26,13 @@ def _look(f, x, knobs):
     with torch.enable_grad(): y = f(x, **knobs)
     if not isinstance(y, Tensor) or y.shape != x.shape:
         got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise TypeError(f'sweep: f must return a Tensor of the shape of x, {tuple(x.shape)}, got {got}')
+        want = f'a Tensor of the shape of x, {tuple(x.shape)}'
+        raise TypeError(f'sweep: f must return {want}, got {got}')
     g = torch.autograd.grad(y.sum(), x)[0] if y.requires_grad else torch.zeros_like(x)
     return torch.stack([x.detach(), y.detach().to(x.dtype), g])
 
 def _refine(f, p, span, knobs):
-    "`p` with each gap that is wide in value or slope divided until it is narrow, and a nan where it never is."
+    "`p`, gaps that are wide in value or slope divided until narrow, with a nan where never."
     parts,a,b,peak = [p],p[:, :-1],p[:, 1:],p.new_ones(())
     for n in (*_ZOOM, None):
         peak = torch.maximum(peak, parts[-1][2].nan_to_num(0, 0, 0).abs().max())
@@ -44,11 +49,11 @@ def _refine(f, p, span, knobs):
 
 # %% ../nbs/61_plots.ipynb #940b02de
 def sweep(
-    f,                  # Called as `f(x, **knobs)` with a float64 vector
-    domain=(-2.5, 2.5), # Left and right end of x, in steps
-    **knobs             # Passed to `f`
-)->Tensor:              # Rows x, f(x), slope; x ascending; a nan in a row where that row jumps
-    "`f` and its slope, sampled closer where they change fast. A random `f` is seeded; it jumps at every point."
+    f:Callable,               # Called as `f(x, **knobs)` with a float64 vector
+    domain:tuple=(-2.5, 2.5), # Left and right end of x, in steps
+    **knobs                   # Passed to `f`
+)->Tensor:                    # Rows x, f(x), slope; x ascending; nan in a row where it jumps
+    "`f` and its slope, closer where they change fast. A random `f` is seeded, and all jumps."
     lo,hi = domain
     if not lo < hi: raise ValueError(f'sweep: domain must be (low, high), got {domain}')
     dx = 2.**math.floor(math.log2((hi-lo)/256))
@@ -57,7 +62,9 @@ def sweep(
         torch.default_generator.manual_seed(0)
         p,q = _look(f, torch.cat([x, x.flip(0)]), knobs).unflatten(1, (2, -1)).unbind(1)
     random = ~torch.isclose(p, q.flip(1), equal_nan=True).all(1)
-    if random.any(): return torch.stack([p, p.masked_fill(random[:, None], math.nan)], -1).flatten(1)
+    if random.any():
+        gaps = p.masked_fill(random[:, None], math.nan)
+        return torch.stack([p, gaps], -1).flatten(1)
     return _refine(f, p, hi-lo, knobs)
 
 # %% ../nbs/61_plots.ipynb #77591900
@@ -84,39 +91,42 @@ def _fit(ax):
 
 def _say(k, v): return f'{k} = {v:g}' if isinstance(v, float) else f'{k} = {v}'
 
+def _name(f): return getattr(f, '__name__', 'f').replace('<lambda>', 'f')
+
 # %% ../nbs/61_plots.ipynb #5e5b0987
 def curves(
-    f,                  # Called as `f(x, **knobs)` with a float64 vector
+    f:Callable,               # Called as `f(x, **knobs)` with a float64 vector
     *,
-    domain=(-2.5, 2.5), # Left and right end of x, in steps
-    ax=None,            # Two Axes to draw into, forward and slope; None makes a figure
-    **knobs             # Passed to `f`; a tuple or list gives one line for each of its values
-)->tuple:              # The two Axes
-    "Forward curve and slope of `f`, one line per combination of knob values; dots where it is random."
+    domain:tuple=(-2.5, 2.5), # Left and right end of x, in steps
+    ax:Sequence|None=None,    # Two Axes to draw into, forward and slope; None makes a figure
+    **knobs                   # Passed to `f`; a tuple or list gives a line for each value
+)->tuple:                     # The two Axes
+    "Forward curve and slope of `f`, a line per combination of knobs; dots where it is random."
     if ax is None: ax = _panels()
     many = {k:v if isinstance(v, (list, tuple)) else [v] for k,v in knobs.items()}
     for values in itertools.product(*many.values()):
         now = dict(zip(many, values))
-        x,*rows = sweep(f, domain, **now)
-        label = ', '.join(_say(k, v) for k,v in now.items() if len(many[k]) > 1) or getattr(f, '__name__', 'f').replace('<lambda>', 'f')
-        for a,row in zip(ax, rows): _draw(a, x, row, label)
+        x,*both = sweep(f, domain, **now)
+        label = ', '.join(_say(k, v) for k,v in now.items() if len(many[k]) > 1)
+        for a,y in zip(ax, both): _draw(a, x, y, label or _name(f))
         _fit(ax[1])
     ax[0].legend()
     return tuple(ax)
 
 # %% ../nbs/61_plots.ipynb #eb02e2eb
 def gallery(
-    rows      # Rows of the catalog, drawn at their default knobs
-)->list:      # For each row its two Axes, value and slope
+    rows:Sequence # Rows of the catalog, drawn at their default knobs
+)->list:          # For each row its two Axes, value and slope
     "Small multiples of rows of the catalog: values above, slopes below. What `sweep` raises."
-    fig,ax = plt.subplots(2, len(rows), figsize=(.4+1.65*len(rows), 3.3), dpi=80, layout='constrained', squeeze=False)
+    how = dict(figsize=(.4+1.65*len(rows), 3.3), dpi=80, layout='constrained')
+    _,ax = plt.subplots(2, len(rows), squeeze=False, **how)
     for r,(value,slope) in zip(rows, ax.T):
         p = sweep(r.f, r.domain)
         if r.random: p = p.unflatten(1, (-1, 2))[:, ::4].flatten(1)       # a dot of four
         value.plot(r.domain, r.domain, color='#cccccc', lw=1)
         value.set_title(r.name, fontsize=8)
-        for a,row in zip((value, slope), p[1:]):
-            _draw(a, p[0], row, None)
+        for a,y in zip((value, slope), p[1:]):
+            _draw(a, p[0], y, None)
             a.tick_params(labelsize=7)
             a.grid(alpha=.25)
         _fit(slope)

@@ -7,6 +7,8 @@ __all__ = ['fake_quantize', 'lsq', 'lsq_init', 'pact', 'dorefa', 'dorefa_weight'
 
 # %% ../nbs/52_quantize.ipynb #5f40add6
 import math
+from collections.abc import Callable
+from typing import Literal
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
@@ -27,7 +29,10 @@ def _zero(z, x, qmin, qmax):
     z = z.to(torch.promote_types(x.dtype, torch.float32))
     return straight_through(torch.round(z.detach()).clamp(qmin, qmax), z)
 
-def _select(n, at, low, high): return torch.where(at > high, high, torch.where(at < low, low, n))
+def _select(n, at, low, high):
+    "`n`, and an end wherever `at` lies beyond it; nan stays."
+    n = torch.where(at < low, low, n)
+    return torch.where(at > high, high, n)
 
 def _plain(v, low, high): return _select(_pass(v, torch.round(v)), v, low, high)
 
@@ -36,31 +41,39 @@ _valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends
 _kept = estimator('fake_quantize', _clip, near=False, **_ends, pure=True)
 
 # %% ../nbs/52_quantize.ipynb #14fe4dc2
+def _detached(k): return k.detach() if isinstance(k, Tensor) else k
+
+_Gradient = Literal['saturated', 'clipped', 'ste']
+
 def fake_quantize(
     x:Tensor,                   # Values; any shape, floating dtype
-    scale:float|Tensor,         # Grid spacing > 0, broadcasts with `x` (per channel, per block); may learn
-    zero_point:float|Tensor=0., # Code of 0, rounded into [`qmin`, `qmax`]; broadcasts with `x`; may learn
+    scale:float|Tensor,         # Grid spacing > 0 (per channel, per block); may learn
+    zero_point:float|Tensor=0., # Code of 0, rounded into [`qmin`, `qmax`]; may learn
     qmin:int=-128,              # Smallest code
     qmax:int=127,               # Largest code
     *,
-    rounding=round_ste,         # Any function of a tensor, called as `rounding(x/scale)`
-    gradient:str='saturated',   # 'saturated': 0 where the code is clipped; 'clipped': 0 where the value is; 'ste': nowhere 0
-)->Tensor:                      # Scale times a code less the zero point; nan stays nan; dtype of `x`
-    "Quantize to integers and back in floats (arXiv:1902.08153). Integer `x`, scale <= 0, empty range raises."
+    rounding:Callable=round_ste, # Any function of a tensor, called as `rounding(x/scale)`
+    # 0 where the code is clipped ('saturated'), where the value is ('clipped') or nowhere
+    gradient:_Gradient='saturated',
+)->Tensor:                      # Scale times (code - zero point); nan stays nan; dtype of `x`
+    "Quantize to integers and back (arXiv:1902.08153). Integer `x`, bad scale or range raises."
     check_input(x, 'fake_quantize')
     s = check_knob(scale, x, 'fake_quantize', 'scale', open=True)
-    check_count(qmin, 'fake_quantize', 'qmin', -2**31, 2**31), check_count(qmax, 'fake_quantize', 'qmax', qmin+1, 2**31)
+    check_count(qmin, 'fake_quantize', 'qmin', -2**31, 2**31)
+    check_count(qmax, 'fake_quantize', 'qmax', qmin+1, 2**31)
     if gradient not in ('saturated', 'clipped', 'ste'):
-        raise ValueError(f"fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', got {gradient!r}")
+        raise ValueError("fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', "
+            f'got {gradient!r}')
     z = _zero(zero_point, x, qmin, qmax)
     low,high = qmin-z,qmax-z
     if rounding is round_ste:
-        if gradient == 'ste': return _kept(x, *(k.detach() if isinstance(k, Tensor) else k for k in (low, high)), step=s)
+        if gradient == 'ste': return _kept(x, _detached(low), _detached(high), step=s)
         return (_clipped if gradient == 'saturated' else _valued)(x, low, high, step=s)
     v = x.to(torch.promote_types(x.dtype, torch.float32))
     if isinstance(s, Tensor):
         s = s.to(v.dtype)
-        if gradient != 'ste': v = _lean(_saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())   # keeps 0*inf out of the scale's gradient
+        if gradient != 'ste':                 # keeps 0*inf out of the scale's gradient
+            v = _lean(_saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())
     v = v/s
     n = rounding(v)
     at = v if gradient == 'clipped' else n
@@ -76,15 +89,19 @@ def lsq(
     *,
     signed:bool=True,       # Codes from -2**(bits-1), else from 0
     offset:float|Tensor=0., # LSQ+: the value of code 0; may learn
-    rounding=round_ste,     # Any function of a tensor
+    rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                  # Quantized `x`; dtype of `x`
-    "Learned step size quantization (arXiv:1902.08153; 2004.09576 with `offset`). Bad bits or `step` raises."
-    check_count(bits, 'lsq', 'bits', 1+bool(signed), 24), check_input(x, 'lsq')
+    "Learned step size (arXiv:1902.08153, with `offset` 2004.09576). Bad bits or step raises."
+    check_count(bits, 'lsq', 'bits', 1+bool(signed), 24)
+    check_input(x, 'lsq')
     step = check_knob(step, x, 'lsq', 'step', open=True)
     offset = check_knob(offset, x, 'lsq', 'offset', -math.inf, open=True)
     qmin,qmax = (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
-    if isinstance(step, Tensor): step = scale_grad(step, (max(x.numel()//step.numel(), 1)*qmax)**-.5)
-    return fake_quantize(x-offset, step, 0, qmin, qmax, rounding=rounding, gradient='clipped') + offset
+    if isinstance(step, Tensor):
+        each = max(x.numel()//step.numel(), 1)          # values that share a step
+        step = scale_grad(step, (each*qmax)**-.5)
+    y = fake_quantize(x-offset, step, 0, qmin, qmax, rounding=rounding, gradient='clipped')
+    return y+offset
 
 def lsq_init(
     x:Tensor,         # The tensor to be quantized
@@ -94,13 +111,17 @@ def lsq_init(
 )->Tensor:            # A 0-d step: twice the mean size over the root of the largest code
     "The first step of `lsq` (arXiv:1902.08153, 2.1). Bad bits raises."
     check_count(bits, 'lsq_init', 'bits', 1+bool(signed), 24)
-    return 2*check_input(x, 'lsq_init').detach().abs().mean()/(2**(bits-bool(signed))-1)**.5
+    qmax = 2**(bits-bool(signed)) - 1
+    return 2*check_input(x, 'lsq_init').detach().abs().mean()/qmax**.5
+
+def _pact_value(v, alpha): return _between(v, 0., alpha)
 
 def _pact_slope(v, alpha): return _mask((v >= 0) & (v < alpha), v)
 
-def _pact_plain(v, alpha): return torch.where(v >= alpha, alpha, _saturate(v, 0.))      # the end itself is alpha's
+def _pact_plain(v, alpha):
+    return torch.where(v >= alpha, alpha, _saturate(v, 0.))      # the end itself is alpha's
 
-_pact = estimator('pact', lambda v, alpha: _between(v, 0., alpha), _pact_slope, _pact_plain,
+_pact = estimator('pact', _pact_value, _pact_slope, _pact_plain,
     near=False, alpha=dict(open=True), pure=True)
 
 def pact(
@@ -108,14 +129,15 @@ def pact(
     alpha:float|Tensor, # Upper end > 0, broadcasts with `x`; may learn
     bits:int=8,         # Bits per code, 1 to 24
     *,
-    rounding=round_ste, # Any function of a tensor
+    rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:              # `x` clipped to [0, alpha] on 2**bits levels; dtype of `x`
-    "Parameterized clipping (arXiv:1805.06085): `alpha` learns from values above it. Bad bits or `alpha` raises."
+    "Clipping at an `alpha` that learns (arXiv:1805.06085). Bad bits or `alpha` raises."
     check_count(bits, 'pact', 'bits', 1, 24)
     check_input(x, 'pact')
     alpha = check_knob(alpha, x, 'pact', 'alpha', open=True)
-    end,n = alpha.detach() if isinstance(alpha, Tensor) else alpha,2**bits-1
-    return fake_quantize(_pact(x, alpha), end/n, 0, 0, n, rounding=rounding, gradient='ste')
+    n = 2**bits-1
+    scale = _detached(alpha)/n
+    return fake_quantize(_pact(x, alpha), scale, 0, 0, n, rounding=rounding, gradient='ste')
 
 # %% ../nbs/52_quantize.ipynb #9d1e4c2a
 def _levels(v, n): return torch.round(v.clamp(0, 1)*n)/n
@@ -124,7 +146,10 @@ def _levels_plain(v, n):
     soft = _saturate(v, 0., 1.)
     return _levels(v.detach(), n) - (soft.detach()-soft)
 
-_dorefa = estimator('dorefa', _levels, lambda v, n: _within(v, 0., 1.), _levels_plain, near=False, n=dict(), pure=True)
+def _levels_slope(v, n): return _within(v, 0., 1.)
+
+_dorefa = estimator('dorefa', _levels, _levels_slope, _levels_plain,
+    near=False, n=dict(), pure=True)
 
 def dorefa(
     x:Tensor,   # Activations; any shape, floating dtype
@@ -136,29 +161,32 @@ def dorefa(
 def dorefa_weight(
     w:Tensor,   # The weights of one layer; floating dtype
     bits:int=8, # Bits per code, 1 to 24
-)->Tensor:      # Weights on 2**bits levels of [-1, 1], for one bit ± their mean size; dtype of `w`
+)->Tensor:      # On 2**bits levels of [-1, 1], for one bit ± their mean size; dtype of `w`
     "DoReFa's k-bit weights (arXiv:1606.06160, eqs. 7 and 9). Bad bits or integer `w` raises."
     check_count(bits, 'dorefa_weight', 'bits', 1, 24)
     v = check_input(w, 'dorefa_weight', 'w').to(torch.promote_types(w.dtype, torch.float32))
     if bits == 1: return straight_through((sign_ste(v)*v.abs().mean()).detach(), v).to(w.dtype)
     t = torch.tanh(v)
-    return (2*dorefa(t/(2*_saturate(t.abs().amax(), torch.finfo(v.dtype).tiny))+.5, bits)-1).to(w.dtype)
+    most = _saturate(t.abs().amax(), torch.finfo(v.dtype).tiny)
+    return (2*dorefa(t/(2*most)+.5, bits)-1).to(w.dtype)
 
 # %% ../nbs/52_quantize.ipynb #1696d07a
 def quantized_bits(
     x:Tensor,                # Values; any shape, floating dtype
     bits:int=8,              # Bits of a code, sign included, 1 to 24
-    integer:int=0,           # Bits left of the binary point, -64 to 64; one signed bit ignores it
+    integer:int=0,           # Bits left of the point, -64 to 64; one signed bit ignores it
     *,
     symmetric:bool=False,    # Drop the most negative code?
     keep_negative:bool=True, # Is one of the bits a sign?
-    gradient:str='ste',      # As for `fake_quantize`; QKeras has 'ste'. One signed bit passes |x| <= 1 if not 'ste'
-    rounding=round_ste,      # Any function of a tensor; one signed bit does not round
+    # As for `fake_quantize`; QKeras has 'ste'. One signed bit passes |x| <= 1 if not 'ste'
+    gradient:_Gradient='ste',
+    rounding:Callable=round_ste, # Any function of a tensor; one signed bit does not round
 )->Tensor:                   # The nearest fixed-point value; nan stays nan; dtype of `x`
-    "QKeras 0.9.0's quantized_bits, without its scale `alpha` (2019). Integer `x` or a bad number of bits raises."
-    check_count(bits, 'quantized_bits', 'bits', 1, 24), check_count(integer, 'quantized_bits', 'integer', -64, 64)
+    "QKeras 0.9.0's quantized_bits, without `alpha` (2019). Integer `x` or bad bits raises."
+    check_count(bits, 'quantized_bits', 'bits', 1, 24)
+    check_count(integer, 'quantized_bits', 'integer', -64, 64)
     check_input(x, 'quantized_bits')
-    if bits == 1 and keep_negative: return sign_ste(x) if gradient == 'ste' else clipped_sign(x)
+    if bits == 1 and keep_negative: return (sign_ste if gradient == 'ste' else clipped_sign)(x)
     m = 2**(bits-bool(keep_negative))
     low = -m+bool(symmetric) if keep_negative else 0
     return fake_quantize(x, 2.**integer/m, 0, low, m-1, rounding=rounding, gradient=gradient)
@@ -169,11 +197,14 @@ def alpha_blend(
     hard:Tensor,        # The same values quantized; shape and dtype of `x`
     alpha:float|Tensor, # Share of `hard`, 0 to 1, broadcasts with `x`; may learn
 )->Tensor:              # `x` at 0, `hard` at 1, also where `x` is infinite
-    "(1-alpha)*x + alpha*hard, exact at both ends (arXiv:1903.01061). Unlike dtypes or a bad `alpha` raises."
-    check_input(x, 'alpha_blend'), check_input(hard, 'alpha_blend', 'hard')
+    "(1-alpha)*x + alpha*hard, exact at both ends (arXiv:1903.01061). Unlike dtypes raise."
+    check_input(x, 'alpha_blend')
+    check_input(hard, 'alpha_blend', 'hard')
     if x.shape != hard.shape or x.dtype != hard.dtype:
-        raise ValueError(f'alpha_blend: x is {x.dtype} of shape {tuple(x.shape)}, hard is {hard.dtype} of shape {tuple(hard.shape)}; make them alike')
+        def say(t): return f'{t.dtype} of shape {tuple(t.shape)}'
+        raise ValueError(f'alpha_blend: x is {say(x)}, hard is {say(hard)}; make them alike')
     a = check_knob(alpha, x, 'alpha_blend', 'alpha', 0., 1.)
+    if isinstance(a, Tensor): a = a.to(x.dtype)
     odd = torch.isinf(x) | torch.isinf(hard)
-    y = torch.lerp(x.masked_fill(odd, 0), hard.masked_fill(odd, 0), a.to(x.dtype) if isinstance(a, Tensor) else a)
+    y = torch.lerp(x.masked_fill(odd, 0), hard.masked_fill(odd, 0), a)
     return torch.where(odd, hard, y)

@@ -7,6 +7,7 @@ __all__ = ['fsq', 'fsq_index', 'fsq_codes']
 
 # %% ../nbs/55_fsq.ipynb #527ef64a
 import math
+from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
@@ -18,12 +19,18 @@ from .ste import round_ste
 
 # %% ../nbs/55_fsq.ipynb #6fb89369
 def _checked(levels, fn, dtype):
-    "The levels as a list, if `dtype` can tell so many apart and int64 can number their combinations."
-    levels,most = list(levels),min(round(2/torch.finfo(dtype).eps), 2**50)
+    "The levels as a list, if `dtype` tells so many apart and int64 can number all codes."
+    levels = list(levels)
+    most = min(round(2/torch.finfo(dtype).eps), 2**50)
     for n in levels:
         check_count(n, fn, 'levels', 2)
-        if n > most: raise ValueError(f'{fn}: {dtype} tells {most} levels apart, got {n}; use a wider dtype')
-    if not levels or math.prod(levels) > 2**63: raise ValueError(f'{fn}: levels must make at most 2**63 codes, got {len(levels)} channels and {math.prod(levels)} codes')
+        if n > most:
+            told = f'{dtype} tells {most} levels apart'
+            raise ValueError(f'{fn}: {told}, got {n}; use a wider dtype')
+    codes = math.prod(levels)
+    if not levels or codes > 2**63:
+        got = f'{len(levels)} channels and {codes} codes'
+        raise ValueError(f'{fn}: levels must make at most 2**63 codes, got {got}')
     return levels
 
 def _ladder(levels, symmetric, like):
@@ -33,69 +40,85 @@ def _ladder(levels, symmetric, like):
     return low,n-1,-low
 
 def _channels(t, levels, fn, arg):
-    if t.ndim == 0 or t.shape[-1] != len(levels): raise ValueError(f'{fn}: {arg} has shape {tuple(t.shape)}, levels has {len(levels)} channels')
+    if t.ndim and t.shape[-1] == len(levels): return
+    shape = tuple(t.shape)
+    raise ValueError(f'{fn}: {arg} has shape {shape}, levels has {len(levels)} channels')
 
 # %% ../nbs/55_fsq.ipynb #aeec64fb
 def fsq(
-    z:Tensor,                # Latents, channels last; floating dtype, computed in float32 at least
-    levels,                  # Levels of each channel, ints >= 2
+    z:Tensor,                # Latents, channels last; computed in float32 at least
+    levels:Sequence[int],    # Levels of each channel, >= 2
     *,
     symmetric:bool=False,    # Codes evenly over [-1, 1], for even levels too?
     gain:float|Tensor=1.,    # What `z` is multiplied by: 1 is FSQ, .8 is iFSQ
     margin:float|Tensor=1e-3, # Share by which the squash overshoots the outer codes
-    noise:float=0.,          # Share of values that get a step of uniform noise instead of rounding; for training
-    generator:torch.Generator|None=None, # Where torch draws the noise
-    seed:Tensor|None=None,   # int64, no dimensions: where the noise is looked up instead
-    rounding=round_ste,      # Any function of a tensor
+    noise:float=0.,          # Share with uniform noise in place of rounding; for training
+    generator:torch.Generator|None=None, seed:Tensor|None=None,
+    rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                   # Codes in [-1, 1], nan where `z` is; shape and dtype of `z`
-    "Finite scalar quantization (arXiv:2309.15505). Integer `z`, wrong `levels`, or too many for its dtype, raises."
-    levels = _checked(levels, 'fsq', check_input(z, 'fsq', 'z').dtype)
+    "Finite scalar quantization (arXiv:2309.15505). Integer `z` or wrong `levels` raises."
+    check_input(z, 'fsq', 'z')
+    levels = _checked(levels, 'fsq', z.dtype)
     _channels(z, levels, 'fsq', 'z')
-    gain,margin = check_knob(gain, z, 'fsq', 'gain', open=True),check_knob(margin, z, 'fsq', 'margin', -.25, 1.)
+    gain = check_knob(gain, z, 'fsq', 'gain', open=True)
+    margin = check_knob(margin, z, 'fsq', 'margin', -.25, 1.)
     if 2 in levels and not symmetric and not isinstance(margin, Tensor) and margin <= 0:
-        raise ValueError(f'fsq: 2 levels need margin > 0 or symmetric=True, got margin {margin:g}')
+        want = 'margin > 0 or symmetric=True'
+        raise ValueError(f'fsq: 2 levels need {want}, got margin {margin:g}')
     check_knob(noise, z, 'fsq', 'noise', 0., 1.)
     v = z.to(torch.promote_types(z.dtype, torch.float32))
     low,steps,unit = _ladder(levels, symmetric, v)
-    h,o,between = steps/2*(1+margin),-steps/2-low,low-low.floor()     # codes are whole, or all of them halfway between
+    h,o = steps/2*(1+margin),-steps/2-low
     b = h*torch.tanh(gain*v + torch.atanh(o/h)) - o
+    between = low-low.floor()                     # codes are whole, or all of them halfway
     n = _lean(_saturate, rounding(b-between) + between, low, low+steps)
     if noise:
-        hit,more = (uniform_like(v, generator=generator, seed=seed, draw=i, fn='fsq') for i in (0, 1))
+        def draw(i): return uniform_like(v, generator=generator, seed=seed, draw=i, fn='fsq')
+        hit,more = draw(0),draw(1)
         n = torch.where(hit < noise, b+more-.5, n)
     return (n/unit).to(z.dtype)
 
 # %% ../nbs/55_fsq.ipynb #5ee47c26
+def _bases(levels, device):
+    "What one step of each channel is worth in the index."
+    return torch.tensor([math.prod(levels[:i]) for i in range(len(levels))], device=device)
+
 def fsq_index(
-    codes:Tensor,         # Output of `fsq`, channels last; anything between is rounded, anything beyond clipped
-    levels,               # As for `fsq`
+    codes:Tensor,         # Of `fsq`, channels last; others are rounded and clipped to be codes
+    levels:Sequence[int], # As for `fsq`
     *,
     symmetric:bool=False, # As for `fsq`
-)->Tensor:                # int64, without the channels: 0 to the product of the levels less 1, and -1 for nan
+)->Tensor:                # int64, without the channels: from 0, and -1 for nan
     "The number of each code, first channel fastest (arXiv:2309.15505). Wrong `levels` raises."
-    levels = _checked(levels, 'fsq_index', check_input(codes, 'fsq_index', 'codes').dtype)
+    check_input(codes, 'fsq_index', 'codes')
+    levels = _checked(levels, 'fsq_index', codes.dtype)
     _channels(codes, levels, 'fsq_index', 'codes')
     c = codes.detach().to(torch.promote_types(codes.dtype, torch.float32))
     low,steps,unit = _ladder(levels, symmetric, c)
     digits = torch.round((c*unit-low).clamp(torch.zeros_like(steps), steps))
-    base = torch.tensor([math.prod(levels[:i]) for i in range(len(levels))], device=c.device)
     lost = digits.isnan()
-    return torch.where(lost.any(-1), -1, (digits.masked_fill(lost, 0).long()*base).sum(-1))
+    whole = digits.masked_fill(lost, 0).long()
+    return torch.where(lost.any(-1), -1, (whole*_bases(levels, c.device)).sum(-1))
 
 def fsq_codes(
     index:Tensor,         # Output of `fsq_index`; any integer dtype
-    levels,               # As for `fsq`
+    levels:Sequence[int], # As for `fsq`
     *,
     symmetric:bool=False, # As for `fsq`
-    dtype=torch.float32,  # Dtype of the result
-)->Tensor:                # The codes, channels last, bit for bit those of `fsq`; nan where there is no such index
-    "The code of each number, inverse of `fsq_index` (arXiv:2309.15505). Float `index` or wrong `levels` raises."
-    if not isinstance(index, Tensor) or index.dtype not in _WHOLE or index.layout != torch.strided or index.is_nested:
-        raise TypeError(f'fsq_codes: index must be a dense integer Tensor, got {getattr(index, "dtype", type(index).__name__)}')
-    if dtype not in _FLOATS: raise TypeError(f'fsq_codes: dtype must be float16, bfloat16, float32 or float64, got {dtype}')
-    levels,i = _checked(levels, 'fsq_codes', dtype),index.long()[..., None]
+    dtype:torch.dtype=torch.float32, # Dtype of the result
+)->Tensor:                # Bit for bit those of `fsq`, channels last; nan for an index of none
+    "The code of each number, inverse of `fsq_index` (arXiv:2309.15505). Float `index` raises."
+    whole = isinstance(index, Tensor) and index.dtype in _WHOLE
+    if not whole or index.layout != torch.strided or index.is_nested:
+        got = getattr(index, 'dtype', type(index).__name__)
+        raise TypeError(f'fsq_codes: index must be a dense integer Tensor, got {got}')
+    if dtype not in _FLOATS:
+        known = 'float16, bfloat16, float32 or float64'
+        raise TypeError(f'fsq_codes: dtype must be {known}, got {dtype}')
+    levels = _checked(levels, 'fsq_codes', dtype)
     like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32), device=index.device)
     low,_,unit = _ladder(levels, symmetric, like)
-    n,base = (torch.tensor(t, device=index.device) for t in (levels, [math.prod(levels[:i]) for i in range(len(levels))]))
-    codes = ((i // base % n).to(like.dtype) + low)/unit
+    i = index.long()[..., None]
+    digits = i // _bases(levels, index.device) % torch.tensor(levels, device=index.device)
+    codes = (digits.to(like.dtype) + low)/unit
     return torch.where((i < 0) | (i > math.prod(levels)-1), math.nan, codes).to(dtype)

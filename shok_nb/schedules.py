@@ -17,19 +17,24 @@ from .arguments import check_knob
 from .soft import soft_round
 
 # %% ../nbs/50_schedules.ipynb #e31c8ea2
-def _at(step, shape, init_value, end_value, transition_steps, transition_begin):
-    t = min(max((step-transition_begin)/transition_steps, 0.), 1.)
-    return shape(t, init_value, end_value)
+def _at(step, shape, a, b, steps, begin):
+    t = min(max((step-begin)/steps, 0.), 1.)
+    return shape(t, a, b)
 
 def _mix(w, a, b): return (1-w)*a + w*b
 def _cosine(t, a, b): return _mix((1-math.cos(math.pi*t))/2, a, b)
 def _geometric(t, a, b): return a**(1-t) * b**t
-def _sigmoid(steepness, t, a, b): return _mix((1 + math.tanh(steepness*(t-.5)/2)/math.tanh(steepness/4))/2, a, b)
 
-def _schedule(fn, shape, init_value, end_value, transition_steps, transition_begin, lo=-math.inf):
-    a,b = (check_knob(v, None, fn, k, lo, open=True) for k,v in (('init_value', init_value), ('end_value', end_value)))
-    check_knob(transition_steps, None, fn, 'transition_steps', 0, open=True)
-    return partial(_at, shape=shape, init_value=a, end_value=b, transition_steps=transition_steps, transition_begin=transition_begin)
+def _sigmoid(steepness, t, a, b):
+    w = math.tanh(steepness*(t-.5)/2)/math.tanh(steepness/4)      # from -1 to 1
+    return _mix((1+w)/2, a, b)
+
+def _schedule(fn, shape, a, b, steps, begin, lo=-math.inf):
+    "`shape` between checked ends, as a function of the step that can be pickled."
+    a = check_knob(a, None, fn, 'init_value', lo, open=True)
+    b = check_knob(b, None, fn, 'end_value', lo, open=True)
+    check_knob(steps, None, fn, 'transition_steps', 0, open=True)
+    return partial(_at, shape=shape, a=a, b=b, steps=steps, begin=begin)
 
 # %% ../nbs/50_schedules.ipynb #8e259a2c
 def linear_schedule(
@@ -40,7 +45,8 @@ def linear_schedule(
     transition_begin:int=0  # Steps to wait before
 )->Callable[[int], float]:  # The value at a step; picklable
     "A straight line between two values. `transition_steps` <= 0 raises."
-    return _schedule('linear_schedule', _mix, init_value, end_value, transition_steps, transition_begin)
+    return _schedule('linear_schedule', _mix,
+        init_value, end_value, transition_steps, transition_begin)
 
 def cosine_schedule(
     init_value:float=3.,    # Value at the first step
@@ -49,8 +55,9 @@ def cosine_schedule(
     transition_steps:int,   # Steps from one to the other, > 0
     transition_begin:int=0  # Steps to wait before
 )->Callable[[int], float]:  # The value at a step; picklable
-    "Half a cosine between two values (arXiv:1608.03983): slow, fast, slow. `transition_steps` <= 0 raises."
-    return _schedule('cosine_schedule', _cosine, init_value, end_value, transition_steps, transition_begin)
+    "Half a cosine (arXiv:1608.03983): slow, fast, slow. `transition_steps` <= 0 raises."
+    return _schedule('cosine_schedule', _cosine,
+        init_value, end_value, transition_steps, transition_begin)
 
 def exponential_schedule(
     init_value:float=3.,    # Value at the first step, > 0
@@ -60,7 +67,8 @@ def exponential_schedule(
     transition_begin:int=0  # Steps to wait before
 )->Callable[[int], float]:  # The value at a step; picklable
     "The same ratio at every step, a straight line on a log axis. Values <= 0 raise."
-    return _schedule('exponential_schedule', _geometric, init_value, end_value, transition_steps, transition_begin, lo=0.)
+    return _schedule('exponential_schedule', _geometric,
+        init_value, end_value, transition_steps, transition_begin, lo=0.)
 
 def sigmoid_schedule(
     init_value:float=3.,    # Value at the first step
@@ -72,35 +80,41 @@ def sigmoid_schedule(
 )->Callable[[int], float]:  # The value at a step; picklable
     "A logistic between two values, stretched to meet both. `steepness` <= 0 raises."
     k = check_knob(steepness, None, 'sigmoid_schedule', 'steepness', open=True)
-    return _schedule('sigmoid_schedule', partial(_sigmoid, k), init_value, end_value, transition_steps, transition_begin)
+    return _schedule('sigmoid_schedule', partial(_sigmoid, k),
+        init_value, end_value, transition_steps, transition_begin)
 
 # %% ../nbs/50_schedules.ipynb #fcb177e8
 def dead_share(
-    f=soft_round,          # A rounding function
+    f:Callable=soft_round, # A rounding function
     threshold:float=1e-6,  # Slopes of smaller magnitude count as dead
     **knobs                # Passed to `f`
 )->float:                  # Share of one cell, 0 to 1
-    "How much of a cell has no slope to learn from, at 10 001 points. What `f` raises it raises."
+    "How much of a cell has no slope to learn from, at 10 001 points. Raises what `f` raises."
     x = torch.linspace(-.5, .5, 10_001, dtype=torch.float64).requires_grad_()
     with torch.enable_grad(): slope, = torch.autograd.grad(f(x, **knobs).sum(), x)
     return (slope.abs() < threshold).double().mean().item()
 
 # %% ../nbs/50_schedules.ipynb #5ad18bd1
 class KnobScheduler:
-    "Writes a schedule into the knobs of a model, in place; shaped like `torch.optim.lr_scheduler`."
+    "Writes a schedule into the knobs of a model, in place; like `torch.optim.lr_scheduler`."
     def __init__(self,
-        target:nn.Module|Tensor, # A model with such knobs, or a 0-d tensor that you pass to a function yourself
+        target:nn.Module|Tensor, # A model with such knobs, or a 0-d tensor of your own
         schedule:Callable,       # Step -> value
-        knob:str='alpha'         # Name of the buffers to write; every module that has one gets the value
+        knob:str='alpha'         # Name of the buffers to write, in every module that has one
     ):
-        self.target,self.schedule,self.knob,self.last_epoch,self._warned = target,schedule,knob,-1,False
+        self.target,self.schedule,self.knob = target,schedule,knob
+        self.last_epoch,self._warned = -1,False
         self.step()
 
     def _buffers(self):
         "Found anew each time: moving a model to another device replaces its buffers."
         if isinstance(self.target, Tensor): return [self.target]
-        found = [b for m in self.target.modules() if (b := m._buffers.get(self.knob)) is not None]
-        if not found: raise ValueError(f'KnobScheduler: no buffer named {self.knob!r} in {type(self.target).__name__}; a Parameter learns by itself')
+        buffers = (m._buffers.get(self.knob) for m in self.target.modules())
+        found = [b for b in buffers if b is not None]
+        if not found:
+            model = type(self.target).__name__
+            raise ValueError(f'KnobScheduler: no buffer named {self.knob!r} in {model}; '
+                'a Parameter learns by itself')
         return found
 
     def step(self,
@@ -113,8 +127,9 @@ class KnobScheduler:
             for b in self._buffers(): b.fill_(value)
         if self.knob == 'alpha' and value > 20 and not self._warned:
             self._warned = True
-            warnings.warn(f'alpha = {value:g}: {dead_share(alpha=value):.0%} of all x now have a slope below 1e-6 and learn '
-                'nothing; end at 12, or switch to a hard estimator', stacklevel=2)
+            dead = f'{dead_share(alpha=value):.0%}'
+            warnings.warn(f'alpha = {value:g}: {dead} of all x now have a slope below 1e-6 '
+                'and learn nothing; end at 12, or switch to a hard estimator', stacklevel=2)
 
     def get_last_value(self)->float: # What the last step wrote
         "The value in use."
@@ -138,29 +153,33 @@ def _ask(fn, *names):
         try: return import_module(n)
         except ModuleNotFoundError as e:
             if n.partition('.')[0] != (e.name or '').partition('.')[0]: raise
-    raise ImportError(f'{fn} needs the package {names[0].partition(".")[0]}: pip install {names[0].partition(".")[0]}')
+    package = names[0].partition('.')[0]
+    raise ImportError(f'{fn} needs the package {package}: pip install {package}')
 
 # %% ../nbs/50_schedules.ipynb #7a248146
 def lightning_callback(
-    scheduler # A `KnobScheduler`
-)->object:    # A `lightning.pytorch.Callback`
-    "Steps the knob before each training batch of a Lightning `Trainer`. Without Lightning raises ImportError."
-    class KnobCallback(_ask('lightning_callback', 'lightning.pytorch', 'pytorch_lightning').Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx): scheduler.step(trainer.global_step)
+    scheduler:KnobScheduler # Turned by the global step
+)->object:                  # A `lightning.pytorch.Callback`
+    "Steps before each training batch of a Lightning `Trainer`. Without Lightning raises."
+    lightning = _ask('lightning_callback', 'lightning.pytorch', 'pytorch_lightning')
+    class KnobCallback(lightning.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            scheduler.step(trainer.global_step)
     return KnobCallback()
 
 def transformers_callback(
-    scheduler # A `KnobScheduler`
-)->object:    # A `transformers.TrainerCallback`
-    "Steps the knob before each step of a Hugging Face `Trainer`. Without transformers raises ImportError."
+    scheduler:KnobScheduler # Turned by the global step
+)->object:                  # A `transformers.TrainerCallback`
+    "Steps before each step of a Hugging Face `Trainer`. Without transformers raises."
     class KnobCallback(_ask('transformers_callback', 'transformers').TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs): scheduler.step(state.global_step)
+        def on_step_begin(self, args, state, control, **kwargs):
+            scheduler.step(state.global_step)
     return KnobCallback()
 
 def fastai_callback(
-    scheduler # A `KnobScheduler`
-)->object:    # A `fastai.callback.core.Callback`
-    "Steps the knob before each batch of a fastai `Learner`, from 0 in each fit. Without fastai raises ImportError."
+    scheduler:KnobScheduler # Turned by the batch
+)->object:                  # A `fastai.callback.core.Callback`
+    "Steps before each batch of a fastai `Learner`, from 0 in each fit. Without fastai raises."
     class KnobCallback(_ask('fastai_callback', 'fastai.callback.core').Callback):
         def before_batch(self):
             if self.training: scheduler.step(self.train_iter)

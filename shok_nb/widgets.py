@@ -11,45 +11,63 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 import torch
 try:
     import ipywidgets as W
     import numpy as np
     from comm import DummyComm
-except ImportError as e: raise ImportError("shok_nb.widgets needs ipywidgets: pip install 'shok_nb[widgets]'") from e
+except ImportError as e:
+    raise ImportError(
+        "shok_nb.widgets needs ipywidgets: pip install 'shok_nb[widgets]'") from e
 from .catalog import Choice, Knob, row
 from .plots import sweep
 
 # %% ../nbs/62_widgets.ipynb #84af3f42
+def _name(f): return getattr(f, '__name__', type(f).__name__).replace('<lambda>', 'f')
+
+def _chosen(choice, v):
+    "`choice` with the start `v`."
+    if v not in choice.options:
+        known = ', '.join(map(str, choice.options))
+        raise ValueError(f'tune: {choice.name} must be one of {known}, got {v!r}')
+    return replace(choice, default=v)
+
+def _ranged(name, v, old):
+    "The knob `name` with the range `v`; it starts as `old` does, or in the middle."
+    if not (len(v) == 2 and -math.inf < v[0] < v[1] < math.inf):
+        raise ValueError(f'tune: {name} must be (low, high), got {v}')
+    lo,hi = v
+    if old is None: return Knob(name, (lo+hi)/2, lo, hi)
+    start = type(old.default)(min(max(old.default, lo), hi))
+    return Knob(name, start, lo, hi, log=old.log and lo > 0)
+
 def _knob(f, name, v, old):
     "The knob or choice that `name=v` asks for, where `old` is the catalog's or None."
     if isinstance(v, (Knob, Choice)): return v
-    if isinstance(old, Choice):
-        if v not in old.options: raise ValueError(f"tune: {name} must be one of {', '.join(map(str, old.options))}, got {v!r}")
-        return replace(old, default=v)
-    if isinstance(v, (tuple, list)):
-        if not (len(v) == 2 and -math.inf < v[0] < v[1] < math.inf): raise ValueError(f'tune: {name} must be (low, high), got {v}')
-        lo,hi = v
-        kind = type(old.default) if old else float
-        return Knob(name, kind(min(max(old.default if old else (lo+hi)/2, lo), hi)), lo, hi, log=bool(old and old.log and lo > 0))
-    if old is None: raise TypeError(f'tune: {name} of {_name(f)} has no range in the catalog; use {name}=(low, high)')
-    if not old.lo <= v <= old.hi: raise ValueError(f'tune: {name} must be in [{old.lo:g}, {old.hi:g}], got {v}; use {name}=(low, high)')
+    if isinstance(old, Choice): return _chosen(old, v)
+    if isinstance(v, (tuple, list)): return _ranged(name, v, old)
+    do = f'use {name}=(low, high)'
+    if old is None:
+        raise TypeError(f'tune: {name} of {_name(f)} has no range in the catalog; {do}')
+    if not old.lo <= v <= old.hi:
+        raise ValueError(f'tune: {name} must be in [{old.lo:g}, {old.hi:g}], got {v}; {do}')
     return replace(old, default=type(old.default)(v))
 
-def _name(f): return getattr(f, '__name__', type(f).__name__).replace('<lambda>', 'f')
-
 def _facts(f, hard, domain, given):
-    "Knobs and choices by name, forward passes and domain for `f`: the catalog's, changed by the caller."
+    "Knobs and choices by name, passes and domain: the catalog's, changed by the caller."
     try: r = row(f)
     except ValueError: r = None
-    knobs = {k.name:k for k in r.knobs+r.choices} if r else {}
+    knobs = {k.name: k for k in r.knobs+r.choices} if r else {}
     for name,v in given.items(): knobs[name] = _knob(f, name, v, knobs.get(name))
-    passes = [{'hard':False}, {'hard':True}] if hard is not None or r and r.smooth else [{}]
+    both = hard is not None or r and r.smooth
+    passes = [dict(hard=False), dict(hard=True)] if both else [{}]
     return knobs,passes,domain or (r.domain if r else (-2.5, 2.5))
 
 # %% ../nbs/62_widgets.ipynb #fd46f189
-_WIDE,_TALL,_LOW = 4240,1800,1000 # both panels' width, the forward and the slope panel's height, in tenths of a pixel
+_WIDE = 4240                     # both panels' width, in tenths of a pixel
+_TALL,_LOW = 1800,1000           # the forward and the slope panel's height
 
 def _nice(t):
     "The smallest of 1, 2, 2.5, 5 times a power of ten that is at least `t`."
@@ -57,13 +75,14 @@ def _nice(t):
     return next(m*e for m in (1, 2, 2.5, 5, 10) if m*e > t*(1-1e-9))
 
 def _thin(p, tol=2.):
-    "Ramer, Douglas and Peucker: points of the polyline `p` enough to keep it within `tol`, all segments at once."
+    "Ramer, Douglas and Peucker, all segments at once: points that keep `p` within `tol`."
     keep = np.zeros(len(p), bool)
     keep[[0, -1]] = True
     while len(p) > 2:
         ends = np.flatnonzero(keep)
         here = np.cumsum(keep)[:-1]-1
-        (x,y),(dx,dy) = (p[:-1]-p[ends[here]]).T,(p[ends[here+1]]-p[ends[here]]).T
+        start = p[ends[here]]
+        (x,y),(dx,dy) = (p[:-1]-start).T,(p[ends[here+1]]-start).T
         off = np.abs(dx*y-dy*x)/np.hypot(dx, dy).clip(1e-9)
         far = off >= np.maximum.reduceat(off, ends[:-1]).clip(tol)[here]
         if not far.any(): break
@@ -79,7 +98,8 @@ def _path(x, y):
         if not len(run): continue
         run = _thin(run).round().astype(int)
         steps = np.diff(run, axis=0) if len(run) > 1 else np.zeros((1, 2), int)
-        d += f'M{run[0, 0]} {run[0, 1]}l' + ' '.join(f'{a} {b}' for a,b in steps if a or b or len(steps) == 1)
+        moves = [f'{a} {b}' for a,b in steps if a or b or len(steps) == 1]
+        d += f'M{run[0, 0]} {run[0, 1]}l' + ' '.join(moves)
     return d.replace(' -', '-')
 
 def _axis(low, high):
@@ -100,7 +120,7 @@ def _ends(x, px, py, domain):
     return ''.join(f'M{a:.0f} {b:.0f}h0' for a,b in zip(px[at], py[at]))
 
 def _scale(domain):
-    "Space between ticks, and the first and last tick of the forward axis, which covers the domain."
+    "Space between ticks, and the first and last of the forward axis, which covers the domain."
     lo,hi = domain
     unit = _nice((hi-lo)/6)
     return unit,math.floor(lo/unit),math.ceil(hi/unit)
@@ -119,10 +139,12 @@ def _frame(f, domain, knobs):
     u,below = _axis(low, high)
     zero = _LOW - round(below*_LOW/4)
     area,over = (g[at[1:]]+g[at[:-1]])/2*np.diff(x[at]),np.diff(at) > 1
-    known = np.abs(area[over]).sum() < .01*(x[-1]-x[0]) # no mean of a slope that is too steep or too random to follow
-    text = f'{_short(low)} to {_short(high)}' + (f', mean {_short(area.sum()/(x[-1]-x[0]))}' if known else '')
+    text,wide = f'{_short(low)} to {_short(high)}',x[-1]-x[0]
+    known = np.abs(area[over]).sum() < .01*wide      # else too steep or too random to follow
+    if known: text += f', mean {_short(area.sum()/wide)}'
     ticks = '|'.join(_short(u*(k-below)) for k in range(5))
-    return _path(px, py),_ends(x, px, py, domain),_path(px, zero-g/u*_LOW/4),ticks,str(zero),text
+    forward,slope = _path(px, py),_path(px, zero-g/u*_LOW/4)
+    return forward,_ends(x, px, py, domain),slope,ticks,str(zero),text
 
 # %% ../nbs/62_widgets.ipynb #41ecac0f
 _BLUE,_GOLD = '#3f7fc1','#d9742b' # at least 3:1 on white and on black
@@ -134,34 +156,56 @@ def _fill(d, zero):
     "The slope path, closed down to its zero."
     return re.sub(r'M(-?\d+) (-?\d+)([^M]*)', rf'M\1 {zero}V\2\3V{zero}', d)
 
-def _text(x, y, s, anchor='middle', mark=''): return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{mark}>{s}</text>'
+def _text(x, y, s, anchor='middle', mark=''):
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{mark}>{s}</text>'
 
-def _line(d, color, width, more=''): return f'<path d="{d}" stroke="{color}" stroke-width="{width}"{more}/>'
+def _line(d, color, width, more=''):
+    return f'<path d="{d}" stroke="{color}" stroke-width="{width}"{more}/>'
 
-def _panel(y, tall, up, n, curves):
-    "A clipped box at height `y`, in units of a tenth of a pixel: `n` bands, uprights at `up`, and the curves."
-    grid = ''.join(f'M{x:.0f} 0V{tall}' for x in up) + ''.join(f'M0 {k*tall/n:.0f}H{_WIDE}' for k in range(n+1))
-    return (f'<svg x="41" y="{y-3}" width="430" height="{tall/10+6:g}" viewBox="-30 -30 {_WIDE+60} {tall+60}" fill="none" '
-        f'stroke-linejoin="round" stroke-linecap="round">{_line(grid, "currentColor", 10, _FAINT)}{curves}</svg>')
+def _panel(y, tall, up, n, *curves):
+    "A clipped box at height `y`: `n` bands, uprights at `up` (in tenths of a pixel), curves."
+    uprights = ''.join(f'M{x:.0f} 0V{tall}' for x in up)
+    bands = ''.join(f'M0 {k*tall/n:.0f}H{_WIDE}' for k in range(n+1))
+    grid = _line(uprights+bands, 'currentColor', 10, _FAINT)
+    return (f'<svg x="41" y="{y-3}" width="430" height="{tall/10+6:g}" '
+        f'viewBox="-30 -30 {_WIDE+60} {tall+60}" fill="none" '
+        f'stroke-linejoin="round" stroke-linecap="round">{grid}{"".join(curves)}</svg>')
 
 def _svg(name, domain, frame, ghost, other):
-    "The drawing of one `_frame`, and dashed under it the forward path of the other pass, if there is one."
-    (lo,hi),(unit,bottom,top),(y,dots,g,ticks,zero,text) = domain,_scale(domain),frame
-    up = {k*unit: (k*unit-lo)/(hi-lo)*_WIDE for k in range(math.ceil(lo/unit), math.floor(hi/unit)+1)}
+    "The drawing of one `_frame`, and dashed under it the forward path of the other pass."
+    lo,hi = domain
+    unit,bottom,top = _scale(domain)
+    y,dots,g,ticks,zero,text = frame
     n,name = top-bottom,html.escape(name)
-    ends = [(k*unit-lo)/(hi-lo)*_WIDE for k in (bottom, top)]
-    forward = _panel(28, _TALL, up.values(), n, _line(f'M{ends[0]:.0f} {_TALL}L{ends[1]:.0f} 0', 'currentColor', 10, _DOTS)
-        + _line(ghost, _BLUE, 12, _DASH) + _line(y, _BLUE, 28, ' data-y=""') + _line(dots, _BLUE, 70, ' data-dots=""'))
-    slope = _panel(244, _LOW, up.values(), 4, f'<path d="{_fill(g, zero)}" fill="{_GOLD}" fill-opacity=".18" data-area=""/>'
-        + _line(f'M0 {zero}H{_WIDE}', 'currentColor', 10, ' stroke-opacity=".5" data-zero=""') + _line(g, _GOLD, 24, ' data-g=""'))
+    def across(k): return (k*unit-lo)/(hi-lo)*_WIDE
+    up = {k*unit: across(k) for k in range(math.ceil(lo/unit), math.floor(hi/unit)+1)}
+    identity = f'M{across(bottom):.0f} {_TALL}L{across(top):.0f} 0'
+    forward = _panel(28, _TALL, up.values(), n,
+        _line(identity, 'currentColor', 10, _DOTS),
+        _line(ghost, _BLUE, 12, _DASH),
+        _line(y, _BLUE, 28, ' data-y=""'),
+        _line(dots, _BLUE, 70, ' data-dots=""'))
+    slope = _panel(244, _LOW, up.values(), 4,
+        f'<path d="{_fill(g, zero)}" fill="{_GOLD}" fill-opacity=".18" data-area=""/>',
+        _line(f'M0 {zero}H{_WIDE}', 'currentColor', 10, ' stroke-opacity=".5" data-zero=""'),
+        _line(g, _GOLD, 24, ' data-g=""'))
     labels = [_text(36, 32.5+k*_TALL/10/n, _short((top-k)*unit), 'end') for k in range(n+1)]
-    labels += [_text(36, 348.5-k*_LOW/40, t, 'end', f' data-tick="{k}"') for k,t in enumerate(ticks.split('|'))]
+    for k,t in enumerate(ticks.split('|')):
+        labels.append(_text(36, 348.5-k*_LOW/40, t, 'end', f' data-tick="{k}"'))
     labels += [_text(44+x/10, 360, _short(v)) for v,x in up.items()]
-    labels += [_text(256, 377, 'x [steps]'), _text(468, 16, other, 'end', ' data-other=""'), _text(468, 232, text, 'end', ' data-text=""')]
-    heads = _text(66, 16, f'{name}(x) [steps]', 'start') + _text(66, 232, 'slope that backward sees', 'start')
-    return (f'<svg viewBox="-8 0 488 384" width="100%" style="display:block;max-width:560px" font-family="system-ui,sans-serif" font-size="13" '
-        f'fill="currentColor" role="img" aria-label="{name}: forward curve above, slope below">{forward}{slope}<g fill-opacity=".75">{"".join(labels)}</g>'
-        f'{heads}{_line("M46 11.5H61", _BLUE, 3)}{_line("M46 227.5H61", _GOLD, 3)}</svg>')
+    labels += [
+        _text(256, 377, 'x [steps]'),
+        _text(468, 16, other, 'end', ' data-other=""'),
+        _text(468, 232, text, 'end', ' data-text=""')]
+    heads = [
+        _text(66, 16, f'{name}(x) [steps]', 'start'),
+        _text(66, 232, 'slope that backward sees', 'start'),
+        _line('M46 11.5H61', _BLUE, 3),
+        _line('M46 227.5H61', _GOLD, 3)]
+    return ('<svg viewBox="-8 0 488 384" width="100%" style="display:block;max-width:560px" '
+        'font-family="system-ui,sans-serif" font-size="13" fill="currentColor" role="img" '
+        f'aria-label="{name}: forward curve above, slope below">{forward}{slope}'
+        f'<g fill-opacity=".75">{"".join(labels)}</g>{"".join(heads)}</svg>')
 
 # %% ../nbs/62_widgets.ipynb #4be5a02e
 _OTHER = ['dashed: hard=True', 'dashed: hard=False']
@@ -175,112 +219,173 @@ def _draw(f, domain, knobs, passes, hard, ghost=_ghost):
     return _svg(_name(f), domain, _frame(f, domain, knobs|this), *other)
 
 # %% ../nbs/62_widgets.ipynb #4f9d9f27
-_SCRIPT = """for(const r of document.querySelectorAll("[data-shok]")){if(r.shok)continue;r.shok=1;
-const d=JSON.parse(r.dataset.shok),sliders=[...r.querySelectorAll("input[type=range],select")],hard=r.querySelector("input[type=checkbox]"),
+_SCRIPT = """for(const r of document.querySelectorAll("[data-shok]")){
+    if(r.shok)continue;
+    r.shok=1;
+const d=JSON.parse(r.dataset.shok),
+    sliders=[...r.querySelectorAll("input[type=range],select")],
+    hard=r.querySelector("input[type=checkbox]"),
 put=(s,a,v)=>r.querySelectorAll(s).forEach(e=>a?e.setAttribute(a,v):e.textContent=v),
-draw=()=>{let k=0;sliders.forEach((e,i)=>{const t=d.stops[i];k=k*t.length+ +e.value;if(e.type=="range"){e.setAttribute("aria-valuetext",t[e.value]);e.nextElementSibling.textContent=t[e.value]}});
-const h=hard&&hard.checked?1:0,frame=h=>d.frames[h][k].map(i=>d.strings[i]),[y,dots,g,ticks,zero,text]=frame(h);
-put("[data-y]","d",y);put("[data-dots]","d",dots);put("[data-g]","d",g);put("[data-area]","d",g.replace(/M(-?\\d+) (-?\\d+)([^M]*)/g,`M$1 ${zero}V$2$3V${zero}`));
-put("[data-zero]","d",`M0 ${zero}H@wide`);put("[data-text]",0,text);ticks.split("|").forEach((t,i)=>put(`[data-tick="${i}"]`,0,t));
-if(hard){put("[data-ghost]","d",frame(1-h)[0]);put("[data-other]",0,d.other[h])}};
+draw=()=>{let k=0;
+    sliders.forEach((e,i)=>{
+        const t=d.stops[i];
+        k=k*t.length+ +e.value;
+        if(e.type=="range"){
+            e.setAttribute("aria-valuetext",t[e.value]);
+            e.nextElementSibling.textContent=t[e.value]}});
+const h=hard&&hard.checked?1:0,
+    frame=h=>d.frames[h][k].map(i=>d.strings[i]),
+    [y,dots,g,ticks,zero,text]=frame(h);
+put("[data-y]","d",y);
+    put("[data-dots]","d",dots);
+    put("[data-g]","d",g);
+    put("[data-area]","d",g.replace(
+        /M(-?\\d+) (-?\\d+)([^M]*)/g,`M$1 ${zero}V$2$3V${zero}`));
+put("[data-zero]","d",`M0 ${zero}H@wide`);
+    put("[data-text]",0,text);
+    ticks.split("|").forEach((t,i)=>put(`[data-tick="${i}"]`,0,t));
+if(hard){put("[data-ghost]","d",frame(1-h)[0]);
+    put("[data-other]",0,d.other[h])}};
 for(const e of [r,...r.querySelectorAll("[style]")])e.style.cssText=e.getAttribute("style");
-for(const t of["input","change"])r.addEventListener(t,draw);draw()}""".replace('@wide', str(_WIDE))
+for(const t of["input","change"])r.addEventListener(t,draw);
+    draw()}"""
+_SCRIPT = re.sub('\n +', '', _SCRIPT).replace('@wide', str(_WIDE))  # an indented line goes on
+
+def _even(k, most):
+    "At most `most` round values of a knob, from end to end."
+    if k.log: return np.geomspace(k.lo, k.hi, most)
+    return np.append(np.arange(k.lo, k.hi, _nice((k.hi-k.lo)/(most-1))), k.hi)
 
 def _stops(k, most):
     "At most `most` values of a knob from end to end, its start among them; or the options."
     if isinstance(k, Choice): return list(k.options)
-    v = np.geomspace(k.lo, k.hi, most) if k.log else np.append(np.arange(k.lo, k.hi, _nice((k.hi-k.lo)/(most-1))), k.hi)
-    whole = isinstance(k.default, int)
-    v = sorted({int(round(t)) if whole else min(max(float(_short(t)), k.lo), k.hi) for t in v})
-    v[int(np.abs(np.log(v)-np.log(k.default) if k.log else np.subtract(v, k.default)).argmin())] = k.default
+    def stop(t): return min(max(float(_short(t)), k.lo), k.hi)
+    if isinstance(k.default, int): v = sorted({int(round(t)) for t in _even(k, most)})
+    else: v = sorted({stop(t) for t in _even(k, most)})
+    away = np.log(v)-np.log(k.default) if k.log else np.subtract(v, k.default)
+    v[int(np.abs(away).argmin())] = k.default
     return v
 
-_ROW = 'style="display:flex;gap:.8em;align-items:center;margin:.3em 0;font:15px system-ui,sans-serif"'
+_ROW = ('style="display:flex;gap:.8em;align-items:center;margin:.3em 0;'
+    'font:15px system-ui,sans-serif"')
 
 def _range(name, stops, start):
-    name = html.escape(name)
-    return (f'<label {_ROW}><span>{name}</span><input type="range" min="0" max="{len(stops)-1}" value="{start}" autocomplete="off" '
-        f'aria-label="{name}" aria-valuetext="{stops[start]}" style="flex:1;min-width:0;height:1.6em;accent-color:#3f7fc1">'
-        f'<output style="min-width:3em;text-align:right;font-variant-numeric:tabular-nums">{stops[start]}</output></label>')
+    name,now = html.escape(name),stops[start]
+    return (f'<label {_ROW}><span>{name}</span>'
+        f'<input type="range" min="0" max="{len(stops)-1}" value="{start}" autocomplete="off" '
+        f'aria-label="{name}" aria-valuetext="{now}" '
+        'style="flex:1;min-width:0;height:1.6em;accent-color:#3f7fc1">'
+        '<output style="min-width:3em;text-align:right;font-variant-numeric:tabular-nums">'
+        f'{now}</output></label>')
 
 def _menu(name, stops, start):
-    name,options = html.escape(name),''.join(f'<option value="{i}"{" selected" if i == start else ""}>{html.escape(s)}</option>' for i,s in enumerate(stops))
-    return f'<label {_ROW}><span>{name}</span><select autocomplete="off" aria-label="{name}" style="font:inherit">{options}</select></label>'
+    name = html.escape(name)
+    def option(i, s):
+        selected = ' selected' if i == start else ''
+        return f'<option value="{i}"{selected}>{html.escape(s)}</option>'
+    options = ''.join(option(i, s) for i,s in enumerate(stops))
+    return (f'<label {_ROW}><span>{name}</span>'
+        f'<select autocomplete="off" aria-label="{name}" style="font:inherit">'
+        f'{options}</select></label>')
 
 def _check(hard):
-    return (f'<label {_ROW}><input type="checkbox" autocomplete="off"{" checked" if hard else ""} style="accent-color:#3f7fc1">'
+    checked = ' checked' if hard else ''
+    return (f'<label {_ROW}>'
+        f'<input type="checkbox" autocomplete="off"{checked} style="accent-color:#3f7fc1">'
         '<span>hard forward, same slope</span></label>')
 
 # %% ../nbs/62_widgets.ipynb #33187512
+def _label(v): return str(v) if v is None or isinstance(v, str) else _short(v)
+
+def _packed(frames):
+    "The strings of all frames, each once, and the frames as their numbers."
+    strings = list(dict.fromkeys(s for same in frames for frame in same for s in frame))
+    number = {s: i for i,s in enumerate(strings)}
+    numbers = [[[number[s] for s in frame] for frame in same] for same in frames]
+    return dict(strings=strings, frames=numbers)
+
 def player(
-    f,                # Called as `f(x, **knobs)`
-    hard:bool=None,   # Start with the hard forward pass? None if `f` may have no `hard=`
+    f:Callable,        # Called as `f(x, **knobs)`
+    hard:bool|None=None, # Start with the hard forward pass? None if `f` may have no `hard=`
     *,
-    domain=None,      # Left and right end of x, in steps; None is the catalog's, or (-2.5, 2.5)
-    **knobs           # Start of a knob, or its (low, high)
-)->str:               # HTML: no network, no library, no id
-    "The sliders of `tune` over curves computed beforehand, for a page without a kernel. Raises as `tune` does."
+    domain:tuple|None=None, # Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
+    **knobs            # Start of a knob, or its (low, high)
+)->str:                # HTML: no network, no library, no id
+    "The sliders of `tune` over curves computed beforehand. What `tune` raises."
     knobs,passes,domain = _facts(f, hard, domain, knobs)
     options = [len(k.options) for k in knobs.values() if isinstance(k, Choice)]
     most = max({1: 41, 2: 10}.get(len(knobs)-len(options), 5)//math.prod(options), 5)
     stops = [_stops(k, most) for k in knobs.values()]
-    frames = [[_frame(f, domain, dict(zip(knobs, v))|p) for v in itertools.product(*stops)] for p in passes]
-    strings = list(dict.fromkeys(s for fs in frames for fr in fs for s in fr))
-    index = {s:i for i,s in enumerate(strings)}
-    data = dict(stops=[[str(v) if v is None or isinstance(v, str) else _short(v) for v in t] for t in stops], strings=strings, frames=[[[index[s] for s in fr] for fr in fs] for fs in frames], other=_OTHER)
-    start = [t.index(k.default) for k,t in zip(knobs.values(), stops)]
-    kinds = [_menu if isinstance(k, Choice) else _range for k in knobs.values()]
-    controls = ''.join(c(*a) for c,*a in zip(kinds, knobs, data['stops'], start)) + (_check(hard) if len(passes) == 2 else '')
-    svg = _draw(f, domain, {n:k.default for n,k in knobs.items()}, passes, hard)
-    text = html.escape(json.dumps(data, separators=(',', ':')), quote=False).replace("'", '&#39;')
-    return f"<div data-shok='{text}' style=\"max-width:560px\">{controls}{svg}</div><script>{_SCRIPT}</script>"
+    settings = [dict(zip(knobs, v)) for v in itertools.product(*stops)]
+    frames = [[_frame(f, domain, setting|p) for setting in settings] for p in passes]
+    labels = [[_label(v) for v in t] for t in stops]
+    data = dict(stops=labels, **_packed(frames), other=_OTHER)
+    controls = []
+    for k,t,words in zip(knobs.values(), stops, labels):
+        make = _menu if isinstance(k, Choice) else _range
+        controls.append(make(k.name, words, t.index(k.default)))
+    if len(passes) == 2: controls.append(_check(hard))
+    svg = _draw(f, domain, {n: k.default for n,k in knobs.items()}, passes, hard)
+    text = json.dumps(data, separators=(',', ':'))
+    text = html.escape(text, quote=False).replace("'", '&#39;')
+    return (f"<div data-shok='{text}' style=\"max-width:560px\">{''.join(controls)}{svg}</div>"
+        f'<script>{_SCRIPT}</script>')
 
 # %% ../nbs/62_widgets.ipynb #dddf8320
 def _slider(k):
     "An ipywidgets slider for a knob, or a menu for a choice."
-    kw = dict(value=k.default, description=k.name, style=dict(description_width='initial'), layout=W.Layout(width='auto'))
+    look = dict(style=dict(description_width='initial'), layout=W.Layout(width='auto'))
+    kw = dict(value=k.default, description=k.name, **look)
     if isinstance(k, Choice): return W.Dropdown(options=[(str(o), o) for o in k.options], **kw)
     if isinstance(k.default, int): return W.IntSlider(min=k.lo, max=k.hi, **kw)
-    if k.log: return W.FloatLogSlider(min=math.log10(k.lo), max=math.log10(k.hi), step=.01, readout_format='.3g', **kw)
-    return W.FloatSlider(min=k.lo, max=k.hi, step=_nice((k.hi-k.lo)/100), readout_format='.3g', **kw)
+    kw |= dict(readout_format='.3g')
+    lo,hi = k.lo,k.hi
+    if k.log: return W.FloatLogSlider(min=math.log10(lo), max=math.log10(hi), step=.01, **kw)
+    return W.FloatSlider(min=lo, max=hi, step=_nice((hi-lo)/100), **kw)
 
 class _Tune(W.VBox):
     "Sliders, a toggle and a drawing; on a static page, a `player`."
     def __init__(self, f, hard, domain, given):
-        self.f,(self.knobs,self.passes,self.domain) = f,_facts(f, hard, domain, given)
-        self.sliders = {n:_slider(k) for n,k in self.knobs.items()}
-        self.hard = W.Checkbox(value=bool(hard), description='hard forward, same slope', indent=False)
+        self.f = f
+        self.knobs,self.passes,self.domain = _facts(f, hard, domain, given)
+        self.sliders = {n: _slider(k) for n,k in self.knobs.items()}
+        self.hard = W.Checkbox(
+            value=bool(hard), description='hard forward, same slope', indent=False)
         self.picture,self.seen = W.HTML(),(torch.empty(0), '')
         toggle = [self.hard] if len(self.passes) == 2 else []
-        super().__init__([*self.sliders.values(), *toggle, self.picture], layout=W.Layout(max_width='560px'))
+        parts = [*self.sliders.values(), *toggle, self.picture]
+        super().__init__(parts, layout=W.Layout(max_width='560px'))
         for w in (*self.sliders.values(), self.hard): w.observe(self.draw, 'value')
         self.draw()
 
     def draw(self, change=None):
         "Redraw for the values of the sliders."
-        knobs = {n:w.value for n,w in self.sliders.items()}
-        self.picture.value = _draw(self.f, self.domain, knobs, self.passes, self.hard.value, self.ghost)
+        knobs = {n: w.value for n,w in self.sliders.items()}
+        self.picture.value = _draw(
+            self.f, self.domain, knobs, self.passes, self.hard.value, self.ghost)
 
     def ghost(self, f, domain, knobs):
-        "`_ghost`, kept while `f` stays the same at 2048 points, closer than pixels: a hard pass often does."
+        "`_ghost`, kept while `f` stays the same at 2048 points: a hard pass often does."
         y = f(torch.linspace(*domain, 2048, dtype=torch.float64), **knobs)
         if not torch.equal(y, self.seen[0]): self.seen = y,_ghost(f, domain, knobs)
         return self.seen[1]
 
     def _repr_mimebundle_(self, **kw):
         "The player for a page to keep, and the widget where a kernel is there to answer it."
-        knobs = {n:replace(k, default=self.sliders[n].value) for n,k in self.knobs.items()}
-        page = player(self.f, self.hard.value if len(self.passes) == 2 else None, domain=self.domain, **knobs)
+        knobs = {n: replace(k, default=self.sliders[n].value) for n,k in self.knobs.items()}
+        hard = self.hard.value if len(self.passes) == 2 else None
+        page = player(self.f, hard, domain=self.domain, **knobs)
         data = {'text/plain': f'tune({_name(self.f)})', 'text/html': page}
-        if isinstance(self.comm, DummyComm) or getattr(self.comm, 'kernel', self) is None: return data
+        alone = isinstance(self.comm, DummyComm) or getattr(self.comm, 'kernel', self) is None
+        if alone: return data
         return super()._repr_mimebundle_(**kw) | data
 
 def tune(
-    f,                # Called as `f(x, **knobs)`
-    hard:bool=None,   # Start with the hard forward pass? None if `f` may have no `hard=`
+    f:Callable,        # Called as `f(x, **knobs)`
+    hard:bool|None=None, # Start with the hard forward pass? None if `f` may have no `hard=`
     *,
-    domain=None,      # Left and right end of x, in steps; None is the catalog's, or (-2.5, 2.5)
-    **knobs           # Start of a knob, or its (low, high)
-)->W.VBox:            # Shows itself, live or as a `player`
-    "A slider for each knob of `f`, a menu for each choice, its curve and slope. A knob outside its range raises."
+    domain:tuple|None=None, # Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
+    **knobs            # Start of a knob, or its (low, high)
+)->W.VBox:             # Shows itself, live or as a `player`
+    "A slider for each knob of `f`, a menu for each choice. A knob outside its range raises."
     return _Tune(f, hard, domain, knobs)

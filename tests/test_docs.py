@@ -61,7 +61,7 @@ def test_arrows_go_down():
         src = (ROOT/'shok_nb'/f'{n}.py')
         if src.exists():
             roots = set(re.findall(r'^(?:from|import) (\w+)', src.read_text('utf-8'), re.M))
-            assert roots <= {'torch', 'math', 'numbers', 'os', 'shok_nb', 'functools', 'collections', 'dataclasses', 'contextlib', 'threading', 'warnings', 'copy', 'types', 'typing'}, (n, roots)
+            assert roots <= {'torch', 'math', 'numbers', 'os', 'shok_nb', 'functools', 'collections', 'dataclasses', 'contextlib', 'threading', 'warnings', 'copy', 'types', 'typing', 'inspect'}, (n, roots)
 
 def test_references():
     "Every arXiv id that a page cites has its title on the page of references, and every one there is cited."
