@@ -33,7 +33,6 @@ from shok_nb.jpeg import (
     psnr,
 )
 from .soft import soft_round
-from .staircases import staircase
 from .ste import round_ste
 
 # %% ../nbs/72_demo.ipynb #718b690f

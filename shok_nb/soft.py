@@ -28,10 +28,11 @@ def _between(a, q): return _clamp(a, _SMALL[q.dtype], _LARGE[q.dtype])
 def _beyond(a, q): return _clamp(a, _LARGE[q.dtype], math.inf)
 
 def _three(series, closed, large):
-    "A rise in `q` with one formula for each range of alpha: a number takes one, a tensor all."
+    "A rise with a formula for each range of alpha: a number takes one, a tensor all."
     def rise(q, a):
         low,high = a < _SMALL[q.dtype],a > _LARGE[q.dtype]
-        if not isinstance(a, Tensor): return (series if low else large if high else closed)(q, a)
+        if not isinstance(a, Tensor):
+            return (series if low else large if high else closed)(q, a)
         return torch.where(low, series(q, a), torch.where(high, large(q, a), closed(q, a)))
     return rise
 
