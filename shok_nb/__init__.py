@@ -48,7 +48,7 @@ __all__ += quantize.__all__
 __all__ += learned.__all__
 __all__ += scalar_quantize.__all__
 
-_LATER = 'catalog', 'plots', 'widgets', 'lab', 'jpeg', 'demo'      # they need more than torch
+_LATER = 'catalog', 'checks', 'plots', 'widgets', 'lab', 'jpeg', 'demo'      # they need more than torch
 
 def __getattr__(name):
     "The modules that need more than torch, imported when asked for."
