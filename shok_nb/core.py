@@ -9,6 +9,7 @@ __all__ = ['estimator', 'straight_through']
 import math
 from collections.abc import Callable
 from functools import partial
+from inspect import Parameter, Signature
 from types import BuiltinFunctionType
 import torch
 from torch import Tensor
@@ -79,6 +80,21 @@ def _constants(x, knobs):
     def constant(k): return torch.full((), k, dtype=_wide(x.dtype), device=x.device)
     return [constant(k) if isinstance(k, float) else k for k in knobs]
 
+def _defaults(ranges):
+    "The defaults of knobs, and their ranges without them."
+    defaults = {n: kw['default'] for n,kw in ranges.items() if 'default' in kw}
+    bare = {n: {k: v for k,v in kw.items() if k != 'default'} for n,kw in ranges.items()}
+    return defaults,bare
+
+def _introduce(f, name, names, defaults, **options):
+    "Give `f` a name and a signature. Where Dynamo makes one at each call, it needs neither."
+    if torch.compiler.is_compiling(): return
+    place,word,none = Parameter.POSITIONAL_OR_KEYWORD,Parameter.KEYWORD_ONLY,Parameter.empty
+    knobs = [Parameter(n, place, default=defaults.get(n, none)) for n in names]
+    last = [Parameter(n, word, default=v) for n,v in options.items()]
+    f.__signature__ = Signature([Parameter('x', place), *knobs, *last])
+    f.__name__ = f.__qualname__ = name
+
 class estimator:
     "An elementwise operation with its own slope, right under every transform, on any grid."
     def __init__(self,
@@ -91,9 +107,11 @@ class estimator:
         hard:bool=True,  # Does an exported graph want `value` alone?
         near:bool=True,  # Is the value never more than two from `v`?
         pure:bool=False, # Do formulas depend on their arguments alone, and may be replayed?
-        **ranges:dict    # What `check_knob` takes, for each knob in order: `alpha=dict(lo=0.)`
+        **ranges:dict    # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
     ):
         self.name,self.value,self.slope = name,value,slope
+        self.defaults,ranges = _defaults(ranges)
+        self.names = *ranges,
         self.compiled = compiled or value
         self.hard,self.near,self.pure = hard,near,pure
         if plain is None:
@@ -107,11 +125,16 @@ class estimator:
         def bare(x): return self.forward(x, 1., 0.)
         self.bare = value if builtin else bare
         self.kernels = {}
+        _introduce(self, name, self.names, self.defaults, step=1., offset=0.)
+
+    def __repr__(self): return f'{self.name}{self.__signature__}'
 
     def __call__(
-        self, x:Tensor, *knobs:float|Tensor, step:float|Tensor=1., offset:float|Tensor=0.,
+        self, x:Tensor, *knobs:float|Tensor,
+        step:float|Tensor=1., offset:float|Tensor=0., **named:float|Tensor
     )->Tensor:
         check_input(x, self.name)
+        if named or len(knobs) < len(self.names): knobs = self._bind(knobs, named)
         how,rest = mode(),[step, offset, *knobs]
         learns = self._check(x, rest, how)
         if how == 'export' and self.hard: return self.forward(x, *rest)
@@ -123,6 +146,18 @@ class estimator:
         if self.slope is None and len(rest) == 2 and _default(*rest):
             return _straight(x, self.bare)
         return _evaluate(self, x, *rest)
+
+    def _bind(self, knobs, named):
+        "All knobs in order, by position, by name or by default."
+        names,wrong = self.names,None
+        given = self.defaults | dict(zip(names, knobs)) | named
+        for n in named:
+            if n not in names: wrong = f'no knob {n}, only {", ".join(names) or "none"}'
+            elif n in names[:len(knobs)]: wrong = f'{n} is given twice'
+        for n in names:
+            if n not in given: wrong = f'{n} is missing and has no default'
+        if wrong: raise TypeError(f'{self.name}: {wrong}')
+        return [given[n] for n in names]
 
     def _check(self, x, rest, how):
         "Leaves numbers in range and tensors that fit in `rest`, or raises. Does one learn?"

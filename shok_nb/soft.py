@@ -33,11 +33,12 @@ def _three(series, closed, large):
         low,high = a < _SMALL[q.dtype],a > _LARGE[q.dtype]
         if not isinstance(a, Tensor):
             return (series if low else large if high else closed)(q, a)
-        return torch.where(low, series(q, a), torch.where(high, large(q, a), closed(q, a)))
+        near,far = series(q, a),large(q, a)
+        return torch.where(low, near, torch.where(high, far, closed(q, a)))
     return rise
 
 def _closed(q, a):
-    if not isinstance(a, Tensor) and a <= 6:            # from a tanh; its error grows with cosh(a/2)
+    if not isinstance(a, Tensor) and a <= 6:      # from a tanh; its error grows with cosh(a/2)
         t,end,p = torch.tanh(q*(a/2)),math.tanh(a/2),1/math.cosh(a/2)**2
         d = t - end
         return t*(p/end)/(d*d + p)

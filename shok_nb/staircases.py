@@ -9,11 +9,22 @@ __all__ = ['staircase']
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from .core import estimator
+from .compat import dispatch_modes, mode
+from .core import _introduce, estimator
 from .parts import _finite, _sign, _spread
 from .pieces import _PLAIN
 
 # %% ../nbs/08_staircases.ipynb #b8000005
+def _check_slope(name, rise, slope, knobs, h=1e-6):
+    "A slope that is not that of its rise raises. Central differences err by h² and rounding."
+    q = torch.linspace(.01, .49, 49, dtype=torch.float64, device='cpu')
+    with torch.no_grad():
+        climb = (rise(q+h, *knobs)-rise(q-h, *knobs))/(2*h)
+        wrong = ~((slope(q, *knobs)-climb).abs() <= 1e-4*(1+climb.abs()))
+        if not wrong.any(): return
+        at,is_,by = (t[wrong][0].item() for t in (q, slope(q, *knobs).expand_as(q), climb))
+    raise ValueError(f'{name}: the slope at q = {at:g} is {is_:g}; the rise climbs by {by:g}')
+
 class staircase:
     "A curve through the integers; `hard=True` is `torch.round` with the slope of the curve."
     def __init__(self,
@@ -23,7 +34,7 @@ class staircase:
         /, *,
         odd:bool=False,  # Are both right for q in [-½, 0] too, the rise odd, the slope even?
         pure:bool=False, # Do both depend on their arguments alone? Then they may be replayed
-        **ranges:dict    # What `check_knob` takes, for each knob in order: `alpha=dict(lo=0.)`
+        **ranges:dict    # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
     ):
         def value(v, *knobs):
             n = torch.round(v)
@@ -60,9 +71,16 @@ class staircase:
             name, value, incline, plain, compiled=compiled, hard=False, pure=pure, **ranges)
         self.hard = estimator(name, hard, incline, through, pure=pure, **ranges)
         self.hard.single = True
+        names,defaults = self.soft.names,self.soft.defaults
+        _introduce(self, name, names, defaults, hard=False, step=1., offset=0.)
+        known = len(names) == len(defaults) and mode() == 'eager' and not dispatch_modes()
+        if known: _check_slope(name, rise, slope, [*defaults.values()])
+
+    def __repr__(self): return f'{self.__name__}{self.__signature__}'
 
     def __call__(
-        self, x:Tensor, *knobs:float|Tensor,
-        hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
+        self, x:Tensor, *knobs:float|Tensor, hard:bool=False,
+        step:float|Tensor=1., offset:float|Tensor=0., **named:float|Tensor
     )->Tensor:
-        return (self.hard if hard else self.soft)(x, *knobs, step=step, offset=offset)
+        f = self.hard if hard else self.soft
+        return f(x, *knobs, step=step, offset=offset, **named)
