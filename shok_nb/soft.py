@@ -37,7 +37,7 @@ def _three(series, closed, large):
     return rise
 
 def _closed(q, a):
-    if not isinstance(a, Tensor) and a <= 6:            # from a tanh; its error grows with cosh(a/2)
+    if not isinstance(a, Tensor) and a <= 6:      # from a tanh; its error grows with cosh(a/2)
         t,end,p = torch.tanh(q*(a/2)),math.tanh(a/2),1/math.cosh(a/2)**2
         d = t - end
         return t*(p/end)/(d*d + p)
