@@ -271,6 +271,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                             'shok_nb.nn.SoftRound': ('modules.html#softround', 'shok_nb/nn.py'),
                             'shok_nb.nn.StochasticRound': ('modules.html#stochasticround', 'shok_nb/nn.py'),
                             'shok_nb.nn.TruncSTE': ('modules.html#truncste', 'shok_nb/nn.py'),
+                            'shok_nb.nn._Layer': ('modules.html#_layer', 'shok_nb/nn.py'),
+                            'shok_nb.nn._Layer.__init__': ('modules.html#_layer.__init__', 'shok_nb/nn.py'),
                             'shok_nb.nn._hold': ('modules.html#_hold', 'shok_nb/nn.py'),
                             'shok_nb.nn._is_float': ('modules.html#_is_float', 'shok_nb/nn.py'),
                             'shok_nb.nn._name': ('modules.html#_name', 'shok_nb/nn.py'),

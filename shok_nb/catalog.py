@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from inspect import signature
+from typing import Any
 from .cubic import cubic_round
 from .decimals import decimal_ste, diff_round
 from .dither import dither_round, noisy_soft_round, uniform_noise
@@ -106,12 +107,14 @@ _ties = Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down'))
 _noise = Choice('kind', 'uniform', ('uniform', 'triangular', 'gaussian', 'kumaraswamy'))
 _mixed = Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit'))
 
-_sign = dict(on_grid=True, equivariant=False, unbounded=False, grid=False)
-_bit = _sign | dict(mass_one=False)
-_clamped = dict(on_grid=True, mass_one=False, equivariant=False, unbounded=False)
-_curve = dict(exact_slope=True, continuous=True)
-_one_step = dict(mass_one=False, odd=False, equivariant=False, grid=False, unbounded=False)
-_drawn = dict(random=True, monotone=False)
+_Claims = dict[str,Any]
+_sign:_Claims = dict(on_grid=True, equivariant=False, unbounded=False, grid=False)
+_bit:_Claims = _sign | dict(mass_one=False)
+_clamped:_Claims = dict(on_grid=True, mass_one=False, equivariant=False, unbounded=False)
+_curve:_Claims = dict(exact_slope=True, continuous=True)
+_one_step:_Claims = dict(
+    mass_one=False, odd=False, equivariant=False, grid=False, unbounded=False)
+_drawn:_Claims = dict(random=True, monotone=False)
 
 _tanh = '2006.09952'
 _answer = 'SO 46596636'

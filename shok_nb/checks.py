@@ -332,7 +332,7 @@ def _row_of(f):
     ps = signature(f).parameters
     numbers = {n: p.default for n,p in ps.items() if type(p.default) is float and p.default}
     for n in ('step', 'offset'): numbers.pop(n, None)
-    knobs = [Knob(n, k, *sorted((k/2, k*2))) for n,k in numbers.items()]
+    knobs = [Knob(n, k, min(k/2, 2*k), max(k/2, 2*k)) for n,k in numbers.items()]
     forms = dict(smooth='hard' in ps, grid='step' in ps)
     y = f(torch.tensor([math.inf, -math.inf]))
     unbounded = not y.isfinite().any()

@@ -81,8 +81,8 @@ def to_text(
     bits:Tensor # bool, 256 of them
 )->str:         # 32 characters, a dot for what is no letter
     "Inverse of `to_bits`."
-    bits = bits.flatten().tolist()
-    letters = (chr(sum(b << 7-i for i,b in enumerate(bits[k:k+8]))) for k in range(0, 256, 8))
+    flat = bits.flatten().tolist()
+    letters = (chr(sum(b << 7-i for i,b in enumerate(flat[k:k+8]))) for k in range(0, 256, 8))
     return ''.join(c if c.isprintable() else '·' for c in letters)
 
 # %% ../nbs/72_demo.ipynb #a0b69411
@@ -91,10 +91,10 @@ def _luma(rgb): return .299*rgb[:, :1] + .587*rgb[:, 1:2] + .114*rgb[:, 2:]
 class Result(NamedTuple):
     "One estimator; a pair holds quality 10 and 25."
     name:str      # What the marks were trained through
-    errors:list   # Share of bits read wrongly, all copies counted
-    texts:list    # The message after the vote
-    wrong:list    # Wrong bits of its 256
-    psnr:list     # Of the marked photo against the photo, in dB
+    errors:tuple  # Share of bits read wrongly, all copies counted
+    texts:tuple   # The message after the vote
+    wrong:tuple   # Wrong bits of its 256
+    psnr:tuple    # Of the marked photo against the photo, in dB
     seconds:float # To train both marks
     mark:Tensor   # For quality 10, in grey levels
     marked:Tensor # The photo with it
@@ -132,8 +132,8 @@ def trial(
         wrong = (vote != bits).sum().item()
         dB = psnr(photo, marked).item()
         out.append((error, to_text(vote), wrong, dB, mark, marked, decoded))
-    *pairs,marks,marked,decoded = zip(*out)
-    return Result(name, *pairs, seconds, marks[0], marked[0], decoded[0])
+    errors,texts,wrong,dBs,marks,marked,decoded = zip(*out)
+    return Result(name, errors, texts, wrong, dBs, seconds, marks[0], marked[0], decoded[0])
 
 # %% ../nbs/72_demo.ipynb #f4b59b24
 estimators = (

@@ -65,7 +65,7 @@ def _extremes(g, dim):
     axes = tuple(range(g.ndim)) if dim is None else dim
     return torch.amin(g, axes, keepdim=True),torch.amax(g, axes, keepdim=True)
 
-def _largest(g, dim, eps=0., group=None):
+def _largest(g, dim, eps:float|Tensor=0., group=None):
     "The largest magnitudes of `g`, at least `eps`, over `dim` and all ranks of `group`."
     if g.numel():
         low,high = _extremes(g, dim)
@@ -119,11 +119,11 @@ def _axis(fn, d, x):
     "The number of an axis of `x`, from 0 on."
     if isinstance(d, bool) or not isinstance(d, numbers.Integral):
         raise TypeError(f'{fn}: dim must be an int or a tuple of them, got {type(d).__name__}')
-    most = max(x.ndim, 1)
-    if not -most <= d < most:
+    axis,most = int(d),max(x.ndim, 1)
+    if not -most <= axis < most:
         raise IndexError(f'{fn}: dim {_shown(d)} is out of range for x of shape '
             f'{tuple(x.shape)}')
-    return int(d) % most
+    return axis % most
 
 def _check_dim(fn, dim, x):
     "The axes as ints, a tuple of them or None."
@@ -152,10 +152,10 @@ def normalize_grad(
 )->Tensor:        # A view of `x`
     "A view, gradient divided by its largest magnitude (shok `ScaleGrad`). Integer `x` raises."
     check_input(x, 'normalize_grad')
-    eps = check_knob(eps, x, 'normalize_grad', 'eps')
+    least = check_knob(eps, x, 'normalize_grad', 'eps')
     dim = _check_dim('normalize_grad', dim, x)
     if group is not None: _outside('normalize_grad: group')
-    def normalized(g): return (g/_over(_largest(g, dim, eps, group))).to(g.dtype)
+    def normalized(g): return (g/_over(_largest(g, dim, least, group))).to(g.dtype)
     return _regrade('normalize_grad', x, normalized)
 
 # %% ../nbs/40_scale_grad.ipynb #ef173bf8

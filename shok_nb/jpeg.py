@@ -117,8 +117,9 @@ def _ycc(x):
     y = .299*r + .587*g + .114*b
     return [y, (b-y)/1.772 + 128, (r-y)/1.402 + 128]
 
-def _rgb(y, cb=None, cr=None):
-    if cb is None: return y
+def _rgb(y, *colours):
+    if not colours: return y
+    cb,cr = colours
     r,b = y + 1.402*(cr-128),y + 1.772*(cb-128)
     return torch.cat([r, (y - .299*r - .114*b)/.587, b], 1)
 

@@ -61,7 +61,7 @@ def bias_variance(
     return torch.stack([x, exact, e.mean(0), e.var(0)])
 
 # %% ../nbs/63_lab.ipynb #db40bacb
-def _pair(xlabel, *titles):
+def _pair(xlabel, *titles)->Sequence:
     "A figure with two Axes side by side."
     _,ax = plt.subplots(1, 2, figsize=(8, 3.2), dpi=80, layout='constrained')
     for a,title in zip(ax, titles):

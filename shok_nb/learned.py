@@ -26,7 +26,7 @@ def _steps(w, step, offset, fn):
     return (wide-offset)/step,step,offset
 
 # %% ../nbs/53_learned.ipynb #5cb2e46e
-def _rectified(v, zeta=1.1, gamma=-.1):
+def _rectified(v, zeta:float|Tensor=1.1, gamma:float|Tensor=-.1):
     return _lean(_saturate, torch.sigmoid(v)*(zeta-gamma)+gamma, 0., 1.)
 
 def rectified_sigmoid(
@@ -37,9 +37,9 @@ def rectified_sigmoid(
 )->Tensor:            # Between 0 and 1, both ends included; shape and dtype of `v`
     "Stretched, clipped sigmoid (arXiv:1712.01312; 2004.10568, eq. 23). Bad ends raise."
     check_input(v, 'rectified_sigmoid', 'v')
-    zeta = check_knob(zeta, v, 'rectified_sigmoid', 'zeta', 1., open=True)
-    gamma = check_knob(gamma, v, 'rectified_sigmoid', 'gamma', -math.inf, 0., open=True)
-    return _rectified(v, zeta, gamma)
+    high = check_knob(zeta, v, 'rectified_sigmoid', 'zeta', 1., open=True)
+    low = check_knob(gamma, v, 'rectified_sigmoid', 'gamma', -math.inf, 0., open=True)
+    return _rectified(v, high, low)
 
 def adaround_init(
     w:Tensor,                # Weights; floating dtype
@@ -83,15 +83,14 @@ def adaround_beta(
 )->float:               # The exponent of `adaround_penalty`
     "Cosine from 20 to 2 (arXiv:2004.10568 and its code). A `warmup` outside [0, 1) raises."
     def number(k, arg, lo=-math.inf):
-        return check_knob(k, None, 'adaround_beta', arg, lo, open=True)
-    start = number(start, 'start')
-    end = number(end, 'end')
-    count = number(count, 'count')
-    steps = number(steps, 'steps', 0.)
+        return float(check_knob(k, None, 'adaround_beta', arg, lo, open=True))
+    first = number(start, 'start')
+    last = number(end, 'end')
+    done = number(count, 'count')/number(steps, 'steps', 0.)
     if check_knob(warmup, None, 'adaround_beta', 'warmup', 0., 1.) == 1:
         raise ValueError(f'adaround_beta: warmup must be in [0, 1), got {warmup}')
-    t = min(max((count/steps-warmup)/(1-warmup), 0.), 1.)
-    return end + (start-end)*(1+math.cos(math.pi*t))/2
+    t = min(max((done-warmup)/(1-warmup), 0.), 1.)
+    return last + (first-last)*(1+math.cos(math.pi*t))/2
 
 # %% ../nbs/53_learned.ipynb #c4c84a79
 def flexround(
@@ -129,7 +128,7 @@ def signround_range(
     "Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Bad `bits` raises."
     check_count(bits, 'signround_range', 'bits', 1, 24)
     check_input(w, 'signround_range', 'w')
-    dim = _check_dim('signround_range', dim, w)
+    _check_dim('signround_range', dim, w)
     alpha = check_knob(alpha, w, 'signround_range', 'alpha', open=True)
     beta = check_knob(beta, w, 'signround_range', 'beta', open=True)
     low,high = w.detach().aminmax(dim=dim, keepdim=dim is not None)

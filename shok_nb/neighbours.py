@@ -8,7 +8,7 @@ __all__ = ['local_expectation', 'reinmax_round', 'sga_round']
 # %% ../nbs/32_neighbours.ipynb #19b6e36d
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 import torch
 from torch import Tensor
 from .arguments import check_count, check_knob
@@ -140,7 +140,7 @@ def _among_three(kind):
 @_cached
 def _sga(kind, neighbours):
     value,slope,plain = (_between_two if neighbours == 2 else _among_three)(kind)
-    noise = {f'u{i}': {} for i in range(2*neighbours-3)}
+    noise:dict[str,Any] = {f'u{i}': {} for i in range(2*neighbours-3)}
     return estimator('sga_round', value, slope, plain, hard=False,
         temperature=dict(open=True), scale=dict(open=True), **noise, pure=True)
 
@@ -163,7 +163,7 @@ def sga_round(
         raise ValueError(f"sga_round: kind must be one of {', '.join(_CHANCES)}, got {kind!r}")
     neighbours = check_count(neighbours, 'sga_round', 'neighbours', 2, 3)
     temperature = check_knob(temperature, x, 'sga_round', 'temperature', open=True)
-    scale = check_knob(scale, x, 'sga_round', 'scale', open=True)
+    a = check_knob(scale, x, 'sga_round', 'scale', open=True)
     def draw(i): return uniform_like(x, generator=generator, seed=seed, draw=i, fn='sga_round')
     noise = [draw(i) for i in range(2*neighbours-3)]
-    return _sga(kind, neighbours)(x, temperature, scale, *noise, step=step, offset=offset)
+    return _sga(kind, neighbours)(x, temperature, a, *noise, step=step, offset=offset)

@@ -86,6 +86,12 @@ class Rounding(nn.Module):
         return ', '.join(shown)
 
 # %% ../nbs/51_modules.ipynb #96a06a3b
+class _Layer(Rounding):
+    "A layer that has its function, and takes knobs alone. `_twin` says which."
+    # what type checkers see in place of `Rounding`'s
+    def __init__(self, *args, learnable:bool=False, **knobs):
+        super().__init__(*args, learnable=learnable, **knobs)
+
 def _twin(f, deployed=None):
     "Gives a class an `__init__` that takes what `f` takes, and makes it the layer of `f`."
     everything = signature(f).parameters
@@ -106,41 +112,41 @@ def _twin(f, deployed=None):
         more = [Parameter('learnable', Parameter.KEYWORD_ONLY, default=False, annotation=bool)]
         __init__.__signature__ = Signature(own + knobs + (more if knobs else []))
         __init__.__qualname__ = f'{cls.__qualname__}.__init__'
-        __init__.__delwrap__ = f          # there fastcore's docments reads what the knobs mean
+        setattr(__init__, '__delwrap__', f) # where fastcore's docments reads about the knobs
         cls.__init__ = __init__
         return cls
     return decorate
 
 # %% ../nbs/51_modules.ipynb #8a537b75
 @_twin(round_ste)
-class RoundSTE(Rounding): "See `round_ste`; evaluation is the same operation."
+class RoundSTE(_Layer): "See `round_ste`; evaluation is the same operation."
 
 @_twin(floor_ste)
-class FloorSTE(Rounding): "See `floor_ste`; evaluation is the same operation."
+class FloorSTE(_Layer): "See `floor_ste`; evaluation is the same operation."
 
 @_twin(ceil_ste)
-class CeilSTE(Rounding): "See `ceil_ste`; evaluation is the same operation."
+class CeilSTE(_Layer): "See `ceil_ste`; evaluation is the same operation."
 
 @_twin(trunc_ste)
-class TruncSTE(Rounding): "See `trunc_ste`; evaluation is the same operation."
+class TruncSTE(_Layer): "See `trunc_ste`; evaluation is the same operation."
 
 @_twin(sign_ste)
-class SignSTE(Rounding): "See `sign_ste`; evaluation is the same operation."
+class SignSTE(_Layer): "See `sign_ste`; evaluation is the same operation."
 
 @_twin(ratio_round)
-class RatioRound(Rounding): "See `ratio_round`; evaluation is the same operation."
+class RatioRound(_Layer): "See `ratio_round`; evaluation is the same operation."
 
 @_twin(soft_round)
-class SoftRound(Rounding): "See `soft_round`; evaluation is `torch.round`."
+class SoftRound(_Layer): "See `soft_round`; evaluation is `torch.round`."
 
 @_twin(logistic_round)
-class LogisticRound(Rounding): "See `logistic_round`; evaluation is `torch.round`."
+class LogisticRound(_Layer): "See `logistic_round`; evaluation is `torch.round`."
 
 @_twin(cubic_round)
-class CubicRound(Rounding): "See `cubic_round`; evaluation is `torch.round`."
+class CubicRound(_Layer): "See `cubic_round`; evaluation is `torch.round`."
 
 @_twin(stochastic_round, round_ste)
-class StochasticRound(Rounding):
+class StochasticRound(_Layer):
     "See `stochastic_round`; `seed` is a buffer to advance. Evaluation is `torch.round`."
 
 # %% ../nbs/51_modules.ipynb #cd28566b
@@ -202,9 +208,10 @@ def bake_(
 )->nn.Module:       # `model` itself
     "Make the weights of evaluation permanent, and remove what rounds them (and nothing else)."
     for m in list(model.modules()):
-        for name in list(getattr(m, 'parametrizations', ())):
+        lists = getattr(m, 'parametrizations', {})
+        for name in list(lists):
             if not _rounded(m, name): continue
-            m.parametrizations[name].eval()
+            lists[name].eval()
             _own_class(m)
             parametrize.remove_parametrizations(m, name, leave_parametrized=True)
     return model

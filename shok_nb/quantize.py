@@ -8,7 +8,7 @@ __all__ = ['fake_quantize', 'lsq', 'lsq_init', 'pact', 'dorefa', 'dorefa_weight'
 # %% ../nbs/52_quantize.ipynb #5f40add6
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
@@ -36,7 +36,7 @@ def _select(n, at, low, high):
 
 def _plain(v, low, high): return _select(_pass(v, torch.round(v)), v, low, high)
 
-_ends = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
+_ends:dict[str,Any] = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
 _valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends, pure=True)
 _kept = estimator('fake_quantize', _clip, near=False, **_ends, pure=True)
 
@@ -94,13 +94,13 @@ def lsq(
     "Learned step size (arXiv:1902.08153, with `offset` 2004.09576). Bad bits or step raises."
     check_count(bits, 'lsq', 'bits', 1+bool(signed), 24)
     check_input(x, 'lsq')
-    step = check_knob(step, x, 'lsq', 'step', open=True)
+    s = check_knob(step, x, 'lsq', 'step', open=True)
     offset = check_knob(offset, x, 'lsq', 'offset', -math.inf, open=True)
     qmin,qmax = (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
-    if isinstance(step, Tensor):
-        each = max(x.numel()//step.numel(), 1)          # values that share a step
-        step = scale_grad(step, (each*qmax)**-.5)
-    y = fake_quantize(x-offset, step, 0, qmin, qmax, rounding=rounding, gradient='clipped')
+    if isinstance(s, Tensor):
+        each = max(x.numel()//s.numel(), 1)             # values that share a step
+        s = scale_grad(s, (each*qmax)**-.5)
+    y = fake_quantize(x-offset, s, 0, qmin, qmax, rounding=rounding, gradient='clipped')
     return y+offset
 
 def lsq_init(

@@ -7,6 +7,7 @@ __all__ = ['dsq_round', 'stable_round', 'clipped_round', 'trust_round']
 
 # %% ../nbs/13_surrogates.ipynb #d6d8d008
 import math
+from typing import Any
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
@@ -138,7 +139,7 @@ def _trust_plain(v, trust, lower, upper):
     y = _saturate(torch.round(v.detach()), *_fitting(v, lower, upper))
     return y - torch.where(_trusted(v, trust, lower, upper), v.detach()-v, 0.)
 
-_ends = dict(lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
+_ends:dict[str,Any] = dict(lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
 _clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
     **_ends, pure=True)
 _trust = estimator('trust_round', _trust_value, _trust_slope, _trust_plain, near=False,

@@ -256,7 +256,7 @@ def _even(k, most):
     if k.log: return np.geomspace(k.lo, k.hi, most)
     return np.append(np.arange(k.lo, k.hi, _nice((k.hi-k.lo)/(most-1))), k.hi)
 
-def _stops(k, most):
+def _stops(k, most)->list:
     "At most `most` values of a knob from end to end, its start among them; or the options."
     if isinstance(k, Choice): return list(k.options)
     def stop(t): return min(max(float(_short(t)), k.lo), k.hi)
@@ -366,7 +366,8 @@ class _Tune(W.VBox):
 
     def ghost(self, f, domain, knobs):
         "`_ghost`, kept while `f` stays the same at 2048 points: a hard pass often does."
-        y = f(torch.linspace(*domain, 2048, dtype=torch.float64), **knobs)
+        lo,hi = domain
+        y = f(torch.linspace(lo, hi, 2048, dtype=torch.float64), **knobs)
         if not torch.equal(y, self.seen[0]): self.seen = y,_ghost(f, domain, knobs)
         return self.seen[1]
 
@@ -378,7 +379,7 @@ class _Tune(W.VBox):
         data = {'text/plain': f'tune({_name(self.f)})', 'text/html': page}
         alone = isinstance(self.comm, DummyComm) or getattr(self.comm, 'kernel', self) is None
         if alone: return data
-        return super()._repr_mimebundle_(**kw) | data
+        return (super()._repr_mimebundle_(**kw) or {}) | data
 
 def tune(
     f:Callable,        # Called as `f(x, **knobs)`
