@@ -107,7 +107,8 @@ def check_count(
     "An int in range; else a TypeError or ValueError saying why."
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):
         raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
-    if not lo <= k <= hi or _beyond_float(k):
+    n = int(k)
+    if not lo <= n <= hi or _beyond_float(n):
         wanted = f'>= {lo}' if hi == math.inf else f'in [{lo}, {hi}]'
         raise ValueError(f'{fn}: {arg} must be {wanted}, got {_shown(k)}')
-    return int(k)
+    return n

@@ -8,14 +8,14 @@ __all__ = []
 # %% ../nbs/04_compat.ipynb #c04a0003
 from functools import partial
 from types import FunctionType
+from typing import Any
 import torch
-from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 # %% ../nbs/04_compat.ipynb #c04a0005
-def _private(name):
+def _private(name)->Any:
     "What torch has under this name, or None."
-    thing = torch
+    thing:Any = torch
     for part in name.split('.'): thing = getattr(thing, part, None)
     return thing
 
@@ -29,15 +29,13 @@ def forward_mode():
     return getattr(forward_ad, '_current_level', -1) >= 0
 
 # %% ../nbs/04_compat.ipynb #c04a0010
-if not hasattr(torch.compiler, 'is_exporting'):
-    def exporting(): return False
-elif torch.__version__ < (2, 12):
-    def exporting():
-        return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-else:
-    def exporting():
-        "Is this call being written into a graph that `torch.export` makes?"
-        return torch.compiler.is_exporting()
+_asks = hasattr(torch.compiler, 'is_exporting')
+_early = torch.__version__ < '2.12'
+
+def exporting():
+    "Is this call being written into a graph that `torch.export` makes?"
+    if not _asks or not torch.compiler.is_exporting(): return False
+    return not (_early and torch.compiler.is_dynamo_compiling())
 
 # %% ../nbs/04_compat.ipynb #c04a0012
 _dispatch_modes = _private('_C._len_torch_dispatch_stack')
@@ -80,8 +78,8 @@ def compile_error():
 
 # %% ../nbs/04_compat.ipynb #c04a0019
 # a subclass with this sees operations only below autograd
-no_torch_function = torch.nn.Parameter.__torch_function__
-_make_wrapper = getattr(Tensor, '_make_wrapper_subclass', None)
+no_torch_function:Any = torch.nn.Parameter.__torch_function__
+_make_wrapper = _private('Tensor._make_wrapper_subclass')
 can_stand_in = _make_wrapper is not None
 
 def stand_in(cls, like):

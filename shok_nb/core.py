@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from inspect import Parameter, Signature
 from types import BuiltinFunctionType
+from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -97,6 +98,7 @@ def _introduce(f, name, names, defaults, **options):
 
 class estimator:
     "An elementwise operation with its own slope, right under every transform, on any grid."
+    __signature__:Signature
     def __init__(self,
         name:str,        # Name of the public function, for error messages
         value:Callable,  # `value(v, *knobs)`: what forward returns; never differentiated
@@ -107,16 +109,15 @@ class estimator:
         hard:bool=True,  # Does an exported graph want `value` alone?
         near:bool=True,  # Is the value never more than two from `v`?
         pure:bool=False, # Do formulas depend on their arguments alone, and may be replayed?
-        **ranges:dict    # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+        **ranges:Any     # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
     ):
         self.name,self.value,self.slope = name,value,slope
         self.defaults,ranges = _defaults(ranges)
         self.names = *ranges,
         self.compiled = compiled or value
         self.hard,self.near,self.pure = hard,near,pure
-        if plain is None:
-            def plain(v, *knobs): return _pass(v, value(v.detach(), *knobs))
-        self.plain = plain
+        def straight(v, *knobs): return _pass(v, value(v.detach(), *knobs))
+        self.plain = plain or straight
         ranges = dict(step=dict(open=True), offset=dict(lo=-math.inf, open=True)) | ranges
         self.ranges = [(arg, kw, *_surely(**kw)) for arg,kw in ranges.items()]
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.
@@ -134,7 +135,7 @@ class estimator:
         step:float|Tensor=1., offset:float|Tensor=0., **named:float|Tensor
     )->Tensor:
         check_input(x, self.name)
-        if named or len(knobs) < len(self.names): knobs = self._bind(knobs, named)
+        if named or len(knobs) < len(self.names): knobs = self._bound(knobs, named)
         how,rest = mode(),[step, offset, *knobs]
         learns = self._check(x, rest, how)
         if how == 'export' and self.hard: return self.forward(x, *rest)
@@ -147,7 +148,7 @@ class estimator:
             return _straight(x, self.bare)
         return _evaluate(self, x, *rest)
 
-    def _bind(self, knobs, named):
+    def _bound(self, knobs, named):
         "All knobs in order, by position, by name or by default."
         names,wrong = self.names,None
         given = self.defaults | dict(zip(names, knobs)) | named
@@ -157,7 +158,7 @@ class estimator:
         for n in names:
             if n not in given: wrong = f'{n} is missing and has no default'
         if wrong: raise TypeError(f'{self.name}: {wrong}')
-        return [given[n] for n in names]
+        return tuple([given[n] for n in names])
 
     def _check(self, x, rest, how):
         "Leaves numbers in range and tensors that fit in `rest`, or raises. Does one learn?"
@@ -196,7 +197,7 @@ class estimator:
         key = (self, '_vjp', needs) if self.pure else None
         gx,*more = _pieces(partial(self._vjp, needs), key, (x, g), rest, self._kernel)
         if gx.shape != x.shape: gx = gx.sum_to_size(x.shape)
-        more = [m.to(t.dtype) if n else None for t,m,n in zip(rest, more, needs[1:])]
+        more = [None if m is None else m.to(t.dtype) for t,m in zip(rest, more)]
         return [gx, *more]
 
     def _kernel(self, f, x, rest):

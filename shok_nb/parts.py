@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
 import torch
 from torch import Tensor
 from .compat import mode
@@ -37,7 +38,7 @@ def _where_known(t): return torch.where(t == t, t, 0.)
 
 _finite = either(torch.nan_to_num, _where_known)    # 0 where infinity has no distance
 
-def _saturate(v, lower=None, upper=None):
+def _saturate(v, lower:Any=None, upper:Any=None):
     "`v` held between numbers or tensors; slope 1 at the ends too, beyond it is the end's."
     how = mode()
     tensors = [isinstance(t, Tensor) for t in (lower, upper)]
@@ -47,7 +48,8 @@ def _saturate(v, lower=None, upper=None):
     followed = how == 'transform' or torch.is_grad_enabled() and (how != 'eager' or learns())
     w = v.detach() if followed else v
     mixed = tensors[0] != tensors[1] and lower is not None and upper is not None
-    if all(tensors) and type(w) not in _PLAIN and w.is_nested: # it has no clamp for tensors
+    nested = type(w) not in _PLAIN and w.is_nested             # it has no clamp for tensors
+    if nested and isinstance(lower, Tensor) and isinstance(upper, Tensor):
         held = torch.minimum(torch.maximum(w, lower), upper)
     elif mixed: held = w.clamp(min=lower).clamp(max=upper)     # `clamp` takes two of a kind
     else: held = w.clamp(lower, upper)

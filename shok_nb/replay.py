@@ -9,9 +9,11 @@ __all__ = ['no_replay']
 import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType
+from typing import Any
 import torch
 from torch import Tensor
 from shok_nb.compat import (
@@ -33,7 +35,7 @@ class Value(int):
 @dataclass
 class Step:
     "One operation on Values and constants."
-    op:object       # For instance `torch.ops.aten.mul.Tensor`
+    op:Any          # For instance `torch.ops.aten.mul.Tensor`
     args:list       # Values and constants
     kwargs:dict     # Constants
     result:Tensor   # What it gave when it was traced
@@ -56,11 +58,14 @@ aten = torch.ops.aten
 class StandIn(Tensor):
     "In the place of a tensor: looks like it, has no data, and traces what is done with it."
     __torch_function__ = no_torch_function
+    like:Tensor     # A tensor as it would be
+    value:int       # Its number in the trace
+    writer:'Trace'
 
     @staticmethod
     def __new__(cls, like, value, trace):
         self = stand_in(cls, like)
-        self.like,self.value,self.trace = like,value,trace
+        self.like,self.value,self.writer = like,value,trace
         return self
 
     @classmethod
@@ -68,11 +73,12 @@ class StandIn(Tensor):
         kwargs = kwargs or {}
         mine = [a for a in args if isinstance(a, cls)]
         _refuse(op, args, kwargs, mine)
-        like,value,trace = mine[0].like,mine[0].value,mine[0].trace
+        like,value,trace = mine[0].like,mine[0].value,mine[0].writer
         if op is aten.detach.default: return cls(like, value, trace)
         if op is aten._to_copy.default and kwargs.keys() == {'dtype'}:
             v = _as_numbers(trace, value, kwargs['dtype'])
-            if v is not None: return cls(trace.step(v).result, v, trace)
+            made = None if v is None else trace.step(v)
+            if made: return cls(made.result, v, trace)
         result = op(*[a.like if isinstance(a, cls) else a for a in args], **kwargs)
         if not isinstance(result, Tensor): raise Untraceable(f'{op} looks at the data')
         v = trace.add(op, [a.value if isinstance(a, cls) else a for a in args], kwargs, result)
@@ -354,7 +360,7 @@ def _may(to):
     return (_wanted and _thread.wants and can_stand_in and to.ndim > 0
         and not (function_modes() or torch.is_anomaly_enabled() or saved_tensor_hooks()))
 
-def run(f, to, ts, key=None):
+def run(f, to, ts, key=None)->Any:
     "`f(*ts)`: the first result goes into `to`, others are returned. Replayed if `key` allows."
     if key is not None and _may(to):
         lies = [(t.dtype, t.shape, t.stride()) for t in (to, *ts)]
@@ -379,7 +385,7 @@ def _consider(kind, f, to, ts):
 
 # %% ../nbs/03_replay.ipynb #7f41123c
 @contextlib.contextmanager
-def no_replay()->None:
+def no_replay()->Iterator[None]: # Nothing is replayed inside
     "Inside it this thread runs every formula as it is written, operation by operation."
     before,_thread.wants = _thread.wants,False
     try: yield

@@ -7,6 +7,8 @@ __all__ = ['staircase']
 
 # %% ../nbs/08_staircases.ipynb #b8000003
 from collections.abc import Callable
+from inspect import Signature
+from typing import Any
 import torch
 from torch import Tensor
 from .compat import dispatch_modes, mode
@@ -27,6 +29,8 @@ def _check_slope(name, rise, slope, knobs, h=1e-6):
 
 class staircase:
     "A curve through the integers; `hard=True` is `torch.round` with the slope of the curve."
+    __name__:str
+    __signature__:Signature
     def __init__(self,
         name:str,        # Name of the public function, for error messages
         rise:Callable,   # `rise(q, *knobs)`: how far the curve has left the integer, q ≤ ½
@@ -34,7 +38,7 @@ class staircase:
         /, *,
         odd:bool=False,  # Are both right for q in [-½, 0] too, the rise odd, the slope even?
         pure:bool=False, # Do both depend on their arguments alone? Then they may be replayed
-        **ranges:dict    # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+        **ranges:Any     # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
     ):
         def value(v, *knobs):
             n = torch.round(v)
