@@ -527,6 +527,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'shok_nb.soft.soft_round_conditional_mean': ('soft.html#soft_round_conditional_mean', 'shok_nb/soft.py'),
                               'shok_nb.soft.soft_round_inverse': ('soft.html#soft_round_inverse', 'shok_nb/soft.py')},
             'shok_nb.staircases': { 'shok_nb.staircases._check_slope': ('staircases.html#_check_slope', 'shok_nb/staircases.py'),
+                                    'shok_nb.staircases._trust': ('staircases.html#_trust', 'shok_nb/staircases.py'),
                                     'shok_nb.staircases.staircase': ('staircases.html#staircase', 'shok_nb/staircases.py'),
                                     'shok_nb.staircases.staircase.__call__': ( 'staircases.html#staircase.__call__',
                                                                                'shok_nb/staircases.py'),

@@ -241,7 +241,7 @@ def survives_transforms(f, r, dtype=None):
 def compiles(f, r, dtype=None):
     "One graph, with the value and slope of eager mode."
     x = _points(60, -3., 3.).float()
-    torch._dynamo.reset()
+    torch.compiler.reset()
     g = torch.compile(f, fullgraph=True, backend='aot_eager')
     want = slope(f, x)
     most = 1e-5*float(want.abs().nan_to_num(0.).max().clamp(min=1))
