@@ -1,7 +1,9 @@
 """Differentiable rounding for PyTorch."""
 __version__ = "0.1.0"
-from . import (cubic, decimals, dither, ewgs, fourier, functions, gradient, learned, neighbours, nn, quantize, ramp, ratio,
-    scalar_quantize, schedules, sigmoid, signs, sine, soft, ste, stochastic, surrogates)
+from . import (cubic, decimals, dither, ewgs, fourier, gradient, learned, neighbours, quantize,
+    ramp, ratio, scalar_quantize, schedules, sigmoid, signs, sine, soft, ste, stochastic,
+    surrogates)
+from . import functions as functions, nn as nn      # as itself: also for others to use
 from .core import estimator, straight_through
 from .staircases import staircase
 from .ste import *
@@ -25,7 +27,8 @@ from .quantize import *
 from .learned import *
 from .scalar_quantize import *
 
-# What `from shok_nb import *` brings: functions and classes, no module in place of the caller's `random` or `nn`.
+# What `from shok_nb import *` brings: functions and classes, no module in place of the
+# caller's `random` or `nn`.
 __all__ = ['staircase', 'estimator', 'straight_through']
 __all__ += ste.__all__
 __all__ += ratio.__all__
@@ -48,7 +51,8 @@ __all__ += quantize.__all__
 __all__ += learned.__all__
 __all__ += scalar_quantize.__all__
 
-_LATER = 'catalog', 'plots', 'widgets', 'lab', 'jpeg', 'demo'      # they need more than torch
+# they need more than torch
+_LATER = 'catalog', 'checks', 'plots', 'widgets', 'lab', 'jpeg', 'demo'
 
 def __getattr__(name):
     "The modules that need more than torch, imported when asked for."

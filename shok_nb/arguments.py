@@ -8,6 +8,7 @@ __all__ = ['COMMON', 'check_input', 'check_knob', 'check_count']
 # %% ../nbs/05_arguments.ipynb #a5000003
 import math
 import numbers
+from typing import Any
 import torch
 from torch import Tensor
 from .pieces import _FLOATS, _PLAIN, _wide
@@ -22,7 +23,7 @@ COMMON = dict(
 )
 
 def check_input(
-    x,          # Anything
+    x:Any,      # What the user gave
     fn:str,     # Name of the function the user called
     arg:str='x' # Name of the argument
 )->Tensor:      # `x` itself
@@ -31,7 +32,8 @@ def check_input(
     if plain and x.dtype in _FLOATS: return x
     if not isinstance(x, Tensor):
         do = f'use torch.as_tensor({arg})'
-        if isinstance(x, torch.fx.Proxy): do = f"use torch.export, or torch.fx.wrap('{fn}') in your module"
+        if isinstance(x, torch.fx.Proxy):
+            do = f"use torch.export, or torch.fx.wrap('{fn}') in your module"
         raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {type(x).__name__}; {do}')
     if torch.nn.parameter.is_lazy(x):
         raise TypeError(f'{fn}: {arg} must have a shape, got {type(x).__name__}; '
@@ -39,21 +41,22 @@ def check_input(
     if x.is_quantized: do = f'use {arg}.dequantize()'
     elif x.dtype in _FLOATS:
         if x.is_nested and x.layout == torch.strided:
-            raise TypeError(f'{fn}: {arg} must be dense or jagged, got a strided nested tensor; '
-                'use layout=torch.jagged')
+            raise TypeError(f'{fn}: {arg} must be dense or jagged, '
+                'got a strided nested tensor; use layout=torch.jagged')
         if x.layout in (torch.strided, torch.jagged): return x
         raise TypeError(f'{fn}: {arg} must be dense, got layout {x.layout}; '
             f'use {arg}.to_dense() or round {arg}.values()')
     elif x.is_complex(): do = f'round {arg}.real and {arg}.imag separately'
     elif x.is_floating_point(): do = f'use {arg}.float()'
     else: do = f'it is on the grid already; use {arg}.float() if it needs a gradient'
-    raise TypeError(f'{fn}: {arg} must be float16, bfloat16, float32 or float64, got {x.dtype}; {do}')
+    wanted = 'float16, bfloat16, float32 or float64'
+    raise TypeError(f'{fn}: {arg} must be {wanted}, got {x.dtype}; {do}')
 
 def _beyond_float(k): return isinstance(k, int) and abs(k) > 2**1023
 
 def _in_dtype(k, dtype, lo):
-    """The number `k` as a float: infinite where `dtype` holds nothing so large, and 0 where it holds
-    nothing so small, if 0 is the end `lo`."""
+    """The number `k` as a float: infinite where `dtype` holds nothing so large, and 0 where it
+    holds nothing so small, if 0 is the end `lo`."""
     if _beyond_float(k): return math.inf if k > 0 else -math.inf
     k,limits = float(k),torch.finfo(dtype)
     if abs(k) > limits.max: return math.copysign(math.inf, k)
@@ -62,20 +65,21 @@ def _in_dtype(k, dtype, lo):
 def _shown(k): return f'an int of {k.bit_length()} bits' if _beyond_float(k) else f'{k}'
 
 def check_knob(
-    k,              # Anything
-    x:Tensor|None,  # The tensor it will be used with; None allows numbers alone
-    fn:str,         # Name of the function the user called
-    arg:str,        # Name of the argument
-    lo:float=0.,    # Smallest number allowed
-    hi:float=math.inf, # Largest number allowed
-    open:bool=False # Are the ends themselves excluded?
-)->float|Tensor:    # A Python float, or the tensor itself
-    "A number in range in the dtype of `x`, or a float Tensor that broadcasts with it; else an error saying why."
+    k:Any,              # What the user gave
+    x:Tensor|None,      # The tensor it will be used with; None allows numbers alone
+    fn:str,             # Name of the function the user called
+    arg:str,            # Name of the argument
+    lo:float=0.,        # Smallest number allowed
+    hi:float=math.inf,  # Largest number allowed
+    open:bool=False     # Are the ends themselves excluded?
+)->float|Tensor:        # A Python float, or the tensor itself
+    "A number in range in the dtype of `x`, or a float Tensor that broadcasts; else an error."
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k
         if k.device != x.device:
-            raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; use {arg}.to(x.device)')
+            raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; '
+                f'use {arg}.to(x.device)')
         try: torch.broadcast_shapes(k.shape, x.shape)
         except RuntimeError:
             raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
@@ -94,12 +98,12 @@ def check_knob(
     return number
 
 def check_count(
-    k,         # Anything
-    fn:str,    # Name of the function the user called
-    arg:str,   # Name of the argument
-    lo:int=0,  # Smallest number allowed
-    hi:float=math.inf # Largest number allowed
-)->int:        # `k` as a Python int
+    k:Any,             # What the user gave
+    fn:str,            # Name of the function the user called
+    arg:str,           # Name of the argument
+    lo:int=0,          # Smallest number allowed
+    hi:float=math.inf  # Largest number allowed
+)->int:                # `k` as a Python int
     "An int in range; else a TypeError or ValueError saying why."
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):
         raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')

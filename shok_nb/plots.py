@@ -34,10 +34,12 @@ def _look(f, x, knobs):
 def _refine(f, p, span, knobs):
     "`p`, gaps that are wide in value or slope divided until narrow, with a nan where never."
     parts,a,b,peak = [p],p[:, :-1],p[:, 1:],p.new_ones(())
-    for n in (*_ZOOM, None):
+    zoom = iter(_ZOOM)
+    while True:
         peak = torch.maximum(peak, parts[-1][2].nan_to_num(0, 0, 0).abs().max())
         wide = (b-a)[1:].abs() > torch.stack([p.new_tensor(.01*span), .08*peak])[:, None]
         a,b,wide = (t[:, wide.any(0)] for t in (a, b, wide))
+        n = next(zoom, None)
         if n is None or not a.numel(): break
         inside = torch.lerp(a[0], b[0], torch.arange(1, n, dtype=p.dtype)[:, None]/n)
         parts.append(_look(f, inside.flatten(), knobs))
@@ -68,7 +70,7 @@ def sweep(
     return _refine(f, p, hi-lo, knobs)
 
 # %% ../nbs/61_plots.ipynb #77591900
-def _panels():
+def _panels()->Sequence:
     "A figure with room for forward on the left and slope on the right."
     _,ax = plt.subplots(1, 2, figsize=(8, 3.2), dpi=80, layout='constrained')
     ax[0].set(title='forward', xlabel='x [steps]', ylabel='f(x) [steps]')
@@ -118,8 +120,8 @@ def gallery(
     rows:Sequence # Rows of the catalog, drawn at their default knobs
 )->list:          # For each row its two Axes, value and slope
     "Small multiples of rows of the catalog: values above, slopes below. What `sweep` raises."
-    how = dict(figsize=(.4+1.65*len(rows), 3.3), dpi=80, layout='constrained')
-    _,ax = plt.subplots(2, len(rows), squeeze=False, **how)
+    _,ax = plt.subplots(2, len(rows), squeeze=False,
+        figsize=(.4+1.65*len(rows), 3.3), dpi=80, layout='constrained')
     for r,(value,slope) in zip(rows, ax.T):
         p = sweep(r.f, r.domain)
         if r.random: p = p.unflatten(1, (-1, 2))[:, ::4].flatten(1)       # a dot of four

@@ -5,6 +5,7 @@ import pytest
 import torch
 from shok_nb import round_ste
 from shok_nb.catalog import catalog, row
+from shok_nb.checks import FLOATS, near, same, slope  # noqa: F401, for the tests
 
 
 def older(version):
@@ -15,8 +16,7 @@ def since(version, why):
     "A mark: skipped in an older torch, which cannot do it, and why."
     return pytest.mark.skipif(older(version), reason=f'needs torch {version}: {why}')
 
-FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
-HALVES = torch.float16,torch.bfloat16
+HALVES = FLOATS[:2]
 
 def variants(keep=lambda r: True, only=lambda r, f: True):
     "Each row that `keep` keeps, each smooth one with `hard=True` too, and the tie rules: `(row, f)` where `only(row, f)`."
@@ -84,24 +84,6 @@ def slopes(g, x, n):
     return torch.autograd.grad([y.sum() for y in g(*xs)], xs)
 
 def on_grid(r, f): return r.on_grid or getattr(f, 'keywords', {}).get('hard', False)
-
-def slope(f, x, **kw):
-    "What backward multiplies by, in eager mode."
-    leaf = x.detach().clone().requires_grad_()
-    return torch.autograd.grad(f(leaf, **kw).sum(), leaf)[0]
-
-def same(a, b):
-    "Equal bit for bit: nan is nan, and -0 is not 0."
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.isnan(), b.isnan()) \
-        and torch.equal(a.nan_to_num(7.), b.nan_to_num(7.)) and torch.equal(a.signbit() | a.isnan(), b.signbit() | b.isnan())
-
-def near(a, b, ulps=8):
-    """Equal to a few units in the last place of 1 or of the value: torch's vector and scalar code differ by that much,
-    and which of them computes an element depends on the layout."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape) or not torch.equal(a.isnan(), b.isnan()): return False
-    eps = torch.finfo(a.dtype).eps
-    a,b = a.double().nan_to_num(7.),b.double().nan_to_num(7.)
-    return bool(((a == b) | ((a-b).abs() <= ulps*eps*b.abs().clamp(min=1))).all())
 
 INDUCTOR = pytest.param('inductor', marks=pytest.mark.slow)               # it takes a compiler of C++ seconds for each graph
 

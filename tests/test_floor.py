@@ -1,10 +1,12 @@
 """The floor itself, with estimators made here: what the pages above it take for granted. Values are chosen by hand:
 exact in float32, or the bound says why not."""
+import inspect
 import math
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
-from estimators import FLOATS, HALVES, same
+from estimators import FLOATS, HALVES, near, same
+from torch._subclasses.fake_tensor import FakeTensorMode
 from shok_nb import core, pieces
 from shok_nb.arguments import check_count, check_input, check_knob
 from shok_nb.core import estimator, straight_through
@@ -475,3 +477,41 @@ def test_export():
     x = leaf([.25, 1.75])
     y = torch.export.export(Curve(), (x.detach(),)).module()(x)
     assert torch.equal(y, cubic(x)) and torch.equal(grads(y, x)[0], torch.full((2,), .1875))
+
+# --- knobs with names and defaults
+def power(**p):
+    return staircase('power', lambda q, p: .5*(2*q)**p, lambda q, p: p*(2*q)**(p-1), p=dict(lo=1., **p))
+
+def test_knobs_have_names_and_defaults():
+    "By position, by name, or the default: one value, in the hard form and on a grid too."
+    f,x = power(default=3.),torch.tensor([.3, 1.7, -2.2])
+    for kw in ({}, dict(hard=True), dict(step=.25), dict(hard=True, step=torch.tensor(.3), offset=.1)):
+        assert torch.equal(f(x, **kw), f(x, 3., **kw)) and torch.equal(f(x, p=3., **kw), f(x, 3., **kw))
+        assert torch.equal(f(x, p=torch.tensor(8.), **kw), f(x, 8., **kw))
+    assert repr(f) == f'power{inspect.signature(f)}' == 'power(x, p=3.0, *, hard=False, step=1.0, offset=0.0)'
+    assert repr(f.soft) == 'power(x, p=3.0, *, step=1.0, offset=0.0)' and repr(power()).startswith('power(x, p, *,')
+    assert f.__name__ == f.soft.__name__ == 'power'
+
+def test_knobs_by_name_are_checked():
+    f,x = power(default=3.),torch.ones(2)
+    for args,kw,said in [((), dict(power=2.), 'power: no knob power, only p'), ((3.,), dict(p=2.), 'power: p is given twice')]:
+        with pytest.raises(TypeError, match=f'^{said}$'): f(x, *args, **kw)
+    with pytest.raises(TypeError, match='^power: p is missing and has no default$'): power()(x)
+    with pytest.raises(TypeError, match='^plain: no knob p, only none$'): estimator('plain', torch.round)(x, p=1.)
+    with pytest.raises(ValueError, match=r'^power: p must be in \[1, inf\], got 0.5$'): f(x, p=.5)
+
+def test_knobs_by_name_survive():
+    "Compiled in one graph, and under a transform."
+    f,x = power(default=3.),torch.tensor([.3, 1.7, -2.2])
+    g = torch.compile(lambda x: f(x, p=4.) + f(x), fullgraph=True, backend='eager')
+    assert near(g(x), f(x, 4.)+f(x, 3.)) and near(torch.vmap(lambda x: f(x, p=4.))(x), f(x, 4.))
+
+def test_slope_is_checked_when_a_staircase_is_made():
+    "Where all knobs are known; and not where its numbers could not be looked at."
+    wrong = lambda q: 4*q**3, lambda q: 3*q*q
+    for maker in (lambda: staircase('wrong', *wrong), lambda: staircase('wrong', lambda q, a: a*q**3, lambda q, a: 0*q+a, a=dict(default=4.))):
+        with pytest.raises(ValueError, match='^wrong: the slope at q = 0.01 is .*; the rise climbs by 0.0012$'): maker()
+    staircase('wrong', lambda q, a: 4*q**3, lambda q, a: 3*q*q, a={})
+    with FakeTensorMode(): staircase('wrong', *wrong)
+    torch.vmap(lambda x: staircase('wrong', *wrong)(x))(torch.ones(2))
+    with pytest.raises(ValueError, match='is nan'): staircase('nan', lambda q: q, lambda q: q/0*0)
