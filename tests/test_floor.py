@@ -494,8 +494,8 @@ def test_knobs_have_names_and_defaults():
 
 def test_knobs_by_name_are_checked():
     f,x = power(default=3.),torch.ones(2)
-    for args,kw,said in [((), dict(power=2.), 'power: no knob power, only p'), ((3.,), dict(p=2.), 'power: p is given twice')]:
-        with pytest.raises(TypeError, match=f'^{said}$'): f(x, *args, **kw)
+    with pytest.raises(TypeError, match='^power: no knob power, only p$'): f(x, power=2.)
+    with pytest.raises(TypeError, match='^power: p is given twice$'): f(x, 3., p=2.)
     with pytest.raises(TypeError, match='^power: p is missing and has no default$'): power()(x)
     with pytest.raises(TypeError, match='^plain: no knob p, only none$'): estimator('plain', torch.round)(x, p=1.)
     with pytest.raises(ValueError, match=r'^power: p must be in \[1, inf\], got 0.5$'): f(x, p=.5)
@@ -509,8 +509,10 @@ def test_knobs_by_name_survive():
 def test_slope_is_checked_when_a_staircase_is_made():
     "Where all knobs are known; and not where its numbers could not be looked at."
     wrong = lambda q: 4*q**3, lambda q: 3*q*q
-    for maker in (lambda: staircase('wrong', *wrong), lambda: staircase('wrong', lambda q, a: a*q**3, lambda q, a: 0*q+a, a=dict(default=4.))):
-        with pytest.raises(ValueError, match='^wrong: the slope at q = 0.01 is .*; the rise climbs by 0.0012$'): maker()
+    said = '^wrong: the slope at q = 0.01 is .*; the rise climbs by 0.0012$'
+    with pytest.raises(ValueError, match=said): staircase('wrong', *wrong)
+    with pytest.raises(ValueError, match=said):
+        staircase('wrong', lambda q, a: a*q**3, lambda q, a: 0*q+a, a=dict(default=4.))
     staircase('wrong', lambda q, a: 4*q**3, lambda q, a: 3*q*q, a={})
     with FakeTensorMode(): staircase('wrong', *wrong)
     torch.vmap(lambda x: staircase('wrong', *wrong)(x))(torch.ones(2))
