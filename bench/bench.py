@@ -2,8 +2,8 @@
 
 Forward is divided by the time of `x.clone()`, forward and backward together by a clone plus one multiplication, the
 least any pair could move. Everything takes its turn in one process, round after round, so a noisy machine disturbs all
-alike; figures are medians of ratios with the middle half. Steady memory means an allocator that keeps what is freed, as a
-training loop on a caching allocator sees it; without it a large copy also pays for fresh pages.
+alike; figures are medians of ratios with the middle half. Steady memory means an allocator that keeps what is freed, as
+a training loop on a caching allocator sees it; without it a large copy also pays for fresh pages.
 
 Each part runs in a Python of its own and is merged into results.json, from which RESULTS.md is written."""
 import argparse
@@ -23,16 +23,16 @@ import tempfile
 import time
 import weakref
 from pathlib import Path
+import torch
+from torch.autograd import Function
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]                    # the peers have a Python without shok_nb
-import torch
-from rivals import Candidate, fourier_loop, peers, rivals, why
-from torch.autograd import Function
-import shok_nb as R
-from shok_nb.catalog import catalog
+from rivals import Candidate, fourier_loop, peers, rivals, why  # noqa: E402 (found by the line above)
+import shok_nb as R  # noqa: E402 (found by the line above)
+from shok_nb.catalog import catalog  # noqa: E402 (found by the line above)
 
-STEADY = {'MALLOC_TOP_PAD_': '4000000000', 'MALLOC_MMAP_THRESHOLD_': '4000000000', 'MALLOC_TRIM_THRESHOLD_': '8000000000'}
+STEADY = dict(MALLOC_TOP_PAD_='4000000000', MALLOC_MMAP_THRESHOLD_='4000000000', MALLOC_TRIM_THRESHOLD_='8000000000')
 PARTS = dict(small=['small'], large=['large'], steady=['steady'], compile=['compile'], peers=['peers', 'peers-steady'])
 SIZES = dict(small='1024,65536', peers='1024,65536,1048576,16777216')
 LARGE = '1048576,16777216'
@@ -46,11 +46,16 @@ def ours():
     out = []
     for r in catalog:
         out.append(Candidate(r.name, r.f, r.name, 'ours'))
-        if r.smooth: out.append(Candidate(f'{r.name}(hard=True)', functools.partial(r.f, hard=True), r.name, 'ours', 'slope'))
-    return out + [Candidate(n, f, n.removesuffix('(seed=s)'), 'ours') for n,f in {
+        hard = functools.partial(r.f, hard=True)
+        if r.smooth: out.append(Candidate(f'{r.name}(hard=True)', hard, r.name, 'ours', 'slope'))
+    more = {
         'stochastic_round(seed=s)': functools.partial(R.stochastic_round, seed=torch.tensor(1)),
-        'fourier_round(terms=10)': functools.partial(R.fourier_round, terms=10), 'scale_grad': functools.partial(R.scale_grad, factor=.5),
-        'normalize_grad': R.normalize_grad, 'fake_quantize': functools.partial(R.fake_quantize, scale=.1)}.items()]
+        'fourier_round(terms=10)': functools.partial(R.fourier_round, terms=10),
+        'scale_grad': functools.partial(R.scale_grad, factor=.5),
+        'normalize_grad': R.normalize_grad,
+        'fake_quantize': functools.partial(R.fake_quantize, scale=.1),
+    }
+    return out + [Candidate(n, f, n.removesuffix('(seed=s)'), 'ours') for n,f in more.items()]
 
 class Old(Function):
     "The least a custom gradient in the old style can do."
@@ -77,7 +82,7 @@ class New(Function):
 # --- how it is measured
 class Cpu:
     "Seconds per call by the clock on the wall."
-    device,least,large = 'cpu',100e-6,2**18                     # shortest sample; from this size on one call is a sample
+    device,least,large = 'cpu',100e-6,2**18                    # shortest sample; from this size on one call is a sample
     def sets(self, nbytes): return 1
     def __call__(self, f, calls=1):
         t = time.perf_counter()
@@ -86,8 +91,9 @@ class Cpu:
     def peak(self, f):
         "The most bytes that `f()` held at once beyond those that were there."
         from torch.profiler import ProfilerActivity, profile
-        with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p: kept = f()
-        events = sorted((e.start_ns(), e.nbytes()) for e in p.profiler.kineto_results.events() if e.name() == '[memory]')
+        with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p: f()
+        kept = [e for e in p.profiler.kineto_results.events() if e.name() == '[memory]']
+        events = sorted((e.start_ns(), e.nbytes()) for e in kept)
         return max(itertools.accumulate((n for _,n in events), initial=0))
 
 class Cuda:
@@ -107,7 +113,8 @@ class Cuda:
     def peak(self, f):
         self.cuda.synchronize()
         self.cuda.reset_peak_memory_stats()
-        before,kept = self.cuda.memory_allocated(),f()
+        before = self.cuda.memory_allocated()
+        f()
         self.cuda.synchronize()
         return self.cuda.max_memory_allocated()-before
 
@@ -119,7 +126,8 @@ def quiet():
     try: yield
     finally:
         os.dup2(old, 2)
-        os.close(old), os.close(null)
+        os.close(old)
+        os.close(null)
 
 def inputs(clock, n, dtype):
     "`x`, a leaf that requires grad, and a gradient, from as many sets as the clock wants, for ever in turn."
@@ -148,24 +156,36 @@ def race(thunks, clock, seconds, least, calls=None):
     return {k: [r[k] for r in rounds] for k in thunks}
 
 def exact(v): return float(f'{v:.4g}')
-def quarters(v): return [exact(q) for q in statistics.quantiles(v, n=4, method='inclusive')] if len(v) > 1 else [exact(v[0])]*3
+def quarters(v):
+    if len(v) == 1: return [exact(v[0])]*3
+    return [exact(q) for q in statistics.quantiles(v, n=4, method='inclusive')]
 
 def ratios(fs, clock, n, dtype, a):
-    "`(clone, rows)`: the median seconds of a clone, and for each function the quartiles of its forward and both ratios."
+    """`(clone, rows)`: the median seconds of a clone, and for each function the
+    quartiles of its forward and both ratios."""
     turn,thunks = inputs(clock, n, dtype),{}
     for k,f in fs.items():
         thunks[k, 'copy'] = lambda: next(turn)[0].clone()
-        thunks[k, 'times'] = lambda: (s := next(turn))[0]*s[2]
+        def times():
+            x,_,g = next(turn)
+            return x*g
+        thunks[k, 'times'] = times
         thunks[k, 'forward'] = lambda f=f: f(next(turn)[0])
         thunks[k, 'both'] = lambda f=f: both(f, *next(turn)[1:])
-    if large := n >= clock.large:                               # a call is long: meet the code on a small tensor, and the pages once
+    large = n >= clock.large
+    if large:                                              # a call is long: meet code on a small tensor, and pages once
         few = inputs(clock, 4096, dtype)
-        for f in fs.values(): f(next(few)[0]), both(f, *next(few)[1:])
+        for f in fs.values():
+            f(next(few)[0])
+            both(f, *next(few)[1:])
         torch.ones(20*n)
     least = a.least if dtype == torch.float32 and torch.get_num_threads() == 1 else max(2, a.least//2)
     t = race(thunks, clock, a.seconds, least, dict.fromkeys(thunks, 1) if large else None)
-    rows = {k: [quarters([f/c for f,c in zip(t[k, 'forward'], t[k, 'copy'])]),
-                quarters([b/(c+m) for b,c,m in zip(t[k, 'both'], t[k, 'copy'], t[k, 'times'])])] for k in fs}
+    rows = {}
+    for k in fs:
+        forward = [f/c for f,c in zip(t[k, 'forward'], t[k, 'copy'])]
+        back = [b/(c+m) for b,c,m in zip(t[k, 'both'], t[k, 'copy'], t[k, 'times'])]
+        rows[k] = [quarters(forward), quarters(back)]
     return exact(statistics.median([c for k in fs for c in t[k, 'copy']])),rows
 
 def saved(f, x):
@@ -174,9 +194,10 @@ def saved(f, x):
         def __init__(self, t): self.t = t
     alive,leaf = weakref.WeakSet(),x.detach().requires_grad_()
     def pack(t):
-        alive.add(k := Kept(t))
-        return k
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda k: k.t): y = f(leaf)
+        kept = Kept(t)
+        alive.add(kept)
+        return kept
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda k: k.t): _graph = f(leaf)      # holds them
     stores = {s.data_ptr(): s.nbytes() for s in (k.t.untyped_storage() for k in alive)}
     return round(sum(stores.values())/x.nbytes, 2)
 
@@ -184,15 +205,19 @@ def memory(cs, clock, n):
     "For each function, in units of `x`: saved for backward, most held in forward, and in forward and backward."
     x,leaf,g = next(inputs(clock, n, torch.float32))
     for c in cs: both(c.f, leaf, g)                              # what is allocated once and kept counts for nobody
-    return {c.name: [saved(c.f, x), *(round(clock.peak(f)/x.nbytes, 2) for f in (lambda: c.f(x), lambda: both(c.f, leaf, g)))] for c in cs}
+    def peak(f): return round(clock.peak(f)/x.nbytes, 2)
+    return {c.name: [saved(c.f, x), peak(lambda: c.f(x)), peak(lambda: both(c.f, leaf, g))] for c in cs}
 
 def overhead(cs, clock, a):
     "Microseconds per call at 2^10 elements: forward, and both."
-    fs = {'torch.round': torch.round, 'torch.neg': torch.neg, 'Function, old style': Old.apply, 'Function, setup_context': New.apply}
+    fs = {'torch.round': torch.round, 'torch.neg': torch.neg}
+    fs |= {'Function, old style': Old.apply, 'Function, setup_context': New.apply}
     fs |= {c.name: c.f for c in cs if c.by == 'ours'}
-    turn = inputs(clock, 1024, torch.float32)
-    t = race({(k, w): f for k,f in fs.items() for w,f in (('forward', lambda f=f: f(next(turn)[0])), ('both', lambda f=f: both(f, *next(turn)[1:])))},
-        clock, a.seconds, a.least)
+    turn,thunks = inputs(clock, 1024, torch.float32),{}
+    for k,f in fs.items():
+        thunks[k, 'forward'] = lambda f=f: f(next(turn)[0])
+        thunks[k, 'both'] = lambda f=f: both(f, *next(turn)[1:])
+    t = race(thunks, clock, a.seconds, a.least)
     return {k: [exact(statistics.median(t[k, w])*1e6) for w in ('forward', 'both')] for k in fs}
 
 class Buffered(torch.nn.Module):
@@ -204,7 +229,8 @@ class Buffered(torch.nn.Module):
     def forward(self, x): return self.f(x, **{self.knob: self.value})
 
 def recompiles(clock, rows=catalog, values=6):
-    "How many graphs a compiled function needs while its knob takes six values, as a Python float, a 0-d tensor and a buffer."
+    """How many graphs a compiled function needs while its knob takes six values, as a
+    Python float, a 0-d tensor and a buffer."""
     from torch._dynamo.testing import CompileCounter
     out,x = {},torch.randn(64, device=clock.device)
     for r in rows:
@@ -214,7 +240,9 @@ def recompiles(clock, rows=catalog, values=6):
         for way in ('float', 'tensor', 'buffer'):
             torch._dynamo.reset()
             counter = CompileCounter()
-            g = torch.compile(Buffered(r.f, k.name, steps[0]).to(clock.device) if way == 'buffer' else lambda x, v: r.f(x, **{k.name: v}), backend=counter)
+            f = lambda x, v: r.f(x, **{k.name: v})
+            if way == 'buffer': f = Buffered(r.f, k.name, steps[0]).to(clock.device)
+            g = torch.compile(f, backend=counter)
             for v in steps:
                 if way != 'buffer': g(x, v if way == 'float' else torch.tensor(v))
                 else:
@@ -247,7 +275,8 @@ def sweep(cs, clock, a, part, memory):
     torch.set_num_threads(1)
     for e in range(10, int(math.log2(max(a.sizes)))+1, 2):
         to = torch.randn(1<<e, device=clock.device)
-        clone,rows = ratios({c.name: c.f for c in cs if c.name in FIVE} | {OLD: lambda x: to[:len(x)].copy_(x.detach())}, clock, 1<<e, torch.float32, a)
+        fs = {c.name: c.f for c in cs if c.name in FIVE} | {OLD: lambda x: to[:len(x)].copy_(x.detach())}
+        clone,rows = ratios(fs, clock, 1<<e, torch.float32, a)
         yield dict(part=part, memory=memory, size=1<<e, clone=clone, rows=rows)
 
 def compiled(cs, clock, a, part):
@@ -301,9 +330,11 @@ def run(job, a):
     if base == 'small' and not a.only:
         say(f'{job}: calls, terms, graphs')
         out['overhead'] = [dict(part=job, rows=overhead(cs, clock, a))]
-        fs = {f'{who} {n}': functools.partial(f, terms=n) for n in TERMS for who,f in (('ours', R.fourier_round), ('loop', fourier_loop))}
+        makers = ('ours', R.fourier_round),('loop', fourier_loop)
+        fs = {f'{who} {n}': functools.partial(f, terms=n) for n in TERMS for who,f in makers}
         out['terms'] = [dict(part=job, size=2**16, rows=ratios(fs, clock, 2**16, torch.float32, a)[1])]
-        out['recompiles'] = [dict(part=job, rows=recompiles(clock, [r for r in catalog if r.name in FIVE] if a.quick else catalog))]
+        annealed = [r for r in catalog if r.name in FIVE] if a.quick else catalog
+        out['recompiles'] = [dict(part=job, rows=recompiles(clock, annealed))]
     out['parts'] = {job: header(a, time.perf_counter()-start, versions, missing)}
     return out
 
@@ -313,8 +344,9 @@ def processor():
     except (OSError, StopIteration): return platform.processor() or platform.machine()
 
 def header(a, took, versions, missing):
-    h = dict(date=datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC'), processor=processor(), cores=os.cpu_count(),
-        torch=torch.__version__, python=platform.python_version(), memory=a.memory, threads=a.threads, seconds=round(took), quick=a.quick)
+    date = datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d %H:%M UTC')
+    h = dict(date=date, processor=processor(), cores=os.cpu_count(), torch=torch.__version__,
+        python=platform.python_version(), memory=a.memory, threads=a.threads, seconds=round(took), quick=a.quick)
     if versions or missing: h |= dict(versions=versions, missing=missing)
     if a.device == 'cuda':
         src,dst = torch.empty(2, 2**28, device='cuda').unbind()                              # a GiB each way
@@ -334,13 +366,17 @@ def merge(old, new):
 def dumps(data):
     "JSON with an entry to a line."
     def entry(v): return json.dumps(v, ensure_ascii=False)
-    def body(v): return '{\n' + ',\n'.join(f'{entry(k)}: {entry(w)}' for k,w in v.items()) + '\n}' if isinstance(v, dict) else '[\n' + ',\n'.join(map(entry, v)) + '\n]'
+    def body(v):
+        if isinstance(v, dict): return '{\n' + ',\n'.join(f'{entry(k)}: {entry(w)}' for k,w in v.items()) + '\n}'
+        return '[\n' + ',\n'.join(map(entry, v)) + '\n]'
     return '{\n' + ',\n'.join(f'{entry(k)}: {body(v)}' for k,v in data.items()) + '\n}\n'
 
 def short(v): return f'{v:.0f}' if v >= 100 else f'{v:.1f}' if v >= 10 else f'{v:.2f}'
 def show(q): return f'{short(q[1])} ({short(q[0])}–{short(q[2])})'
 def power(n): return f'2^{int(math.log2(n))}' if n & (n-1) == 0 else str(n)
-def grid(head, rows): return '\n'.join('| ' + ' | '.join(map(str, l)) + ' |' for l in [head, ['---']*len(head), *rows]) + '\n'
+def grid(head, rows):
+    lines = [head, ['---']*len(head), *rows]
+    return '\n'.join('| ' + ' | '.join(map(str, l)) + ' |' for l in lines) + '\n'
 
 def ordered(data):
     "Every candidate once: ours in the order of the catalog, each followed by those that do the same."
@@ -349,7 +385,10 @@ def ordered(data):
     groups = {n['group']: i for i,n in reversed(list(enumerate(mine)))}
     return sorted(names.values(), key=lambda n: (groups.get(n['group'], math.inf), n['by'] != 'ours'))
 
-def label(n): return f"**`{n['name']}`**" if n['by'] == 'ours' else f"`{n['name']}`" if n['by'] in ('formula', 'torch') else n['name']
+def label(n):
+    "Ours in bold, what is written here as code, and a package as it is called."
+    code = f"`{n['name']}`"
+    return f'**{code}**' if n['by'] == 'ours' else code if n['by'] in ('formula', 'torch') else n['name']
 
 def find(data, **want):
     "The tables with these properties; a peer's own process is asked last, so ours come from the main one."
@@ -362,74 +401,134 @@ def cell(data, name, **want):
 def glance(data):
     "What the first table shows: steady memory if measured, the largest size."
     for m in ('cuda', 'steady', 'default'):
-        found = [t for t in find(data, memory=m, dtype='float32', threads=1) if t['part'] in ('small', 'large', 'steady')]
-        if found: return dict(memory=m, dtype='float32', threads=1, size=max(t['size'] for t in found))
+        want = dict(memory=m, dtype='float32', threads=1)
+        sizes = [t['size'] for t in find(data, **want) if t['part'] in ('small', 'large', 'steady')]
+        if sizes: return want | dict(size=max(sizes))
 
 MEMORY = dict(default='default allocator', steady='steady memory', cuda='CUDA')
 def title(t): return f"{t['dtype']}, {t['threads']} thread{'s'*(t['threads'] > 1)}, {MEMORY[t['memory']]}"
 
-def report(data):
-    "results.json as Markdown."
-    names,parts = ordered(data),data['parts']
-    out = ['# Benchmarks\n', 'Written by `bench/bench.py` from `results.json`. A ratio of 1 is the least time any pair of passes over memory could take: '
-        'forward is divided by `x.clone()`, forward and backward (f+b) by a clone and a multiplication. Medians, with the middle half in brackets. '
-        'Bold rows are ours at their defaults; those below each do the same maths.\n']
-    if any(h['quick'] for h in parts.values()): out.append('**A smoke run: it shows that the harness works, and nothing about speed.**\n')
-    out.append(grid(['part', 'date', 'processor', 'torch', 'Python', 'memory', 'threads', 'took'], [[job, h['date'], h.get('device', f"{h['processor']} ({h['cores']} cores)"),
-        h['torch'] + (f", CUDA {h['cuda']}" if 'cuda' in h else ''), h['python'], MEMORY[h['memory']], ', '.join(map(str, h['threads'])), f"{h['seconds']} s"] for job,h in parts.items()]))
-    for h in parts.values():
-        if 'copy' in h: out.append(f"A copy of one GiB moves {short(h['copy'])} GB/s on {h['device']}, read and written.\n"); break
+def two(r):
+    "Forward / f+b, the medians; a ~ where the middle half is wider than a fifth of it."
+    return ' / '.join(('~' if q[2]-q[0] > .2*q[1] else '') + short(q[1]) for q in r)
+
+def machine(job, h):
+    "When, where and for how long a part ran."
+    processor = h.get('device', f"{h['processor']} ({h['cores']} cores)")
+    version = h['torch'] + (f", CUDA {h['cuda']}" if 'cuda' in h else '')
+    threads = ', '.join(map(str, h['threads']))
+    return [job, h['date'], processor, version, h['python'], MEMORY[h['memory']], threads, f"{h['seconds']} s"]
+
+def about(parts):
+    "The machines, and the packages of the peers."
+    out = []
+    if any(h['quick'] for h in parts.values()):
+        out.append('**A smoke run: it shows that the harness works, and nothing about speed.**\n')
+    head = ['part', 'date', 'processor', 'torch', 'Python', 'memory', 'threads', 'took']
+    out.append(grid(head, [machine(job, h) for job,h in parts.items()]))
+    for h in [h for h in parts.values() if 'copy' in h][:1]:
+        out.append(f"A copy of one GiB moves {short(h['copy'])} GB/s on {h['device']}, read and written.\n")
     for job,h in parts.items():
-        if h.get('versions') and not job.endswith('steady'): out.append('Packages: ' + ', '.join(f'{k} {v}' for k,v in h['versions'].items()) + '.\n')
-        if h.get('missing') and not job.endswith('steady'): out.append('Not importable: ' + '; '.join(f'{k} ({v})' for k,v in h['missing'].items()) + '.\n')
+        versions,missing = h.get('versions'),h.get('missing')
+        if job.endswith('steady'): continue
+        if versions: out.append('Packages: ' + ', '.join(f'{k} {v}' for k,v in versions.items()) + '.\n')
+        if missing: out.append('Not importable: ' + '; '.join(f'{k} ({v})' for k,v in missing.items()) + '.\n')
+    return out
+
+def first_table(data, names):
+    "The largest size, with what compiling changes and what is kept in memory."
+    at = glance(data)
+    if not at: return []
     kept = {k: v for m in data.get('memory', []) for k,v in m['rows'].items()}
-    if at := glance(data):
-        size = at['size']
-        fast = {k: r for t in find(data, part='compile', size=size) for k,r in t['rows'].items()}
-        rows = []
-        for n in names:
-            if r := cell(data, n['name'], **at):
-                c = fast.get(f"{n['name']}, compiled")
-                rows.append([label(n), n['by'], show(r[0]), show(r[1]), show(c[1]) if c else '', *map(short, kept.get(n['name'], [])[:1] + kept.get(n['name'], [])[2:])])
-        out += [f'## At {power(size)} elements: {title(at)}\n', 'Saved is what autograd keeps for backward; peak is the most that forward and backward hold at once, '
-            'results included. Both are in units of `x`, measured at ' + ' and '.join(sorted({power(m['size']) for m in data.get('memory', [])})) + '.\n' if kept else '',
-            grid(['estimator', 'by', 'forward', 'f+b', 'compiled, f+b', 'saved', 'peak'], [r + ['']*(7-len(r)) for r in rows])]
-    out.append('## All sizes\n\nForward / f+b, medians. A ~ marks a middle half wider than a fifth of its median.\n')
-    def two(r): return ' / '.join(('~' if q[2]-q[0] > .2*q[1] else '') + short(q[1]) for q in r)
+    fast = {k: r for t in find(data, part='compile', size=at['size']) for k,r in t['rows'].items()}
+    rows = []
+    for n in names:
+        r,c,held = cell(data, n['name'], **at),fast.get(f"{n['name']}, compiled"),kept.get(n['name'])
+        if not r: continue
+        saved,_,peak = map(short, held) if held else ['']*3
+        rows.append([label(n), n['by'], show(r[0]), show(r[1]), show(c[1]) if c else '', saved, peak])
+    out = [f"## At {power(at['size'])} elements: {title(at)}\n"]
+    if kept:
+        sizes = ' and '.join(sorted({power(m['size']) for m in data['memory']}))
+        out.append('Saved is what autograd keeps for backward; peak is the most that forward and backward hold at '
+            f'once, results included. Both are in units of `x`, measured at {sizes}.\n')
+    return [*out, grid(['estimator', 'by', 'forward', 'f+b', 'compiled, f+b', 'saved', 'peak'], rows)]
+
+def all_sizes(data, names):
+    "A table for each kind of memory, dtype and number of threads."
+    out = ['## All sizes\n\nForward / f+b, medians. A ~ marks a middle half wider than a fifth of its median.\n']
     kinds = {(t['memory'], t['dtype'], t['threads']): t for t in data.get('tables', []) if t['part'] != 'compile'}
     for (m,d,th),t in kinds.items():
         want = dict(memory=m, dtype=d, threads=th)
-        sizes = sorted({u['size'] for u in find(data, **want) if u['part'] != 'compile'})
-        rows = [[label(n), *(two(r) if (r := cell(data, n['name'], size=s, **want)) else '' for s in sizes)] for n in names]
-        clones = [next(u['clone'] for u in find(data, size=s, **want) if u['part'] != 'compile') for s in sizes]
+        found = [u for u in find(data, **want) if u['part'] != 'compile']
+        sizes = sorted({u['size'] for u in found})
+        def entry(n, s):
+            r = cell(data, n['name'], size=s, **want)
+            return two(r) if r else ''
+        rows = [[label(n), *(entry(n, s) for s in sizes)] for n in names]
+        clones = [next(u['clone'] for u in found if u['size'] == s) for s in sizes]
         top = [['clone, µs', *(short(c*1e6) for c in clones)]]
-        if roof := parts[t['part']].get('copy'): top.append(['clone, share of the roofline', *(f'{2*s*getattr(torch, d).itemsize/c/roof/1e9:.0%}' for s,c in zip(sizes, clones))])
-        out += [f'### {title(t)}\n', grid(['estimator', *map(power, sizes)], top + [r for r in rows if any(r[1:])])]
-    if made := find(data, part='compile'):
-        first,failed = (data['compiled'][0][k] for k in ('first', 'failed'))
-        out += ['## torch.compile\n', 'Inductor, `fullgraph`, one graph for all sizes, float32, 1 thread. Forward / f+b, eager and compiled in one process; '
-            'seconds until the first gradient, without a cache.\n',
-            grid(['estimator', *(f'{power(t["size"])} {w}' for t in made for w in ('eager', 'compiled')), 'first call, s'],
-                [[label(n), *(two(t['rows'][n['name'] + w]) for t in made for w in ('', ', compiled')), short(first[n['name']])] for n in names if n['name'] in first])]
-        if failed: out.append('Does not compile: ' + '; '.join(f'{k} ({v})' for k,v in failed.items()) + '.\n')
+        roof = data['parts'][t['part']].get('copy')
+        if roof:
+            moved = [2*s*getattr(torch, d).itemsize for s in sizes]
+            top.append(['clone, share of the roofline', *(f'{b/c/roof/1e9:.0%}' for b,c in zip(moved, clones))])
+        filled = [r for r in rows if any(r[1:])]
+        out += [f'### {title(t)}\n', grid(['estimator', *map(power, sizes)], top + filled)]
+    return out
+
+def compile_table(data, names):
+    made = find(data, part='compile')
+    if not made: return []
+    first,failed = (data['compiled'][0][k] for k in ('first', 'failed'))
+    head = ['estimator', *(f'{power(t["size"])} {w}' for t in made for w in ('eager', 'compiled')), 'first call, s']
+    def row(n):
+        pairs = [two(t['rows'][n['name'] + w]) for t in made for w in ('', ', compiled')]
+        return [label(n), *pairs, short(first[n['name']])]
+    out = ['## torch.compile\n', 'Inductor, `fullgraph`, one graph for all sizes, float32, 1 thread. Forward / f+b, '
+        'eager and compiled in one process; seconds until the first gradient, without a cache.\n']
+    out.append(grid(head, [row(n) for n in names if n['name'] in first]))
+    if failed: out.append('Does not compile: ' + '; '.join(f'{k} ({v})' for k,v in failed.items()) + '.\n')
+    return out
+
+def small_tables(data):
+    "One call, terms, sizes, and graphs."
+    out = []
     for o in data.get('overhead', []):
+        def called(k): return k if k.startswith(('torch', 'Function')) else f'`{k}`'
+        rows = [[called(k), short(f), short(b)] for k,(f,b) in o['rows'].items()]
         out += ['## One call\n', 'Microseconds at 2^10 elements, float32, 1 thread, arithmetic included.\n',
-            grid(['call', 'forward', 'f+b'], [[k if k.startswith(('torch', 'Function')) else f'`{k}`', short(f), short(b)] for k,(f,b) in o['rows'].items()])]
+            grid(['call', 'forward', 'f+b'], rows)]
     for t in data.get('terms', []):
-        out += ['## Terms of a Fourier series\n', f'Forward / f+b at {power(t["size"])} elements, float32, 1 thread.\n',
-            grid(['terms', '`fourier_round`', 'loop of sines'], [[n, two(t['rows'][f'ours {n}']), two(t['rows'][f'loop {n}'])] for n in TERMS])]
+        rows = [[n, two(t['rows'][f'ours {n}']), two(t['rows'][f'loop {n}'])] for n in TERMS]
+        out += ['## Terms of a Fourier series\n',
+            f'Forward / f+b at {power(t["size"])} elements, float32, 1 thread.\n',
+            grid(['terms', '`fourier_round`', 'loop of sines'], rows)]
     for m in sorted({s['memory'] for s in data.get('sweep', [])}):
         ss = [s for s in data['sweep'] if s['memory'] == m]
-        out += [f'## Size: {MEMORY[m]}\n', f'Forward / f+b, float32, 1 thread. The first row is a copy in microseconds; `{OLD}` shows what new memory costs a clone.\n',
-            grid(['', *(power(s['size']) for s in ss)], [['clone, µs', *(short(s['clone']*1e6) for s in ss)],
-                [OLD, *(show(s['rows'][OLD][0]) for s in ss)], *([f'`{k}`', *(two(s['rows'][k]) for s in ss)] for k in FIVE)])]
+        rows = [['clone, µs', *(short(s['clone']*1e6) for s in ss)], [OLD, *(show(s['rows'][OLD][0]) for s in ss)]]
+        rows += [[f'`{k}`', *(two(s['rows'][k]) for s in ss)] for k in FIVE]
+        out += [f'## Size: {MEMORY[m]}\n', 'Forward / f+b, float32, 1 thread. The first row is a copy in microseconds; '
+            f'`{OLD}` shows what new memory costs a clone.\n', grid(['', *(power(s['size']) for s in ss)], rows)]
     for r in data.get('recompiles', []):
+        rows = [[f'`{k}`', *v] for k,v in r['rows'].items()]
         out += ['## Annealing a compiled function\n', 'Graphs compiled while the first knob takes six values.\n',
-            grid(['estimator', 'as a Python float', 'as a 0-d tensor', 'as a buffer'], [[f'`{k}`', *v] for k,v in r['rows'].items()])]
-    if drift := twice(data):
-        out += ['## Twice\n', f'Ours beside the peers were measured in the peers\' Python too, {len(drift)} figures: the two medians differ by {statistics.median(drift):.0%} '
-            f'in the middle and {max(drift):.0%} at most.\n']
-    return '\n'.join(o for o in out if o)
+            grid(['estimator', 'as a Python float', 'as a 0-d tensor', 'as a buffer'], rows)]
+    return out
+
+def report(data):
+    "results.json as Markdown."
+    names = ordered(data)
+    out = ['# Benchmarks\n', 'Written by `bench/bench.py` from `results.json`. A ratio of 1 is the least time any pair '
+        'of passes over memory could take: forward is divided by `x.clone()`, forward and backward (f+b) by a clone '
+        'and a multiplication. Medians, with the middle half in brackets. Bold rows are ours at their defaults; those '
+        'below each do the same maths.\n']
+    out += about(data['parts']) + first_table(data, names) + all_sizes(data, names) + compile_table(data, names)
+    out += small_tables(data)
+    drift = twice(data)
+    if drift:
+        out += ['## Twice\n', f"Ours beside the peers were measured in the peers' Python too, {len(drift)} figures: "
+            f'the two medians differ by {statistics.median(drift):.0%} in the middle and {max(drift):.0%} at most.\n']
+    return '\n'.join(out)
 
 def twice(data):
     "How far the medians of ours differ between the main process and that of the peers."
@@ -437,8 +536,9 @@ def twice(data):
     for t in data.get('tables', []):
         if not t['part'].startswith('peers'): continue
         for k,r in t['rows'].items():
-            here = [u['rows'][k] for u in find(data, memory=t['memory'], dtype=t['dtype'], threads=t['threads'], size=t['size'])
-                if k in u['rows'] and u['part'] not in (t['part'], 'compile')]
+            same = dict(memory=t['memory'], dtype=t['dtype'], threads=t['threads'], size=t['size'])
+            main = [u for u in find(data, **same) if u['part'] not in (t['part'], 'compile')]
+            here = [u['rows'][k] for u in main if k in u['rows']]
             out += [abs(math.log(a[1]/b[1])) for h in here[:1] for a,b in zip(h, r)]
     return out
 
@@ -459,12 +559,14 @@ def main(argv=None):
     p.add_argument('--least', type=int, default=4, help='rounds, half as many for bfloat16 and threads (default: 4)')
     p.add_argument('--only', default='', help='names that contain this: shown, not stored')
     p.add_argument('--quick', action='store_true', help='a smoke run on small tensors')
-    p.add_argument('--out', type=Path, default=HERE, help='folder of results.json and RESULTS.md (default: that of this script)')
+    p.add_argument('--out', type=Path, default=HERE,
+        help='folder of results.json and RESULTS.md (default: that of this script)')
     p.add_argument('--peers-python', default=HERE.parent/'.venv-peers'/'bin'/'python', help='made by `make peers`')
     p.add_argument('--check', action='store_true', help='only see whether there is such a device')
     p.add_argument('--job', help=argparse.SUPPRESS)              # one part, in this process
     a = p.parse_args(argv)
-    if a.device == 'cuda' and not torch.cuda.is_available(): sys.exit('bench: torch finds no CUDA device here; run it where there is one, or without --device cuda')
+    if a.device == 'cuda' and not torch.cuda.is_available():
+        sys.exit('bench: torch finds no CUDA device here; run it where there is one, or without --device cuda')
     if a.check: return
     if a.device == 'cuda': a.threads = [1]                       # of the CPU that only launches
     if a.quick: a.seconds,a.least,a.sizes = .05,2,a.sizes or [1024, 2**14]
@@ -486,8 +588,10 @@ def main(argv=None):
             say(f'{job}: left out, as there is no {os.path.relpath(python)}; `make peers` makes it')
             continue
         with tempfile.TemporaryDirectory() as cold:
-            env = os.environ | (STEADY if steady(job) and a.device == 'cpu' else {}) | dict(TORCHINDUCTOR_CACHE_DIR=cold)
-            r = subprocess.run([python, __file__, *(sys.argv[1:] if argv is None else argv), '--job', job], env=env)
+            allocator = STEADY if steady(job) and a.device == 'cpu' else {}
+            env = os.environ | allocator | dict(TORCHINDUCTOR_CACHE_DIR=cold)
+            arguments = sys.argv[1:] if argv is None else argv
+            r = subprocess.run([python, __file__, *arguments, '--job', job], env=env)
         if r.returncode: sys.exit(r.returncode)
 
 if __name__ == '__main__': main()

@@ -1,8 +1,9 @@
-"""What only a GPU can check, in one command: `make gpu`. Writes GPU.md beside this file, the table to commit, and prints it.
+"""What only a GPU can check, in one command: `make gpu`. Writes GPU.md beside this
+file, the table to commit, and prints it.
 
-Without a GPU `make test-all` on a torch built for CUDA runs fake tensors through everything (tests/test_fake_cuda.py): devices,
-dtypes, shapes, waiting, and the kernels that Inductor writes. Left for here: that they compile, that numbers and gradients
-are those of the CPU, memory, graphs, and time."""
+Without a GPU `make test-all` on a torch built for CUDA runs fake tensors through everything (tests/test_fake_cuda.py):
+devices, dtypes, shapes, waiting, and the kernels that Inductor writes. Left for here: that they compile, that numbers
+and gradients are those of the CPU, memory, graphs, and time."""
 import datetime
 import os
 import platform
@@ -38,21 +39,25 @@ def run(args, device):
     with tempfile.TemporaryDirectory() as tmp:
         xml = Path(tmp)/'report.xml'
         env = os.environ | dict(PYTHONPATH=str(HERE), SHOK_DEVICE=device)
-        r = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--junitxml={xml}', *args], cwd=ROOT, env=env)
+        command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--junitxml={xml}']
+        r = subprocess.run([*command, *args], cwd=ROOT, env=env)
         got = counted(xml)
     return (*(got or (0, 'no report', 0)), (time.monotonic()-start)/60), r.returncode in (0, 5) and got is not None
 
 def table(rows, device):
     "The counts as Markdown, with the machine they are of."
     name = torch.cuda.get_device_name() if device == 'cuda' else f'the CPU of {platform.node()}, a trial'
-    out = ['# On a GPU', '', f'Written by `make gpu` on {datetime.date.today()}: {name}, torch {torch.__version__}, CUDA {torch.version.cuda}, '
-        f'Python {platform.python_version()}.', '', '| what | passed | failed | skipped | minutes |', '| --- | --- | --- | --- | --- |']
+    made = f'Written by `make gpu` on {datetime.date.today()}'
+    versions = f'torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}'
+    out = ['# On a GPU', '', f'{made}: {name}, {versions}.', '',
+        '| what | passed | failed | skipped | minutes |', '| --- | --- | --- | --- | --- |']
     out += [f'| {what} | {p} | {f} | {s} | {m:.1f} |' for what,(p,f,s,m) in rows.items()]
     return '\n'.join(out) + '\n'
 
 def main():
     device = os.environ.get('SHOK_DEVICE', 'cuda')
-    if device == 'cuda' and not torch.cuda.is_available(): sys.exit('gpu: torch finds no CUDA device here; SHOK_DEVICE=cpu tries the command')
+    if device == 'cuda' and not torch.cuda.is_available():
+        sys.exit('gpu: torch finds no CUDA device here; SHOK_DEVICE=cpu tries the command')
     rows,well = {},True
     for what,args in PARTS.items():
         rows[what],good = run([*args, *sys.argv[1:]], device)

@@ -9,7 +9,7 @@ import torch
 DEVICE = os.environ.get('SHOK_DEVICE', 'cuda')
 torch.set_default_device(DEVICE)                          # before the tests are imported: some make tensors as they are
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]/'tests'))
-import estimators
+import estimators  # noqa: E402 (found by the line above)
 
 
 def generator(seed=0): return torch.Generator(DEVICE).manual_seed(seed)

@@ -19,7 +19,7 @@ class Candidate:
     f:Callable     # Called as `f(x)`
     group:str      # The function of ours with the same maths
     by:str         # 'ours', 'formula', 'port', 'torch' or the name of a package
-    same:str='both' # What agrees with the group away from ties: 'both' value and slope, only 'value', only 'slope', or 'mean'
+    same:str='both' # What agrees with the group off ties: 'both' value and slope, only 'value', only 'slope', or 'mean'
 
 # --- formulas, as they are passed around
 def tanh_staircase(x, a=5.):
@@ -43,6 +43,10 @@ def fourier_loop(x, terms):
 def exp_sigmoid(x):
     e = torch.exp(1000*(x-.5))
     return e/(e+1)
+
+def decimal(x): return x + (torch.round(x, decimals=1)-x).detach()
+def coin(x): return x + (torch.floor(x+torch.rand_like(x))-x).detach()
+def bytes_of_torch(x): return torch.fake_quantize_per_tensor_affine(x, .1, 0, -128, 127)
 
 def clipped(x):
     soft = x.clamp(-1, 1)
@@ -105,32 +109,39 @@ def rivals():
         ('sum of 10 sin(2πkx)', lambda x: fourier_loop(x, 10), 'fourier_round(terms=10)', 'formula'),
         ('round(x) + (x-round(x))**3', lambda x: x.round() + (x-x.round())**3, 'cubic_round', 'formula'),
         ('clamp(1e4*(x-.499), 0, 1)', lambda x: (1e4*(x-.499)).clamp(0, 1), 'ramp_round', 'formula'),
-        ('round(x, decimals=1) in detach', lambda x: x + (torch.round(x, decimals=1)-x).detach(), 'decimal_ste', 'formula'),
+        ('round(x, decimals=1) in detach', decimal, 'decimal_ste', 'formula'),
         ('the puzzle', puzzle, 'diff_round', 'formula'),
-        ('floor(x+rand) in detach', lambda x: x + (torch.floor(x+torch.rand_like(x))-x).detach(), 'stochastic_round', 'formula', 'mean'),
+        ('floor(x+rand) in detach', coin, 'stochastic_round', 'formula', 'mean'),
         ('x + rand - ½', lambda x: x + torch.rand_like(x) - .5, 'uniform_noise', 'formula', 'mean'),
         ('½x + ½x.detach()', lambda x: .5*x + .5*x.detach(), 'scale_grad', 'formula'),
         ('shok ScaleGrad', scaled.apply, 'normalize_grad', 'port'),
-        ('torch.fake_quantize', lambda x: torch.fake_quantize_per_tensor_affine(x, .1, 0, -128, 127), 'fake_quantize', 'torch'))
+        ('torch.fake_quantize', bytes_of_torch, 'fake_quantize', 'torch'))
     return [Candidate(*r) for r in rows]
 
 # --- packages: name on the index, name in the tables, group, module, and how to get the function out of it
 def _torchao_fake(m):
     zero = torch.zeros((), dtype=torch.int32)
-    return lambda x: m._fake_quantize_affine(x, x.shape, torch.full((), .1, device=x.device), zero.to(x.device), torch.int8, -128, 127)
+    def fake(x):
+        scale = torch.full((), .1, device=x.device)
+        return m._fake_quantize_affine(x, x.shape, scale, zero.to(x.device), torch.int8, -128, 127)
+    return fake
 
+def _snntorch_ste(m): return m.straight_through_estimator()
+
+STE,FSQ = 'brevitas.function.ops_ste','vector_quantize_pytorch.finite_scalar_quantization'
+TORCHAO,JPEG = 'torchao.quantization.quant_primitives','kornia.enhance.jpeg'
 PACKAGES = (
     ('compressai', 'quantize_ste', 'round_ste', 'compressai.ops', lambda m: m.quantize_ste),
-    ('brevitas', 'round_ste', 'round_ste', 'brevitas.function.ops_ste', lambda m: m.round_ste),
-    ('vector-quantize-pytorch', 'round_ste', 'round_ste', 'vector_quantize_pytorch.finite_scalar_quantization', lambda m: m.round_ste),
-    ('torchao', '_Round', 'round_ste', 'torchao.quantization.quant_primitives', lambda m: m._Round.apply),
-    ('brevitas', 'floor_ste', 'floor_ste', 'brevitas.function.ops_ste', lambda m: m.floor_ste),
-    ('brevitas', 'ceil_ste', 'ceil_ste', 'brevitas.function.ops_ste', lambda m: m.ceil_ste),
-    ('brevitas', 'round_to_zero_ste', 'trunc_ste', 'brevitas.function.ops_ste', lambda m: m.round_to_zero_ste),
-    ('brevitas', 'binary_sign_ste', 'sign_ste', 'brevitas.function.ops_ste', lambda m: m.binary_sign_ste),
-    ('snntorch', 'straight_through_estimator', 'sign_ste', 'snntorch.surrogate', lambda m: m.straight_through_estimator(), 'slope'),
-    ('kornia', 'polynomial_rounding', 'cubic_round', 'kornia.enhance.jpeg', lambda m: m._differentiable_polynomial_rounding),
-    ('torchao', '_fake_quantize_affine', 'fake_quantize', 'torchao.quantization.quant_primitives', _torchao_fake),
+    ('brevitas', 'round_ste', 'round_ste', STE, lambda m: m.round_ste),
+    ('vector-quantize-pytorch', 'round_ste', 'round_ste', FSQ, lambda m: m.round_ste),
+    ('torchao', '_Round', 'round_ste', TORCHAO, lambda m: m._Round.apply),
+    ('brevitas', 'floor_ste', 'floor_ste', STE, lambda m: m.floor_ste),
+    ('brevitas', 'ceil_ste', 'ceil_ste', STE, lambda m: m.ceil_ste),
+    ('brevitas', 'round_to_zero_ste', 'trunc_ste', STE, lambda m: m.round_to_zero_ste),
+    ('brevitas', 'binary_sign_ste', 'sign_ste', STE, lambda m: m.binary_sign_ste),
+    ('snntorch', 'straight_through_estimator', 'sign_ste', 'snntorch.surrogate', _snntorch_ste, 'slope'),
+    ('kornia', 'polynomial_rounding', 'cubic_round', JPEG, lambda m: m._differentiable_polynomial_rounding),
+    ('torchao', '_fake_quantize_affine', 'fake_quantize', TORCHAO, _torchao_fake),
 )
 
 def why(e):
@@ -149,7 +160,7 @@ def _load(module):
         return importlib.import_module(module)
 
 def peers():
-    "`(candidates, versions, missing)`: those of the packages that this Python can import; why it cannot import the others."
+    "`(candidates, versions, missing)`: those of the packages that this Python can import; why it cannot the others."
     found,versions,missing = [],{},{}
     for package,name,group,module,get,*same in PACKAGES:
         try: f = get(_load(module))

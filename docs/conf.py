@@ -17,9 +17,10 @@ sys.path[:0] = paths = [str(here/'_ext'), str(here.parent)]
 os.environ['PYTHONPATH'] = os.pathsep.join(paths)             # for the kernels that run the pages
 os.environ['IN_TEST'] = '1'                                  # nbdev_export() in a page does nothing
 logging.getLogger('traitlets').setLevel('WARNING')
-NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']         # or each kernel warns that it uses TCP
+NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']  # or each kernel warns that it uses TCP
 
-extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton', 'literate', 'offline_math']
+extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton']
+extensions += ['literate', 'offline_math']                   # of _ext
 literate_package = cfg['lib_path']
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
 literate_floors = {'0': 'The floor', '1': 'Hard', '2': 'Smooth', '3': 'Random', '4': 'Gradient', '5': 'Built on',
@@ -51,5 +52,5 @@ html_static_path = ['_static']
 html_css_files = ['site.css']
 html_copy_source = html_show_sourcelink = False
 html_theme_options = dict(navigation_with_keys=False,
-    light_css_variables={'color-brand-primary': '#2f6fb0', 'color-brand-content': '#2f6fb0', 'color-brand-visited': '#2f6fb0'},
-    dark_css_variables={'color-brand-primary': '#7fb2e5', 'color-brand-content': '#7fb2e5', 'color-brand-visited': '#7fb2e5'})
+    light_css_variables={f'color-brand-{k}': '#2f6fb0' for k in ('primary', 'content', 'visited')},
+    dark_css_variables={f'color-brand-{k}': '#7fb2e5' for k in ('primary', 'content', 'visited')})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 here = Path(__file__).parent
 sys.path.insert(0, str(here/'_ext'))
-from literate import directives, relink, shown
+from literate import directives, relink, shown  # noqa: E402 (found by the line above)
 
 NOTE = '<!-- Written by docs/readme.py from nbs/index.ipynb: edit the notebook, not this file. -->'
 
@@ -41,8 +41,9 @@ def readme(nb):
 if __name__ == '__main__':
     text,pictures = readme(json.loads((here.parent/'nbs'/'index.ipynb').read_text('utf-8')))
     files = {here.parent/'README.md': text.encode()} | {here/'_static'/k: v for k,v in pictures.items()}
-    extra = {*(here/'_static').glob('index-*.*')} - files.keys()
-    stale = sorted(f.name for f,v in files.items() if not f.exists() or f.read_bytes() != v) + sorted(f.name for f in extra)
+    extra = sorted({*(here/'_static').glob('index-*.*')} - files.keys())
+    changed = sorted(f for f,v in files.items() if not f.exists() or f.read_bytes() != v)
+    stale = [f.name for f in changed + extra]
     if '--check' in sys.argv: sys.exit(f"stale: {', '.join(stale)}; run python docs/readme.py" if stale else 0)
     for f,v in files.items(): f.write_bytes(v)
     for f in extra: f.unlink()

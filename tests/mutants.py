@@ -4,13 +4,13 @@
     make mutants ARGS="core --count 40"        some of one module
     make mutants ARGS="core --show _pass"      the changes in a function, without running them
 
-Changes are made in the syntax tree: an operator, a comparison, a constant, a condition, an argument, a statement, what is
-returned. Types, docstrings and the text of messages stay. A change that makes the same bytecode is none. Which are tried is
-decided by a hash of the change itself, so an edit elsewhere leaves the choice alone.
+Changes are made in the syntax tree: an operator, a comparison, a constant, a condition, an argument, a statement, what
+is returned. Types, docstrings and the text of messages stay. A change that makes the same bytecode is none. Which are
+tried is decided by a hash of the change itself, so an edit elsewhere leaves the choice alone.
 
-Each change gets a process of its own, forked from this one when torch and pytest are loaded, and in it pytest, which meets
-the tests that found the most first and stops at the first that fails. What all tests let pass has survived; why it may is a
-line of mutants.txt. A survivor without one, or fewer killed than 9 in 10, is a failure."""
+Each change gets a process of its own, forked from this one when torch and pytest are loaded, and in it pytest, which
+meets the tests that found the most first and stops at the first that fails. What all tests let pass has survived; why
+it may is a line of mutants.txt. A survivor without one, or fewer killed than 9 in 10, is a failure."""
 import argparse
 import ast
 import copy
@@ -28,15 +28,22 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 EXPLAINED = TESTS/'mutants.txt'
-AIMED = json.loads((TESTS/'mutants.json').read_text('utf-8'))         # for each module the tests that know it, as pytest takes them
-AIMED = {m: [a for a in args if not a.endswith('.py') or (ROOT/a).exists()] for m,args in AIMED.items() if (ROOT/'shok_nb'/f'{m}.py').exists()}
+AIMED = json.loads((TESTS/'mutants.json').read_text('utf-8'))  # for each module the tests that know it, for pytest
+AIMED = {m: args for m,args in AIMED.items() if (ROOT/'shok_nb'/f'{m}.py').exists()}
+AIMED = {m: [a for a in args if not a.endswith('.py') or (ROOT/a).exists()] for m,args in AIMED.items()}
 SHARE = .9                                                          # of the changes that the tests must find
 
 # --- changes
-OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd, ast.LShift: ast.RShift, ast.RShift: ast.LShift}
-COMPARISONS = {ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,)}
+OPERATORS = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitAnd,
+    ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+}
+COMPARISONS = {
+    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
+}
 
 def but(node, **fields):
     "The node with other fields."
@@ -52,11 +59,13 @@ def of_constant(node):
     if isinstance(v, bool): yield ast.Constant(not v)
     elif isinstance(v, (int, float)): yield ast.Constant(v+1)
 
-IDLE = {'to', 'sum_to_size', 'expand', 'clamp', 'clone', 'detach', 'requires_grad_', 'item'}        # methods whose caller may do
+# Methods whose caller may do in their place.
+IDLE = {'to', 'sum_to_size', 'expand', 'clamp', 'clone', 'detach', 'requires_grad_', 'item'}
 
 def of_call(node):
     bare = not node.args and not node.keywords
-    if isinstance(node.func, ast.Attribute) and (bare or node.func.attr in IDLE): yield node.func.value           # x.detach() → x
+    if isinstance(node.func, ast.Attribute) and (bare or node.func.attr in IDLE):
+        yield node.func.value           # x.detach() → x
     for i in range(len(node.args)-1):
         if not any(isinstance(a, ast.Starred) for a in node.args[i:i+2]): yield but(node, args=swapped(node.args, i))
     if len(node.args) > 1: yield but(node, args=node.args[:-1])
@@ -64,9 +73,10 @@ def of_call(node):
 
 def of_return(node):
     if isinstance(node.value, ast.Tuple):
-        for i,e in enumerate(node.value.elts):
+        elts = node.value.elts
+        for i,e in enumerate(elts):
             if not isinstance(e, (ast.Starred, ast.Constant)):
-                yield but(node, value=but(node.value, elts=[*node.value.elts[:i], ast.Constant(None), *node.value.elts[i+1:]]))
+                yield but(node, value=but(node.value, elts=[*elts[:i], ast.Constant(None), *elts[i+1:]]))
     elif node.value is not None: yield ast.Return(ast.Constant(None))
 
 def changed(node):
@@ -78,8 +88,10 @@ def changed(node):
             for new in COMPARISONS[type(op)]: yield but(node, ops=[*node.ops[:i], new(), *node.ops[i+1:]])
     elif isinstance(node, ast.BoolOp):
         yield but(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
-        for i in range(len(node.values)): yield but(node, values=without(node.values, i)) if len(node.values) > 2 else node.values[1-i]
-    elif isinstance(node, ast.IfExp): yield from (but(node, test=ast.UnaryOp(ast.Not(), node.test)), node.body, node.orelse)
+        for i in range(len(node.values)):
+            yield but(node, values=without(node.values, i)) if len(node.values) > 2 else node.values[1-i]
+    elif isinstance(node, ast.IfExp):
+        yield from (but(node, test=ast.UnaryOp(ast.Not(), node.test)), node.body, node.orelse)
     elif isinstance(node, (ast.If, ast.While)): yield but(node, test=ast.UnaryOp(ast.Not(), node.test))
     elif isinstance(node, ast.comprehension):
         for i in range(len(node.ifs)): yield but(node, ifs=without(node.ifs, i))
@@ -110,9 +122,12 @@ def places(node, inside=()):
 
 def shown(node):
     text = ast.unparse(ast.fix_missing_locations(copy.deepcopy(node))).replace('\n', ' ')
-    return ' '.join(text.split()) if len(text) < 110 else text[:100] + '…' + hashlib.sha256(text.encode()).hexdigest()[:6]
+    if len(text) < 110: return ' '.join(text.split())
+    return text[:100] + '…' + hashlib.sha256(text.encode()).hexdigest()[:6]
 
-def bytecode(code): return code.co_code, code.co_names, code.co_varnames, code.co_freevars, [bytecode(c) if hasattr(c, 'co_code') else (type(c), repr(c)) for c in code.co_consts]
+def bytecode(code):
+    def constant(c): return bytecode(c) if hasattr(c, 'co_code') else (type(c), repr(c))
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, [constant(c) for c in code.co_consts]
 
 class Change:
     "One node put in place of another."
@@ -120,7 +135,8 @@ class Change:
         self.module,self.path,self.line = module,path,old.lineno if hasattr(old, 'lineno') else 0
         self.tree,self.old,self.new = tree,old,new
         where = '.'.join((module, *inside))
-        self.name = f'{where}: {shown(old)} → {shown(new) if not isinstance(new, ast.Pass) else "nothing"}' + f' #{nth}'*(nth > 1)
+        there = 'nothing' if isinstance(new, ast.Pass) else shown(new)
+        self.name = f'{where}: {shown(old)} → {there}' + f' #{nth}'*(nth > 1)
 
     def code(self):
         new = ast.copy_location(self.new, self.old) if hasattr(self.old, 'lineno') else self.new
@@ -150,7 +166,8 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     "Imports one module of the package from other code."
     def __init__(self, change): self.change = change
     def find_spec(self, name, path=None, target=None):
-        if name == f'shok_nb.{self.change.module}': return importlib.util.spec_from_file_location(name, self.change.path, loader=self)
+        if name == f'shok_nb.{self.change.module}':
+            return importlib.util.spec_from_file_location(name, self.change.path, loader=self)
     def exec_module(self, module): exec(self.change.code(), module.__dict__)
 
 class Watch:
@@ -174,11 +191,13 @@ def child(change, module, order, pipe, seconds):
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     quiet = os.open(os.devnull, os.O_RDWR)
-    if change: [os.dup2(quiet, fd) for fd in (0, 1, 2)]
-    if change: sys.meta_path.insert(0, Changed(change))
+    if change:
+        for fd in (0, 1, 2): os.dup2(quiet, fd)
+        sys.meta_path.insert(0, Changed(change))
     import pytest
     watch = Watch(order, os.fdopen(pipe, 'w'))
-    try: code = pytest.main([*AIMED[module], '-q', '-x', '-p', 'no:cacheprovider', '-p', 'no:xdist', '-p', 'no:randomly', '--no-header', '-W', 'ignore'], [watch])
+    plain = '-q', '-x', '-p', 'no:cacheprovider', '-p', 'no:xdist', '-p', 'no:randomly', '--no-header', '-W', 'ignore'
+    try: code = pytest.main([*AIMED[module], *plain], [watch])
     except BaseException as e: code = type(e).__name__
     watch.say('end', int(code) if isinstance(code, int) else str(code))
     os._exit(0)
@@ -232,10 +251,10 @@ def preload():
     "What every test needs, so that no child loads it."
     sys.path[:0] = [str(TESTS), str(ROOT)]
     os.environ['PYTHONPATH'] = str(ROOT)
-    import hypothesis
-    import mpmath
+    import hypothesis  # noqa: F401
+    import mpmath  # noqa: F401
     import numpy  # noqa: F401
-    import pytest
+    import pytest  # noqa: F401
     import torch
     import torch._dynamo.testing
     import torch._functorch.aot_autograd
@@ -278,7 +297,7 @@ def main(argv=None):
         while not r.done(): time.sleep(.1)
         if r.verdict(): return print(f'the tests of {m} fail without a change: {r.verdict()}') or 1
         spent[m] = r.seconds()
-        order[m] = {t: -s for t,s in spent[m].items()}                # quick ones first, until some have found something
+        order[m] = {t: -s for t,s in spent[m].items()}          # quick ones first, until some have found something
         print(f'{m}: {len(spent[m])} tests, {sum(spent[m].values()):.0f} s', flush=True)
     alive,killed,late,running,queue = [],0,0,[],list(todo)
     why = explained()
@@ -292,15 +311,17 @@ def main(argv=None):
             how = r.verdict()
             if how is None:
                 alive.append(r.change)
-                print(f'  {"explained" if r.change.name in why else "SURVIVED"} shok_nb/{r.module}.py:{r.change.line} {r.change.name}', flush=True)
+                word = 'explained' if r.change.name in why else 'SURVIVED'
+                print(f'  {word} shok_nb/{r.module}.py:{r.change.line} {r.change.name}', flush=True)
                 continue
             killed += 1
             late += how.startswith('no end')
             if how in spent[r.module]: order[r.module][how] = max(order[r.module][how], 0) + 1/(spent[r.module][how]+.1)
     new = [c for c in alive if c.name not in why]
     share = killed/len(todo)
-    print(f'{killed} of {len(todo)} found ({share:.1%}; {late} by never ending), {len(alive)} not, {len(new)} of these unexplained; '
-        f'{(time.monotonic()-start)/60:.0f} minutes')
+    minutes = (time.monotonic()-start)/60
+    print(f'{killed} of {len(todo)} found ({share:.1%}; {late} by never ending), {len(alive)} not, '
+        f'{len(new)} of these unexplained; {minutes:.0f} minutes')
     if not a.only and not a.modules:
         stale = set(why) - {c.name for c in found}
         for name in stale: print(f'  no such change any more: {name}')

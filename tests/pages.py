@@ -33,7 +33,8 @@ def written(folder):
     return conf
 
 def execute(nb, folder):
-    "Run the page of the notebook `nb` as the site does and keep it in `folder`, unless it is there. Raises what a cell raises."
+    """Run the page of the notebook `nb` as the site does and keep it in `folder`, unless
+    it is there. Raises what a cell raises."""
     with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [str(DOCS/'_ext'), *sys.path]):
         conf = written(folder)
         os.environ.update(IN_TEST='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(conf['paths']))

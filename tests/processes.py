@@ -7,12 +7,14 @@ import torch.multiprocessing as mp
 
 def join_group(rank, world, port):
     "Make this process number `rank` of `world`."
-    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world), GLOO_SOCKET_IFNAME='lo')
+    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), GLOO_SOCKET_IFNAME='lo')
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
     torch.set_num_threads(1)
     torch.distributed.init_process_group('gloo', rank=rank, world_size=world)
 
 def spawn(work, world):
-    "Run `work(rank, world, port, queue)` in `world` fresh processes; what each put into the queue, by its first item, the rank."
+    """Run `work(rank, world, port, queue)` in `world` fresh processes; what each put into
+    the queue, by its first item, the rank."""
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]

@@ -8,12 +8,12 @@ import types
 from pathlib import Path
 import pytest
 import torch
+from shok_nb.catalog import catalog
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT/'bench'))
-from rivals import peers, rivals
-import bench
-from shok_nb.catalog import catalog
+from rivals import peers, rivals  # noqa: E402 (found by the line above)
+import bench  # noqa: E402 (found by the line above)
 
 OURS = {c.name: c for c in bench.ours()}
 KINDS = {r.name: r for r in catalog}
@@ -27,8 +27,9 @@ def test_everything_is_measured():
 
 @pytest.mark.parametrize('c', rivals() + peers()[0], ids=lambda c: c.name)
 def test_rivals_do_the_same(c):
-    """Values and gradients of a rival are those of ours in float32, at points .01 from ties and integers, where formulas that
-    count from the floor lose digits. Seed 0; the mean of 4e5 coins or noises is within 5 of its deviations, at most ½/√4e5 each."""
+    """Values and gradients of a rival are those of ours in float32, at points .01 from ties and integers,
+    where formulas that count from the floor lose digits. Seed 0; the mean of 4e5 coins or noises is within 5
+    of its deviations, at most ½/√4e5 each."""
     torch.manual_seed(0)
     x = torch.rand(400_000)*4 - 2
     if c.group in ('sigmoid_round', 'ramp_round'): x = torch.cat([x.abs()/2, .498 + torch.rand(1000)*.004])
@@ -39,11 +40,13 @@ def test_rivals_do_the_same(c):
     d = torch.autograd.grad(y, x, g)[0] if y.requires_grad else torch.zeros_like(x)
     slope = torch.autograd.grad(want, x, g)[0]
     if c.same == 'mean':
-        assert abs((y-x).mean()) < 5*.5/len(x)**.5 and torch.equal(d, slope) and torch.equal(y == y.round(), want == want.round())
+        assert abs((y-x).mean()) < 5*.5/len(x)**.5 and torch.equal(d, slope)
+        assert torch.equal(y == y.round(), want == want.round())
         return
     ok = y.isfinite()                                       # e/(e+1) is inf/inf in two fifths of [0, 1]
     assert ok.float().mean() > .5
-    near = [torch.allclose(a[ok], b[ok], rtol=1e-3, atol=1e-4*b[ok].abs().max().item()) for a,b in ((y, want), (d, slope))]
+    def alike(a, b): return torch.allclose(a[ok], b[ok], rtol=1e-3, atol=1e-4*b[ok].abs().max().item())
+    near = [alike(y, want), alike(d, slope)]
     assert near == [c.same in ('both', 'value'), c.same in ('both', 'slope')]
 
 # --- how it is measured
@@ -61,37 +64,54 @@ def test_race_takes_turns():
     fs = {'a': lambda: .25, 'b': lambda: 2.}
     t = bench.race(fs, clock, 0, 3)
     assert t == {'a': [.25]*3, 'b': [2.]*3}
-    assert clock.seen[6:] == [(fs['a'], 4), (fs['b'], 1)]*3     # three looks each, then rounds of at least a second a sample
+    assert clock.seen[6:] == [(fs['a'], 4), (fs['b'], 1)]*3     # three looks each, then rounds: samples of a second
 
 def test_quarters(): assert bench.quarters([4., 1., 2., 3., 5.]) == [2., 3., 4.] and bench.quarters([7.]) == [7.]*3
 
 def test_ratios(monkeypatch):
     "Forward over clone, both over clone and multiplication, each of the same round."
-    def race(thunks, clock, seconds, least, calls): return {(k, w): [v, 2*v] for k,w in thunks for v in [dict(copy=2., times=3., forward=5., both=20.)[w]]}
+    def race(thunks, clock, seconds, least, calls):
+        return {(k, w): [v, 2*v] for k,w in thunks for v in [dict(copy=2., times=3., forward=5., both=20.)[w]]}
     monkeypatch.setattr(bench, 'race', race)
     a = types.SimpleNamespace(seconds=0, least=2)
     assert bench.ratios({'f': torch.round}, Ticks(), 8, torch.float32, a) == (3., {'f': [[2.5]*3, [4.]*3]})
 
 def test_sweep(monkeypatch):
-    "Every fourth size, the five and a copy into old memory; long calls, which are warmed up on a small tensor, among them."
+    """Every fourth size, the five and a copy into old memory; long calls, which are
+    warmed up on a small tensor, among them."""
     monkeypatch.setattr(bench.Cpu, 'large', 2**12)
     a = types.SimpleNamespace(sizes=[2**14], seconds=0, least=2)
     got = list(bench.sweep(bench.ours(), bench.Cpu(), a, 'large', 'default'))
-    assert [t['size'] for t in got] == [2**10, 2**12, 2**14] and all(t['rows'].keys() == {*bench.FIVE, bench.OLD} for t in got)
+    assert [t['size'] for t in got] == [2**10, 2**12, 2**14]
+    assert all(t['rows'].keys() == {*bench.FIVE, bench.OLD} for t in got)
 
 def test_saved():
     "x alone, its sine too, the same storage twice, a mask, and what a graph that is gone kept."
     x = torch.randn(1000)
-    table = {lambda x: x.neg(): 0, lambda x: x.square(): 1, lambda x: x*x: 1, lambda x: x*x.sin(): 2, lambda x: x.view(10, 100).t()*x.view(100, 10): 1,
-        lambda x: torch.where(x > 0, x, 0.): .25, lambda x: (x*x.sin()).detach() + x: 0}
+    table = {
+        lambda x: x.neg(): 0,
+        lambda x: x.square(): 1,
+        lambda x: x*x: 1,
+        lambda x: x*x.sin(): 2,
+        lambda x: x.view(10, 100).t()*x.view(100, 10): 1,
+        lambda x: torch.where(x > 0, x, 0.): .25,
+        lambda x: (x*x.sin()).detach() + x: 0,
+    }
     for f,n in table.items(): assert bench.saved(f, x) == n
 
 @pytest.mark.parametrize('n', (2**10, 2**16))
 def test_peak(n):
     "Results included; what is freed before the next allocation counts once."
     x,clock = torch.randn(n),bench.Cpu()
-    table = {x.clone: 1, x.neg_: 0, lambda: (x.clone(), x.clone()): 2, lambda: (x.clone().neg(), x.clone())[0]: 2, lambda: x.clone().neg().clone(): 2,
-        lambda: bench.both(torch.neg, x.detach().requires_grad_(), x): 2, lambda: bench.both(torch.neg, x, x): 1}
+    table = {
+        x.clone: 1,
+        x.neg_: 0,
+        lambda: (x.clone(), x.clone()): 2,
+        lambda: (x.clone().neg(), x.clone())[0]: 2,
+        lambda: x.clone().neg().clone(): 2,
+        lambda: bench.both(torch.neg, x.detach().requires_grad_(), x): 2,
+        lambda: bench.both(torch.neg, x, x): 1,
+    }
     for f,k in table.items(): assert clock.peak(f) == k*x.nbytes
 
 def test_peak_is_quiet(capfd):
@@ -99,7 +119,8 @@ def test_peak_is_quiet(capfd):
     assert not capfd.readouterr().err
 
 def test_cuda_clock():
-    "Milliseconds between two events, per call; as many inputs as fill the L2 cache twice; the peak above what was there."
+    """Milliseconds between two events, per call; as many inputs as fill the L2 cache
+    twice; the peak above what was there."""
     log = []
     class Event:
         def __init__(self, enable_timing): assert enable_timing
@@ -108,7 +129,8 @@ def test_cuda_clock():
         def elapsed_time(self, end):
             assert log == [self, 'f', 'f', 'f', end, 'wait']
             return 6.
-    cuda = types.SimpleNamespace(Event=Event, get_device_properties=lambda: types.SimpleNamespace(L2_cache_size=50<<20), synchronize=lambda: None,
+    cache = types.SimpleNamespace(L2_cache_size=50<<20)
+    cuda = types.SimpleNamespace(Event=Event, get_device_properties=lambda: cache, synchronize=lambda: None,
         reset_peak_memory_stats=lambda: None, memory_allocated=lambda: 100, max_memory_allocated=lambda: 140)
     clock = bench.Cuda(cuda)
     assert clock(lambda: log.append('f'), 3) == .002
@@ -147,7 +169,8 @@ def test_small(small):
         assert all(0 < q[0] <= q[1] <= q[2] for q in (f, b))
         glance, = (c for c in cells if c[0] == bench.label(n) and len(c) == 7)
         sizes, = (c for c in cells if c[0] == bench.label(n) and len(c) == 2)
-        assert glance[2:4] == [bench.show(f), bench.show(b)] and glance[5] == bench.short(data['memory'][0]['rows'][n['name']][0])
+        assert glance[2:4] == [bench.show(f), bench.show(b)]
+        assert glance[5] == bench.short(data['memory'][0]['rows'][n['name']][0])
         assert sizes[1].replace('~', '') == f'{bench.short(f[1])} / {bench.short(b[1])}'
 
 def test_saved_for_backward(small):
@@ -164,11 +187,13 @@ def test_compile_and_merge(small, monkeypatch):
     before,_ = stored(small)
     for _ in range(2): bench.main(['--job', 'compile', *SMALL[2:], '--out', str(small)])
     data,text = stored(small)
-    assert [t for t in data['tables'] if t['part'] == 'small'] == before['tables'] and data['memory'] == before['memory']
+    assert [t for t in data['tables'] if t['part'] == 'small'] == before['tables']
+    assert data['memory'] == before['memory']
     made,first = (next(t for t in data[k] if t['part'] == 'compile') for k in ('tables', 'compiled'))
     assert len(data['tables']) == 2 and set(data['parts']) == {'small', 'compile'} and text == bench.report(data)
     good = {n for n in bench.FIVE if n not in first['failed']}
-    assert set(first['first']) == good >= {'round_ste', 'soft_round'} and set(made['rows']) == good | {f'{n}, compiled' for n in good}
+    assert set(first['first']) == good >= {'round_ste', 'soft_round'}
+    assert set(made['rows']) == good | {f'{n}, compiled' for n in good}
 
 def test_only_is_not_stored(small, capsys):
     before = stored(small)
@@ -178,7 +203,8 @@ def test_only_is_not_stored(small, capsys):
 # --- where there is no GPU
 def test_no_gpu():
     if torch.cuda.is_available(): pytest.skip('there is one')
-    r = subprocess.run([sys.executable, str(ROOT/'bench'/'bench.py'), '--device', 'cuda', '--check'], capture_output=True, text=True)
+    command = [sys.executable, str(ROOT/'bench'/'bench.py'), '--device', 'cuda', '--check']
+    r = subprocess.run(command, capture_output=True, text=True)
     assert r.returncode == 1 and not r.stdout and len(r.stderr.splitlines()) == 1 and 'no CUDA device' in r.stderr
 
 def test_gpu_table(tmp_path, monkeypatch):
@@ -187,24 +213,30 @@ def test_gpu_table(tmp_path, monkeypatch):
     (tmp_path/'r.xml').write_text('<testsuites><testsuite tests="7" failures="1" errors="2" skipped="1"/></testsuites>')
     assert gpu.counted(tmp_path/'r.xml') == (3, 3, 1) and gpu.counted(tmp_path/'none.xml') is None
     assert '| noise | 3 | 3 | 1 | 0.5 |' in gpu.table({'noise': (3, 3, 1, .5)}, 'cpu')
-    r = subprocess.run([sys.executable, str(ROOT/'bench'/'gpu.py'), '--collect-only'], capture_output=True, text=True, env=os.environ | dict(CUDA_VISIBLE_DEVICES=''))
+    command = [sys.executable, str(ROOT/'bench'/'gpu.py'), '--collect-only']
+    r = subprocess.run(command, capture_output=True, text=True, env=os.environ | dict(CUDA_VISIBLE_DEVICES=''))
     assert r.returncode == 1 and 'no CUDA device' in r.stderr
     monkeypatch.setenv('SHOK_DEVICE', 'cpu')
-    monkeypatch.setattr(gpu, 'PARTS', {'one': ['tests/test_errors.py', '-k', 'own_messages'], 'none': ['tests/no_such.py']})
+    parts = {'one': ['tests/test_errors.py', '-k', 'own_messages'], 'none': ['tests/no_such.py']}
+    monkeypatch.setattr(gpu, 'PARTS', parts)
     monkeypatch.setattr(sys, 'argv', ['gpu.py', '-p', 'no:xdist'])
     assert gpu.main() and not (ROOT/'bench'/'GPU.md').exists()
 
 def test_plugin_for_a_gpu():
     "The plugin that `make gpu` loads, with the CPU in the place of the GPU."
-    r = subprocess.run([sys.executable, '-m', 'pytest', '-p', 'on_cuda', 'tests/test_probes.py', '-k', '(test_second or test_onnx) and round_ste and not ste-'],
-        cwd=ROOT, env=os.environ | dict(PYTHONPATH='bench', SHOK_DEVICE='cpu', PYTEST_ADDOPTS='-p no:xdist'), capture_output=True, text=True)
-    assert r.returncode == 0 and 'tensors are made on cpu' in r.stdout and re.search(r'\b1 passed', r.stdout), r.stdout + r.stderr
+    few = '(test_second or test_onnx) and round_ste and not ste-'
+    env = os.environ | dict(PYTHONPATH='bench', SHOK_DEVICE='cpu', PYTEST_ADDOPTS='-p no:xdist')
+    command = [sys.executable, '-m', 'pytest', '-p', 'on_cuda', 'tests/test_probes.py', '-k', few]
+    r = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert r.returncode == 0, r.stdout + r.stderr
+    assert 'tensors are made on cpu' in r.stdout and re.search(r'\b1 passed', r.stdout), r.stdout + r.stderr
 
 # --- the page
 def test_page_without_results(tmp_path, monkeypatch):
     "Outside a checkout the page runs too, and says how to make results."
     monkeypatch.chdir(tmp_path)
-    cells = [''.join(c['source']) for c in json.loads((ROOT/'nbs'/'64_speed.ipynb').read_text('utf-8'))['cells'] if c['cell_type'] == 'code']
+    page = json.loads((ROOT/'nbs'/'64_speed.ipynb').read_text('utf-8'))
+    cells = [''.join(c['source']) for c in page['cells'] if c['cell_type'] == 'code']
     names = {}
     for c in cells: exec(compile(c, 'page', 'exec'), names)
     assert names['data'] is None and 'make bench' in names['about'].data

@@ -1,4 +1,5 @@
-"""The slider moves the picture: in a page of the site opened from a file, under a strict content policy, and in JupyterLab.
+"""The slider moves the picture: in a page of the site opened from a file, under a
+strict content policy, and in JupyterLab.
 
 Needs chromium and chromedriver; without them the tests say so and skip. Nothing leaves this machine: the pages come
 from files or from a server on 127.0.0.1 that lives as long as the test, and every request is checked."""
@@ -38,9 +39,10 @@ def browser(tmp_path_factory):
     "A headless chromium that logs every request."
     opts = webdriver.ChromeOptions()
     opts.binary_location = chromium
-    for flag in ('headless=new', 'no-sandbox', 'disable-gpu', 'disable-dev-shm-usage', 'disable-quic', 'no-first-run', 'disable-sync',
-                 'disable-background-networking', 'disable-component-update', 'no-proxy-server', 'window-size=1100,1000',
-                 f'user-data-dir={tmp_path_factory.mktemp("chromium")}'): opts.add_argument(f'--{flag}')
+    flags = ['headless=new', 'no-sandbox', 'disable-gpu', 'disable-dev-shm-usage', 'disable-quic', 'no-first-run',
+        'disable-sync', 'disable-background-networking', 'disable-component-update', 'no-proxy-server',
+        'window-size=1100,1000', f'user-data-dir={tmp_path_factory.mktemp("chromium")}']
+    for flag in flags: opts.add_argument(f'--{flag}')
     opts.set_capability('goog:loggingPrefs', dict(performance='ALL', browser='ALL'))
     driver = webdriver.Chrome(opts, webdriver.ChromeService(chromedriver))
     driver.set_page_load_timeout(60)
@@ -56,7 +58,9 @@ def hosts(browser):
 def wait(browser, condition, what, seconds=30):
     return WebDriverWait(browser, seconds, .1).until(lambda _: condition(), f'waited {seconds} s for {what}')
 
-def ask(where, js): return where.parent.execute_script('const e = arguments[0]; return '+js, where) # at once: a live drawing is replaced whole
+def ask(where, js):
+    "At once: a live drawing is replaced whole."
+    return where.parent.execute_script('const e = arguments[0]; return '+js, where)
 
 def still(browser, see, what, seconds=.5):
     "What `see()` returns once it has returned the same twice, `seconds` apart; None does not count."
@@ -72,7 +76,9 @@ _AT = """(() => { e.scrollIntoView({block: "center", behavior: "instant"}); cons
 def drag(browser, handle, dx):
     "Drag by `dx` pixels what lies at the middle of `handle`, once it is in view and rests."
     still(browser, lambda: ask(handle, _AT), 'the handle to rest in view')
-    ActionChains(browser).click_and_hold(handle).move_by_offset(dx//2, 0).move_by_offset(dx-dx//2, 0).release().perform()
+    mouse = ActionChains(browser).click_and_hold(handle)
+    for part in (dx//2, dx-dx//2): mouse.move_by_offset(part, 0)
+    mouse.release().perform()
 
 def find(where, css): return where.find_element(By.CSS_SELECTOR, css)
 def path(where, name='y'): return ask(where, f'e.querySelector("[data-{name}]").getAttribute("d")')
@@ -97,10 +103,11 @@ def page(tmp_path_factory):
     nbs,src,out = (tmp/n for n in ('nbs', 'src', 'html'))
     for d in (nbs, src): d.mkdir()
     (nbs/'index.ipynb').write_text(notebook('# Site'))
-    (nbs/'60_page.ipynb').write_text(notebook('# Page\n> Two sliders.', 'from shok_nb.soft import soft_round\nfrom shok_nb.widgets import tune',
+    imports = 'from shok_nb.soft import soft_round\nfrom shok_nb.widgets import tune'
+    (nbs/'60_page.ipynb').write_text(notebook('# Page\n> Two sliders.', imports,
         'tune(soft_round)', 'tune(soft_round, alpha=8., step=(.5, 2.))'))
-    run = subprocess.run([sys.executable, '-m', 'sphinx', '-q', '-c', root/'docs', '-D', f'literate_nbs={nbs}', src, out],
-        capture_output=True, text=True, timeout=300)
+    command = [sys.executable, '-m', 'sphinx', '-q', '-c', root/'docs', '-D', f'literate_nbs={nbs}', src, out]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout+run.stderr
     return out/'page.html'
 
@@ -121,7 +128,8 @@ def test_static_page(browser, page):
     assert path(one, 'g') != low and text(one) != readout
     slope,soft,picture = text(one),path(one),shot(one)
     toggle.click()
-    assert path(one).count('M') == 5 and path(one, 'ghost') == soft and text(one) == slope and moved(picture, shot(one)) > 500
+    assert path(one).count('M') == 5 and path(one, 'ghost') == soft and text(one) == slope
+    assert moved(picture, shot(one)) > 500
     assert path(two) == other
     steps = browser.find_elements(By.CSS_SELECTOR, '[data-shok] [aria-label=step]')
     steps[0].send_keys(Keys.ARROW_RIGHT)
@@ -131,11 +139,13 @@ def test_static_page(browser, page):
 
 def test_static_page_on_a_phone(browser, page):
     "390 pixels are enough, in light and in dark."
-    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', dict(width=390, height=844, deviceScaleFactor=2, mobile=True))
+    phone = dict(width=390, height=844, deviceScaleFactor=2, mobile=True)
+    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', phone)
     try:
         browser.get(page.as_uri())
         one = find(browser, '[data-shok]')
-        ink = lambda: ask(one, '[getComputedStyle(e.querySelector("text")).fill, getComputedStyle(e.parentElement).color]')
+        colours = '[getComputedStyle(e.querySelector("text")).fill, getComputedStyle(e.parentElement).color]'
+        ink = lambda: ask(one, colours)
         seen = []
         for theme in ('light', 'dark'):
             browser.execute_script('document.body.dataset.theme = arguments[0]', theme)
@@ -149,10 +159,12 @@ def test_static_page_on_a_phone(browser, page):
 def test_strict_policy(browser, tmp_path):
     "With everything forbidden but the one script, a player works and looks the same."
     html = player(soft_round)
-    digest = base64.b64encode(hashlib.sha256(re.search('<script>(.*)</script>', html, re.S)[1].encode()).digest()).decode()
+    script = re.search('<script>(.*)</script>', html, re.S)[1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; script-src 'sha256-{digest}'"
     page = tmp_path/'page.html'
     page.write_text(f"""<!doctype html><meta charset="utf-8">
-        <meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'sha256-{digest}'">{html}{html}""", 'utf-8')
+        <meta http-equiv="Content-Security-Policy" content="{policy}">{html}{html}""", 'utf-8')
     browser.get(page.as_uri())
     one,two = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
     before = path(one)
@@ -189,17 +201,20 @@ def lab(tmp_path_factory):
         f = tmp/'settings'/'@jupyterlab'/f'{name}.jupyterlab-settings'
         f.parent.mkdir(parents=True, exist_ok=True)
         f.write_text(json.dumps(values))
-    dirs = {k: str(tmp/v) for k,v in dict(JUPYTER_CONFIG_DIR='config', JUPYTER_DATA_DIR='data', JUPYTER_RUNTIME_DIR='runtime',
-        JUPYTERLAB_SETTINGS_DIR='settings', JUPYTERLAB_WORKSPACES_DIR='workspaces', IPYTHONDIR='ipython').items()}
+    folders = dict(JUPYTER_CONFIG_DIR='config', JUPYTER_DATA_DIR='data', JUPYTER_RUNTIME_DIR='runtime',
+        JUPYTERLAB_SETTINGS_DIR='settings', JUPYTERLAB_WORKSPACES_DIR='workspaces', IPYTHONDIR='ipython')
+    dirs = {k: str(tmp/v) for k,v in folders.items()}
     env = os.environ | dirs | dict(PYTHONPATH=str(root), JUPYTER_TOKEN=secrets.token_hex(16), OMP_NUM_THREADS='1')
-    options = {'ServerApp.ip': '127.0.0.1', 'ServerApp.port': 0, 'ServerApp.open_browser': False, 'ServerApp.root_dir': tmp/'work',
-        'ServerApp.allow_root': True, 'LabApp.expose_app_in_browser': True, 'LabApp.extension_manager': 'readonly'}
+    options = {'ServerApp.ip': '127.0.0.1', 'ServerApp.port': 0, 'ServerApp.open_browser': False,
+        'ServerApp.root_dir': tmp/'work', 'ServerApp.allow_root': True, 'LabApp.expose_app_in_browser': True,
+        'LabApp.extension_manager': 'readonly'}
+    command = [sys.executable, '-m', 'jupyterlab', *(f'--{k}={v}' for k,v in options.items())]
     with open(tmp/'log', 'wb') as log:
-        server = subprocess.Popen([sys.executable, '-m', 'jupyterlab', *(f'--{k}={v}' for k,v in options.items())], env=env, cwd=tmp/'work',
-            stdout=log, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(command, env=env, cwd=tmp/'work', stdout=log, stderr=subprocess.STDOUT)
+    def written(): return [f for f in (tmp/'runtime').glob('jpserver-*.json') if f.stat().st_size]
     try:
         end = time.monotonic()+120
-        while not (found := [f for f in (tmp/'runtime').glob('jpserver-*.json') if f.stat().st_size]):      # made, then written
+        while not (found := written()):                                      # made, then written
             assert server.poll() is None and time.monotonic() < end, (tmp/'log').read_text()
             time.sleep(.1)
         yield f"{json.loads(found[0].read_text())['url']}lab/tree/page.ipynb?token={env['JUPYTER_TOKEN']}"
@@ -212,10 +227,13 @@ def test_jupyterlab(browser, lab):
     "The same cell, live: the kernel redraws while the mouse drags, and the player stays away."
     browser.get(lab)
     js = browser.execute_script
-    wait(browser, lambda: js('return !!window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel'), 'the notebook and its kernel', 120)
+    kernel = 'return !!window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel'
+    wait(browser, lambda: js(kernel), 'the notebook and its kernel', 120)
     js('window.jupyterapp.commands.execute("notebook:run-all-cells").then(ok => window.ran = ok)')
-    assert wait(browser, lambda: js('return window.ran === undefined ? null : [window.ran]'), 'the cells to run', 120) == [True]
-    box = wait(browser, lambda: next(iter(browser.find_elements(By.CSS_SELECTOR, '.jp-OutputArea .widget-vbox:has([data-y])')), None), 'the widget')
+    ran = 'return window.ran === undefined ? null : [window.ran]'
+    assert wait(browser, lambda: js(ran), 'the cells to run', 120) == [True]
+    def boxes(): return browser.find_elements(By.CSS_SELECTOR, '.jp-OutputArea .widget-vbox:has([data-y])')
+    box = wait(browser, lambda: next(iter(boxes()), None), 'the widget')
     handle,before = find(box, '.noUi-handle'),path(box)
     picture = shot(box)
     drag(browser, handle, 60)
@@ -229,4 +247,5 @@ def test_jupyterlab(browser, lab):
     wait(browser, lambda: path(box).count('M') == 5, 'five treads')
     assert text(box) == slope
     assert not browser.find_elements(By.CSS_SELECTOR, '.jp-OutputArea [data-shok]')
-    assert {h for _,h in hosts(browser)} - {None} == {'127.0.0.1'}           # what has no host, such as about:blank, goes nowhere
+    met = {h for _,h in hosts(browser)}
+    assert met - {None} == {'127.0.0.1'}           # what has no host, such as about:blank, goes nowhere

@@ -1,11 +1,11 @@
-"""`check_estimator` finds what is broken: for each law an estimator that breaks it, and says so in words with numbers."""
+"`check_estimator` finds what is broken: for each law an estimator that breaks it, and says so in words with numbers."
 from dataclasses import replace
-from functools import partial
 import pytest
 import torch
 import shok_nb as R
-from shok_nb.catalog import Knob, Row, row
+from shok_nb.catalog import row
 from shok_nb.checks import LAWS, Law, Report, check_estimator, hard_row, near, same, slope
+
 
 def kept(f): return replace(row(R.soft_round), f=f)
 
@@ -29,7 +29,8 @@ def in_halves(x, alpha=5., **kw): return R.soft_round(x*1., alpha, **kw)*1.5/1.5
 def by_size(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw) + (x.numel() > 1000)*x*1e-3
 def drops(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw)*(x > 0)
 def no_end(x, alpha=5., **kw): return R.soft_round(x, min(alpha, 20.), **kw)
-def eager_only(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw) if type(x) is torch.Tensor and x.ndim else x.item()*x
+def eager_only(x, alpha=5., **kw):
+    return R.soft_round(x, alpha, **kw) if type(x) is torch.Tensor and x.ndim else x.item()*x
 def fixed(x, alpha=5., step=1., offset=0., **kw):
     number = {k: float(v) for k,v in dict(step=step, offset=offset).items()}
     return R.soft_round(x, float(alpha), **number, **kw)
@@ -49,11 +50,13 @@ def test_finds_it(law):
     assert law in {name for name,_,_ in report.broken} and not report.ok
     with pytest.raises(AssertionError, match=law): check_estimator(BROKEN[law], kept(BROKEN[law]))
 
-@pytest.mark.parametrize('claim', ['odd', 'equivariant', 'monotone', 'continuous', 'mass_one', 'exact_slope', 'on_grid'])
+@pytest.mark.parametrize('claim',
+    ['odd', 'equivariant', 'monotone', 'continuous', 'mass_one', 'exact_slope', 'on_grid'])
 def test_each_claim_is_tested_both_ways(claim):
     r = row(R.soft_round)
-    wrong = replace(r, **{claim: not getattr(r, claim)})
-    with pytest.raises(AssertionError, match=f'{claim}={not getattr(r, claim)} is claimed, and it is not so'): check_estimator(r.f, wrong)
+    opposite = not getattr(r, claim)
+    with pytest.raises(AssertionError, match=f'{claim}={opposite} is claimed, and it is not so'):
+        check_estimator(r.f, replace(r, **{claim: opposite}))
 
 def test_a_slope_that_is_not_the_slope():
     r = replace(row(R.soft_round), f=named('halved', lambda x: Half.apply(x)), knobs=(), smooth=False, grid=False)
@@ -82,7 +85,8 @@ def test_compiled_too():
 
 def test_wrong_arguments():
     with pytest.raises(TypeError, match='^check_estimator: f must be callable, got int'): check_estimator(3)
-    with pytest.raises(TypeError, match='^check_estimator: row must be a Row, got dict'): check_estimator(R.round_ste, {})
+    with pytest.raises(TypeError, match='^check_estimator: row must be a Row, got dict'):
+        check_estimator(R.round_ste, {})
     with pytest.raises(ValueError, match='^check_estimator: stochastic_round is random'):
         check_estimator(R.stochastic_round, row(R.stochastic_round))
     with pytest.raises(ValueError, match='^hard_row: round_ste takes no hard='): hard_row(row(R.round_ste))

@@ -1,7 +1,8 @@
 """What torch has not promised is named on one page, and where it is missing nothing but speed is lost.
 
-The package is imported once more beside the usual one, while a name of torch is away; then torch gets it back, for it needs
-it too. Bounds: 1e-5 of the largest slope, as in `test_probes.py`, since plain operations round differently from a Function."""
+The package is imported once more beside the usual one, while a name of torch is away; then torch gets it
+back, for it needs it too. Bounds: 1e-5 of the largest slope, as in `test_probes.py`, since plain
+operations round differently from a Function."""
 import importlib
 import re
 import sys
@@ -16,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
 AWAY = ['_C._are_functorch_transforms_active', 'autograd.forward_ad._current_level', '_C._len_torch_dispatch_stack',
     '_C._functorch.is_legacy_batchedtensor', '_C._len_torch_function_stack', 'Tensor._make_wrapper_subclass',
-    '_C._autograd._top_saved_tensors_default_hooks', 'Tensor._is_zerotensor', 'autograd.Function.apply', 'compiler.is_exporting']
+    '_C._autograd._top_saved_tensors_default_hooks', 'Tensor._is_zerotensor', 'autograd.Function.apply',
+    'compiler.is_exporting']
 
 def parent(name):
     "What holds that name of torch, and its last part."
@@ -29,7 +31,8 @@ def forget_modules():
     cached = getattr(importlib.import_module('torch._dynamo.symbolic_convert'), '_import_module', None)
     if cached: cached.cache_clear()
     for m in [*sys.modules.values()]:
-        for k in [k for k in vars(m) if k.startswith('__import_shok_nb')] if hasattr(m, '__dict__') else (): del vars(m)[k]
+        for k in [k for k in vars(m) if k.startswith('__import_shok_nb')] if hasattr(m, '__dict__') else ():
+            del vars(m)[k]
 
 @pytest.fixture
 def without(monkeypatch):
@@ -62,13 +65,17 @@ def lost(compat, name):
         'autograd.Function.apply': lambda: True,
         'compiler.is_exporting': lambda: not compat.exporting()}[name]()
 
+def batched(f, x):
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(f(leaf), leaf, torch.eye(len(x)), is_grads_batched=True)[0].diagonal()
+
 WAYS = {
     'eager': slope,
     'grad': lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
     'vmap of grad': lambda f, x: torch.vmap(torch.func.grad(f))(x),
     'jvp': lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
     'jit.trace': lambda f, x: slope(torch.jit.trace(lambda x: f(x), (x,)), x),
-    'batched grads': lambda f, x: torch.autograd.grad(f(leaf := x.clone().requires_grad_()), leaf, torch.eye(len(x)), is_grads_batched=True)[0].diagonal()}
+    'batched grads': batched}
 
 @pytest.mark.parametrize('name', AWAY)
 def test_only_speed_is_lost(name, without):
@@ -99,17 +106,21 @@ def test_only_speed_is_lost_in_large_tensors(name, without):
         return y.detach(),*torch.autograd.grad(y.float().sum(), (x, alpha, step))
     want = learn(shok_nb.soft_round)
     for got,w in zip(learn(without(name)[0].soft_round), want):
-        assert got.dtype == w.dtype and torch.allclose(got.double(), w.double(), rtol=2*torch.finfo(w.dtype).eps, atol=1e-2*w.abs().max())
+        assert got.dtype == w.dtype
+        assert torch.allclose(got.double(), w.double(), rtol=2*torch.finfo(w.dtype).eps, atol=1e-2*w.abs().max())
 
-COMPILED = [n for n in AWAY if 'transforms' in n or '_level' in n or 'apply' in n or 'exporting' in n]       # what compiled code asks
+ASKED = 'transforms', '_level', 'apply', 'exporting'                            # by compiled code
+COMPILED = [n for n in AWAY if any(part in n for part in ASKED)]
 
 @pytest.mark.parametrize('name', COMPILED)
-@pytest.mark.parametrize('fn', ['round_ste', 'soft_round', 'straight_through', 'scale_grad', 'ewgs_round', 'normalize_grad'])
+@pytest.mark.parametrize('fn',
+    ['round_ste', 'soft_round', 'straight_through', 'scale_grad', 'ewgs_round', 'normalize_grad'])
 def test_only_speed_is_lost_in_compiled_code(fn, name, without):
     "Compiled as it is, and with a gradient inside. What torch gives no answer about is refused, not guessed."
     R,_ = without(name)
     unsure = '_transforms' in name or '_level' in name
-    args = dict(straight_through=lambda x: (x.detach().round(), x), scale_grad=lambda x: (x, 3.)).get(fn, lambda x: (x,))
+    takes = dict(straight_through=lambda x: (x.detach().round(), x), scale_grad=lambda x: (x, 3.))
+    args = takes.get(fn, lambda x: (x,))
     def f(x): return getattr(R, fn)(*args(x))
     g,want = torch.compile(f, fullgraph=True, backend='aot_eager'),slope(lambda x: getattr(shok_nb, fn)(*args(x)), X)
     if unsure and fn in ('ewgs_round', 'normalize_grad'):
@@ -128,7 +139,9 @@ def test_only_speed_is_lost_for_gradients(name, without):
     seed,g = torch.tensor(3),torch.linspace(-1, 2, len(X))
     for usual,f in [(getattr(p, n) for p in (shok_nb, R)) for n in ('scale_grad', 'normalize_grad', 'quantize_grad')]:
         kw = dict(scale_grad=dict(factor=3.), quantize_grad=dict(seed=seed)).get(f.__name__, {})
-        def back(f): return torch.autograd.grad(f(leaf := X.clone().requires_grad_(), **kw), leaf, g)[0]
+        def back(f):
+            leaf = X.clone().requires_grad_()
+            return torch.autograd.grad(f(leaf, **kw), leaf, g)[0]
         assert torch.equal(back(f), back(usual)), f.__name__
         assert torch.allclose(torch.func.vjp(lambda x: f(x, **kw), X)[1](g)[0], back(usual)), f.__name__
     hard,soft = X.round(),X.clone().requires_grad_()
@@ -177,7 +190,8 @@ def test_stand_in():
 
 def test_private_names_are_on_one_page():
     "No underscore of torch's in any other module; and what the page names is what is taken away above."
-    private = re.compile(r'\btorch(?:\.\w+)*\._[a-z]|\btorch(?:\.\w+)*\._C\b|_current_level|_make_wrapper_subclass|super\(Function')
+    names = r'\btorch(?:\.\w+)*\._[a-z]|\btorch(?:\.\w+)*\._C\b|_current_level|_make_wrapper_subclass|super\(Function'
+    private = re.compile(names)
     for f in sorted((ROOT/'shok_nb').glob('*.py')):
         if f.name in ('compat.py', '_modidx.py'): continue
         for i,line in enumerate(f.read_text('utf-8').splitlines(), 1):

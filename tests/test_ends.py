@@ -1,6 +1,7 @@
-"""Where a value is held at an end the slope is a choice, and this package makes it: 1 at the end itself, 0 one ulp beyond.
-torch chose 1 up to 2.13; from 2.14 it chooses 0 for a number and 1/2 for a tensor. Everything here runs with both, so that no
-formula rests on either: each function at each of its ends and one ulp to both sides, against formulas in Python's floats."""
+"""Where a value is held at an end the slope is a choice, and this package makes it: 1 at the end itself, 0 one
+ulp beyond. torch chose 1 up to 2.13; from 2.14 it chooses 0 for a number and 1/2 for a tensor. Everything here
+runs with both, so that no formula rests on either: each function at each of its ends and one ulp to both
+sides, against formulas in Python's floats."""
 import math
 from functools import partial
 import pytest
@@ -90,7 +91,8 @@ def clipped_round_learning_its_step(x, s):
     k = hold(n, -2, 2)
     return k*s,inside(n, -2, 2),n-v if k == n else k
 
-@case(lambda x, lower, upper: R.trust_round(x, .5, lower=lower, upper=upper), lambda d: grid(d, (-2.5, -2, 2, 2.5), (-2., 2.)))
+@case(lambda x, lower, upper: R.trust_round(x, .5, lower=lower, upper=upper),
+    lambda d: grid(d, (-2.5, -2, 2, 2.5), (-2., 2.)))
 def trust_round(x, lower, upper):
     n = round(x)
     y = hold(n, lower, upper)
@@ -113,7 +115,8 @@ def fake_quantize_saturated(x, s):
     k = hold(n, -4, 3)
     return k*s,inside(n, -4, 3),n-v if k == n else k
 
-@case(lambda x, s: fake_quantize(x, s, 0, -4, 3, gradient='clipped'), lambda d: grid(d, (-1.125, -1, .75, .875), (.25,)))
+@case(lambda x, s: fake_quantize(x, s, 0, -4, 3, gradient='clipped'),
+    lambda d: grid(d, (-1.125, -1, .75, .875), (.25,)))
 def fake_quantize_clipped(x, s):
     v,k = x/s,hold(round(x/s), -4, 3)
     return k*s,inside(v, -4, 3),k-v if -4 <= v <= 3 else k
@@ -150,11 +153,12 @@ def ede_sign(x, t):
 
 def reste_sign(near, x, o, clip):
     q,s = min(abs(x), clip),sign(x)
-    if q <= near: y,dq,do = q*.1**(1/o-1),.1**(1/o-1),-q*.1**(1/o-1)*math.log(.1)/o**2
-    else: y,dq,do = q**(1/o),q**(1/o-1)/o,-q**(1/o)*math.log(q)/o**2
+    if q <= near: dq,do = .1**(1/o-1),-q*.1**(1/o-1)*math.log(.1)/o**2
+    else: dq,do = q**(1/o-1)/o,-q**(1/o)*math.log(q)/o**2
     return s,dq*(abs(x) <= clip),s*do,s*dq*(abs(x) > clip)
 for d in (torch.float32, torch.float64):
-    CASES['reste_sign', d] = (R.reste_sign, grid(d, (-1.5, .1, 1.5), (3., 1.5)), partial(reste_sign, beside(.1, d)[2]), 1e-2)
+    points,want = grid(d, (-1.5, .1, 1.5), (3., 1.5)),partial(reste_sign, beside(.1, d)[2])
+    CASES['reste_sign', d] = (R.reste_sign, points, want, 1e-2)
 
 def _ramps(d):
     top = torch.finfo(d).max
@@ -166,12 +170,14 @@ def ramp_round(most, x, gain, th):
     if gain > 1e29: return h,gain,x*(gain <= most),-gain
     return hold(h, 0, 1),gain*inside(h, 0, 1),(x-th)*inside(h, 0, 1),-gain*inside(h, 0, 1)
 
+def ours(x, gain, th): return R.ramp_round(x, gain, threshold=th)
 for d in (torch.float32, torch.float64):
-    CASES['ramp_round', d] = (lambda x, gain, th: R.ramp_round(x, gain, threshold=th), _ramps(d), partial(ramp_round, beside(1e30, d)[2]), 0.)
+    CASES['ramp_round', d] = (ours, _ramps(d), partial(ramp_round, beside(1e30, d)[2]), 0.)
 
 def _sigmoids(d):
     top = torch.finfo(d).max
-    return [*((x, beside(1e30, d)[2], 0.) for x in (1e-30, -2e-30)), *((x, 1/top, 0.) for x in (top, beside(top, d)[0], -top))]
+    steep = [(x, beside(1e30, d)[2], 0.) for x in (1e-30, -2e-30)]
+    return steep + [(x, 1/top, 0.) for x in (top, beside(top, d)[0], -top)]
 @case(lambda x, s, c: R.sigmoid_round(x, s, center=c), _sigmoids, floor=0.)
 def sigmoid_round(x, s, c):
     y = sigma(s*(x-c))
@@ -207,7 +213,11 @@ def soft_round_conditional_mean(z, a):
     y,*slopes = soft_round_inverse(z-.5, a)
     return y+.5,*slopes
 
-def _fsq(n): return lambda z, margin: fsq(z[..., None], [n], margin=margin[..., None] if torch.is_tensor(margin) else margin)[..., 0]
+def _fsq(n):
+    def f(z, margin):
+        if torch.is_tensor(margin): margin = margin[..., None]
+        return fsq(z[..., None], [n], margin=margin)[..., 0]
+    return f
 
 def codes(n, z, margin):
     low,steps = -(n//2),n-1
@@ -217,7 +227,8 @@ def codes(n, z, margin):
     return hold(k, low, low+steps)/-low,h*(1-T*T)/-low*there,steps/2*(T - (1-T*T)*(o/h)/(1-(o/h)**2))/-low*there
 for n in (3, 5, 8):
     for d in (torch.float32, torch.float64):
-        points = [(torch.tensor(z, dtype=d).item(), m) for z in [*(k/4+.03 for k in range(-14, 15)), 9., -9.] for m in (.125, -.0625)]
+        zs = [torch.tensor(z, dtype=d).item() for z in [*(k/4+.03 for k in range(-14, 15)), 9., -9.]]
+        points = [(z, m) for z in zs for m in (.125, -.0625)]
         CASES[f'fsq_{n}_levels', d] = (_fsq(n), points, partial(codes, n), 1e-2)
 
 for ends in ((1.5, -1.5), (2.5, -.5)):
@@ -227,28 +238,38 @@ for ends in ((1.5, -1.5), (2.5, -.5)):
         h = s*(zeta-gamma)+gamma
         return hold(h, 0, 1),s*(1-s)*(zeta-gamma)*inside(h, 0, 1)
     for d in (torch.float32, torch.float64):
-        CASES[f'rectified_sigmoid_{ends[0]}', d] = (partial(rectified_sigmoid, zeta=ends[0], gamma=ends[1]), [(-1e-3,), (0.,), (1e-3,)], rectified, 1e-2)
+        ours = partial(rectified_sigmoid, zeta=ends[0], gamma=ends[1])
+        CASES[f'rectified_sigmoid_{ends[0]}', d] = (ours, [(-1e-3,), (0.,), (1e-3,)], rectified, 1e-2)
 
-_ODDS = dict(atanh=lambda p: (math.atanh(p)-math.atanh(1-p), 1/(1-p*p)+1/(1-(1-p)**2)), linear=lambda p: (math.log(p/(1-p)), 1/(p*(1-p))),
-    cosine=lambda p: (2*math.log(math.tan(math.pi/2*p)), 2*math.pi/math.sin(math.pi*p)), logit=lambda p: (4/3*math.log(p/(1-p)), 4/3/(p*(1-p))))
+_ODDS = dict(
+    atanh=lambda p: (math.atanh(p)-math.atanh(1-p), 1/(1-p*p)+1/(1-(1-p)**2)),
+    linear=lambda p: (math.log(p/(1-p)), 1/(p*(1-p))),
+    cosine=lambda p: (2*math.log(math.tan(math.pi/2*p)), 2*math.pi/math.sin(math.pi*p)),
+    logit=lambda p: (4/3*math.log(p/(1-p)), 4/3/(p*(1-p))),
+)
 for kind in _ODDS:
     def sga(x, kind=kind):
         "Distances are kept 1e-6 from both ends; noise .3, temperature 3."
         odds,slope = _ODDS[kind](hold(x, 1e-6, 1-1e-6))
         w = sigma((odds/3 + math.log(.3/.7))/3)
         return w,w*(1-w)*slope/9*inside(x, 1e-6, 1-1e-6)
-    CASES[f'sga_round_{kind}', torch.float64] = (lambda x, kind=kind: _sga(kind, 2)(x, 3., 4/3, .3), grid(torch.float64, (1e-6, 1-1e-6, .5)), sga, 1e-2)
+    def ours(x, kind=kind): return _sga(kind, 2)(x, 3., 4/3, .3)
+    CASES[f'sga_round_{kind}', torch.float64] = (ours, grid(torch.float64, (1e-6, 1-1e-6, .5)), sga, 1e-2)
 
-@case(lambda x, s: R.round_ste(x, step=s), lambda d: [(k*2/torch.finfo(d).eps*4, s) for k in (1, -2, 64) for s in (.5, .25)])
+@case(lambda x, s: R.round_ste(x, step=s),
+    lambda d: [(k*2/torch.finfo(d).eps*4, s) for k in (1, -2, 64) for s in (.5, .25)])
 def grid_finer_than_the_dtype(x, s): return x,1.,0.
 
 # --- how it is asked
-def names(keep=lambda name, dtype: True): return [pytest.param(*k, id=f'{k[0]}-{str(k[1])[6:]}') for k in CASES if keep(*k)]
+def names(keep=lambda name, dtype: True):
+    return [pytest.param(*k, id=f'{k[0]}-{str(k[1])[6:]}') for k in CASES if keep(*k)]
 
-RTOL = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-3, torch.float64: 1e-6}      # a wrong choice errs by 1/2 and more
+# A wrong choice errs by 1/2 and more.
+RTOL = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-3, torch.float64: 1e-6}
 
 def check(got, want, dtype, floor, what):
-    "Value and slopes, point by point, relative to themselves or to `floor`, and to one ulp of the smallest numbers; None is not compared."
+    """Value and slopes, point by point, relative to themselves or to `floor`, and to one ulp of the
+    smallest numbers; None is not compared."""
     least = torch.finfo(dtype).smallest_normal*torch.finfo(dtype).eps
     for i,(g,w) in enumerate(zip(got, zip(*want))):
         for p,(a,b) in enumerate(zip(g.tolist(), w)):
@@ -281,22 +302,24 @@ def test_ends(name, dtype):
     check(eager(f, ts), expected, dtype, floor, 'eager')
     check(eager(f, ts, create_graph=True), expected, dtype, floor, 'create_graph')
     for what,got in transformed(f, ts): check(got, expected, dtype, floor, what)
-    for knobs in dict.fromkeys(zip(*(t.tolist() for t in ts[1:]))):                         # numbers in place of tensors
-        if name == 'fake_quantize_with_another_rounding': continue                          # holds nothing for a scale that is a number
+    if name == 'fake_quantize_with_another_rounding': return         # holds nothing for a scale that is a number
+    for knobs in dict.fromkeys(zip(*(t.tolist() for t in ts[1:]))):  # numbers in place of tensors
         at = [i for i,p in enumerate(zip(*(t.tolist() for t in ts))) if p[1:] == knobs]
         g,x,some = lambda x: f(x, *knobs),ts[0][at],[expected[i][:2] for i in at]
         check(eager(g, [x]), some, dtype, floor, f'eager {knobs}')
         check((g(x), torch.func.grad(lambda x: g(x).sum())(x)), some, dtype, floor, f'grad {knobs}')
 
 @pytest.mark.parametrize('dtype', (torch.float16, torch.bfloat16), ids=str)
-@pytest.mark.parametrize('name', ('clipped_round', 'pact_2_bits', 'dorefa_2_bits', 'clipped_sign', 'approx_sign', 'quantized_bits_saturated'))
+@pytest.mark.parametrize('name',
+    ('clipped_round', 'pact_2_bits', 'dorefa_2_bits', 'clipped_sign', 'approx_sign', 'quantized_bits_saturated'))
 def test_ends_of_halves(name, dtype):
     f,points,want,floor = CASES[name, torch.float32]
     ts = tensors([(b, *p[1:]) for p in points[2::3] for b in beside(p[0], dtype)], dtype)
     expected = [want(*p) for p in zip(*(t.tolist() for t in ts))]
     for what,got in (('eager', eager(f, ts)), *transformed(f, ts)): check(got, expected, dtype, floor, what)
 
-DOUBLES = [k for k in CASES if k[1] == torch.float64 and k[0] != 'sigmoid_sum_round']      # that one compiles for half as long as all others
+# But one, which compiles for half as long as all others.
+DOUBLES = [k for k in CASES if k[1] == torch.float64 and k[0] != 'sigmoid_sum_round']
 
 @pytest.mark.parametrize('slopes', ('other' if own() == 1 else 'own',), indirect=True)             # those of 2.14
 @pytest.mark.parametrize('group', [DOUBLES[i:i+8] for i in range(0, len(DOUBLES), 8)], ids=lambda g: g[0][0])
@@ -326,11 +349,13 @@ def everywhere(f, x):
     yield torch.autograd.grad(f(leaf), leaf)[0]
     yield torch.func.grad(f)(x)
     yield torch.func.jacrev(f)(x)
-    yield torch.stack([torch.func.jvp(f, (x,), (e.view_as(x),))[1] for e in torch.eye(x.numel(), dtype=x.dtype)]).view_as(x)
+    basis = torch.eye(x.numel(), dtype=x.dtype)
+    yield torch.stack([torch.func.jvp(f, (x,), (e.view_as(x),))[1] for e in basis]).view_as(x)
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
 def test_largest_weight_of_dorefa(dtype):
-    "tanh(w)/2max + ½ is exactly 1 at the largest weight: it passes what the others do, less what it does as the maximum."
+    """tanh(w)/2max + ½ is exactly 1 at the largest weight: it passes what the others
+    do, less what it does as the maximum."""
     w,c = torch.tensor([1., .3, -.2], dtype=dtype),torch.tensor([3., 2., 1.], dtype=dtype)
     t = torch.tanh(w)
     want = c/t[0] - torch.tensor([1., 0, 0], dtype=dtype)*(c*t).sum()/t[0]**2
@@ -346,7 +371,8 @@ def test_adaround_on_the_grid(dtype):
     h = s*(1.1+.1)-.1
     assert (h < 0).any() and (h > 1).any() and (dtype == torch.float64 or (h == 0).any())
     want = .5*(h >= 0)*(h <= 1)*1.2*s*(1-s)
-    for g in everywhere(lambda v: adaround(torch.zeros_like(v), v, step=.5).sum(), v): assert torch.allclose(g, want, rtol=1e-5, atol=0)
+    for g in everywhere(lambda v: adaround(torch.zeros_like(v), v, step=.5).sum(), v):
+        assert torch.allclose(g, want, rtol=1e-5, atol=0)
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
 def test_smallest_scale_of_signround(dtype):
@@ -357,13 +383,15 @@ def test_smallest_scale_of_signround(dtype):
     for g in everywhere(lambda a: signround_range(w, a)[0]/tiny, one): assert g == 1
 
 def test_white_and_black_through_jpeg():
-    "A page of one grey level comes back exactly; at both ends the codec without rounding of coefficients is the identity."
+    """A page of one grey level comes back exactly; at both ends the codec without
+    rounding of coefficients is the identity."""
     images = torch.tensor([255., 128., 0.]).view(3, 1, 1, 1).expand(3, 1, 8, 16).contiguous()
     weights = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     def f(x): return (jpeg(x, 100, lambda c: c, integers=R.round_ste)*weights).sum()
     assert torch.equal(jpeg(images, 100, lambda c: c, integers=R.round_ste), images)
     leaf = images.clone().requires_grad_()
-    for g in (torch.autograd.grad(f(leaf), leaf)[0], torch.func.grad(f)(images)): assert torch.allclose(g, weights, atol=1e-4)
+    for g in (torch.autograd.grad(f(leaf), leaf)[0], torch.func.grad(f)(images)):
+        assert torch.allclose(g, weights, atol=1e-4)
 
 def curvatures(f, x):
     "Second derivatives of an elementwise `f`."
@@ -382,19 +410,22 @@ def test_second_derivatives():
 def test_second_derivative_of_normalize_grad():
     "One number divided by its own magnitude is ±1, down to `eps`; below it is that number over `eps`."
     for g,want in ((.5, 0.), (.5+2**-20, 0.), (.5-2**-20, 2.)):
-        x,v = torch.ones(1, dtype=torch.float64, requires_grad=True),torch.tensor([g], dtype=torch.float64, requires_grad=True)
+        x,v = (torch.tensor([k], dtype=torch.float64, requires_grad=True) for k in (1., g))
         out, = torch.autograd.grad(normalize_grad(x, eps=.5), x, v, create_graph=True)
         assert torch.autograd.grad(out, v)[0].item() == pytest.approx(want, abs=1e-9)
 
 def test_numbers_and_tensors():
-    "The helper itself: slope 1 at both ends, nothing for an end that is met, 1 for an end that is passed; plain where nobody asks."
+    """The helper itself: slope 1 at both ends, nothing for an end that is met, 1 for an end
+    that is passed; plain where nobody asks."""
     from shok_nb.parts import _saturate
     for dtype in (torch.float32, torch.float64):
         x = torch.tensor(grid(dtype, (-1., 1.)), dtype=dtype).flatten()
         low,high = torch.full_like(x, -1.),torch.full_like(x, 1.)
         want = [(hold(v, -1, 1), inside(v, -1, 1), float(v < -1), float(v > 1)) for v in x.tolist()]
-        for what,got in (('eager', eager(_saturate, [x, low, high])), *transformed(_saturate, [x, low, high])): check(got, want, dtype, 1., what)
+        for what,got in (('eager', eager(_saturate, [x, low, high])), *transformed(_saturate, [x, low, high])):
+            check(got, want, dtype, 1., what)
         for ends in ((-1., 1.), (low, 1.), (-1., high)):
             check(eager(lambda x: _saturate(x, *ends), [x]), [w[:2] for w in want], dtype, 1., 'mixed')
-        assert torch.equal(_saturate(x, -1., None), x.clamp(min=-1)) and torch.equal(_saturate(x, None, 1.), x.clamp(max=1))
+        assert torch.equal(_saturate(x, -1., None), x.clamp(min=-1))
+        assert torch.equal(_saturate(x, None, 1.), x.clamp(max=1))
         assert _saturate(torch.tensor(math.nan), -1., 1.).isnan()

@@ -27,81 +27,117 @@ from shok_nb.functions import PassRound, ScaleGrad, SoftRound
 from shok_nb.random import fold_in, noise_like, uniform_like
 
 X = torch.zeros(2, 3)
-BAD = [([1.5], r'must be a torch\.Tensor, got list; use torch\.as_tensor'), (1.5, 'got float'), (None, 'got NoneType'), (np.ones(2), 'got ndarray'),
-    (torch.arange(3), r'got torch\.int64; it is on the grid already; use (x|y|z)?.*float\(\)'), (torch.ones(2, dtype=torch.bool), r'got torch\.bool'),
-    (torch.ones(2, dtype=torch.int8), r'got torch\.int8'), (torch.ones(2)*1j, r'got torch\.complex64; round .*\.real and .*\.imag'),
+BAD = [
+    ([1.5], r'must be a torch\.Tensor, got list; use torch\.as_tensor'),
+    (1.5, 'got float'),
+    (None, 'got NoneType'),
+    (np.ones(2), 'got ndarray'),
+    (torch.arange(3), r'got torch\.int64; it is on the grid already; use (x|y|z)?.*float\(\)'),
+    (torch.ones(2, dtype=torch.bool), r'got torch\.bool'),
+    (torch.ones(2, dtype=torch.int8), r'got torch\.int8'),
+    (torch.ones(2)*1j, r'got torch\.complex64; round .*\.real and .*\.imag'),
     (torch.ones(2).to(torch.float8_e4m3fn), r'got torch\.float8_e4m3fn; use .*\.float\(\)'),
     (torch.quantize_per_tensor(torch.ones(2), .1, 0, torch.qint8), r'got torch\.qint8; use .*\.dequantize\(\)'),
-    (torch.eye(2).to_sparse(), r'must be dense, got layout torch\.sparse_coo; use .*\.to_dense\(\)'), (torch.eye(2).to_sparse_csr(), r'torch\.sparse_csr')]
+    (torch.eye(2).to_sparse(), r'must be dense, got layout torch\.sparse_coo; use .*\.to_dense\(\)'),
+    (torch.eye(2).to_sparse_csr(), r'torch\.sparse_csr'),
+]
+def kind(b): return '' if isinstance(b, str) else type(b).__name__ + str(getattr(b, 'dtype', ''))
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('bad, message', BAD, ids=lambda b: '' if isinstance(b, str) else type(b).__name__ + str(getattr(b, 'dtype', '')))
+@pytest.mark.parametrize('bad, message', BAD, ids=kind)
 @pytest.mark.parametrize('r, f', variants())
 def test_input(r, f, bad, message):
     with pytest.raises(TypeError, match=f'^{r.name}: .*{message}'): f(bad)
 
-KNOBS = [(True, TypeError, 'must be a number or a torch.Tensor, got bool'), ('5', TypeError, 'got str'), (None, TypeError, 'got NoneType'),
-    (1j, TypeError, 'got complex'), (math.nan, ValueError, 'got nan'), (torch.ones(2, dtype=torch.int64), TypeError, r'got torch\.int64'),
-    (torch.ones(2), ValueError, r'of shape \(2,\) does not broadcast with x of shape \(2, 3\)'), (torch.ones(3, device='meta'), ValueError, 'is on meta and x on cpu; use')]
+KNOBS = [
+    (True, TypeError, 'must be a number or a torch.Tensor, got bool'),
+    ('5', TypeError, 'got str'),
+    (None, TypeError, 'got NoneType'),
+    (1j, TypeError, 'got complex'),
+    (math.nan, ValueError, 'got nan'),
+    (torch.ones(2, dtype=torch.int64), TypeError, r'got torch\.int64'),
+    (torch.ones(2), ValueError, r'of shape \(2,\) does not broadcast with x of shape \(2, 3\)'),
+    (torch.ones(3, device='meta'), ValueError, 'is on meta and x on cpu; use'),
+]
+def value(b): return '' if isinstance(b, str) and len(b) > 5 else str(b)[:12]
+WHOLE = [r for r in catalog if any(isinstance(k.default, int) for k in r.knobs)]
 
 def numbers(r): return [k.name for k in r.knobs if not isinstance(k.default, int)] + ['step', 'offset']*r.grid
 
-@pytest.mark.parametrize('bad, error, message', KNOBS, ids=lambda b: '' if isinstance(b, str) and len(b) > 5 else str(b)[:12])
+@pytest.mark.parametrize('bad, error, message', KNOBS, ids=value)
 @pytest.mark.parametrize('r', [r for r in catalog if numbers(r)], ids=lambda r: r.name)
 def test_knobs_and_grid(r, bad, error, message):
     for arg in numbers(r):
         with pytest.raises(error, match=f'^{r.name}: {arg} .*{message}'): r.f(X, **{arg: bad})
 
 @pytest.mark.parametrize('bad', (True, '5', None, 2.5, math.nan, torch.tensor(3)), ids=str)
-@pytest.mark.parametrize('r', [r for r in catalog if any(isinstance(k.default, int) for k in r.knobs)], ids=lambda r: r.name)
+@pytest.mark.parametrize('r', WHOLE, ids=lambda r: r.name)
 def test_whole_knobs(r, bad):
     k = next(k for k in r.knobs if isinstance(k.default, int))
-    with pytest.raises(TypeError, match=f'^{r.name}: {k.name} must be an int, got {type(bad).__name__}'): r.f(X, **{k.name: bad})
+    with pytest.raises(TypeError, match=f'^{r.name}: {k.name} must be an int, got {type(bad).__name__}'):
+        r.f(X, **{k.name: bad})
     with pytest.raises(ValueError, match=f'^{r.name}: {k.name} must be .*got -1000'): r.f(X, **{k.name: -1000})
 
 @pytest.mark.parametrize('r', [r for r in catalog if r.grid], ids=lambda r: r.name)
 def test_grid_range(r):
     for step in (0, -1., math.inf):
         with pytest.raises(ValueError, match=rf'^{r.name}: step must be in \(0, inf\), got'): r.f(X, step=step)
-    with pytest.raises(ValueError, match=rf'^{r.name}: offset must be in \(-inf, inf\), got inf'): r.f(X, offset=math.inf)
+    with pytest.raises(ValueError, match=rf'^{r.name}: offset must be in \(-inf, inf\), got inf'):
+        r.f(X, offset=math.inf)
 
 def test_own_messages():
     with pytest.raises(ValueError, match=r'^soft_round: alpha must be in \[0, inf\], got -0.5'): soft_round(X, -.5)
-    with pytest.raises(ValueError, match="^round_ste: ties must be one of even, away, zero, up, down, got 'half'"): round_ste(X, ties='half')
-    with pytest.raises(ValueError, match=r'^straight_through: hard is torch.float32 of shape \(2, 3\), soft is torch.float64'): straight_through(X, X.double())
+    with pytest.raises(ValueError, match="^round_ste: ties must be one of even, away, zero, up, down, got 'half'"):
+        round_ste(X, ties='half')
+    unlike = r'^straight_through: hard is torch.float32 of shape \(2, 3\), soft is torch.float64'
+    with pytest.raises(ValueError, match=unlike):
+        straight_through(X, X.double())
     with pytest.raises(ValueError, match="^row: 'round' is not in the catalog"): row(torch.round)
     with pytest.raises(TypeError, match='^PassRound: x must be'): PassRound.apply([1.])
 
 def test_errors_inside_compile():
     "The same message, wherever it is raised."
-    with pytest.raises(Exception, match='alpha must be in'): torch.compile(lambda x: soft_round(x, -1.), backend='eager')(X)
+    with pytest.raises(Exception, match='alpha must be in'):
+        torch.compile(lambda x: soft_round(x, -1.), backend='eager')(X)
 
 def test_numbers_of_any_kind():
     "Whatever Python or numpy calls a number is one."
     from fractions import Fraction
-    for a in (5, np.float32(5), np.float64(5), np.int64(5), Fraction(5)): assert torch.equal(soft_round(X+.3, a), soft_round(X+.3, 5.))
+    for a in (5, np.float32(5), np.float64(5), np.int64(5), Fraction(5)):
+        assert torch.equal(soft_round(X+.3, a), soft_round(X+.3, 5.))
 
 # --- every public function: the error is its own
 SEED = torch.tensor(0)
-FIRST = dict(straight_through=(X, X), alpha_blend=(X, X, .5), adaround=(X, X), flexround=(X, 1.), fake_quantize=(X, .1), lsq=(X, torch.tensor(.1)),
-    pact=(X, 1.), scale_grad=(X, 1.), fsq=(X, [3, 3, 3]), fsq_index=(X, [3, 3, 3]), local_expectation=(torch.square, X),
-    expected_noise_grad=(torch.square, X), adaround_beta=(1, 10))          # what they are called with, the others with X alone
+# What they are called with, the others with X alone.
+FIRST = dict(straight_through=(X, X), alpha_blend=(X, X, .5), adaround=(X, X), flexround=(X, 1.),
+    fake_quantize=(X, .1), lsq=(X, torch.tensor(.1)), pact=(X, 1.), scale_grad=(X, 1.), fsq=(X, [3, 3, 3]),
+    fsq_index=(X, [3, 3, 3]), local_expectation=(torch.square, X), expected_noise_grad=(torch.square, X),
+    adaround_beta=(1, 10))
 NO_TENSOR = {'fsq_codes', 'dead_share'}                                     # of floats: they have tests of their own
-FUNCTIONS = {n: f for n in shok_nb.__all__ if inspect.isfunction(f := getattr(shok_nb, n)) and inspect.signature(f).parameters and n not in NO_TENSOR
-    and not n.endswith(('_schedule', '_callback'))} | dict(uniform_like=uniform_like, noise_like=noise_like)
+def rounds(n):
+    "Is it a function of the package that takes a tensor, and not one that makes schedules or callbacks?"
+    f = getattr(shok_nb, n)
+    takes = inspect.isfunction(f) and bool(inspect.signature(f).parameters)
+    return takes and n not in NO_TENSOR and not n.endswith(('_schedule', '_callback'))
+
+FUNCTIONS = {n: getattr(shok_nb, n) for n in shok_nb.__all__ if rounds(n)}
+FUNCTIONS |= dict(uniform_like=uniform_like, noise_like=noise_like)
 
 def strided(): return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
 
 @pytest.mark.filterwarnings('ignore')
 def bad_tensors():
     ones = torch.ones(2, 3)
-    return [[1.5], None, 1.5, 'a', np.ones(2), ones.long(), ones.byte(), ones.bool(), ones*1j, ones.to(torch.float8_e4m3fn), ones.to_sparse(), ones.to_sparse_csr(),
-        torch.quantize_per_tensor(ones, .1, 0, torch.qint8), strided(), torch.nn.UninitializedParameter(), torch.nn.UninitializedBuffer()]
+    kinds = [ones.long(), ones.byte(), ones.bool(), ones*1j, ones.to(torch.float8_e4m3fn)]
+    layouts = [ones.to_sparse(), ones.to_sparse_csr(), torch.quantize_per_tensor(ones, .1, 0, torch.qint8), strided()]
+    shapeless = [torch.nn.UninitializedParameter(), torch.nn.UninitializedBuffer()]
+    return [[1.5], None, 1.5, 'a', np.ones(2), *kinds, *layouts, *shapeless]
 
 def bad_numbers():
     ones = torch.ones(3)
-    return [True, '5', 1j, math.nan, [1.], np.ones(3), ones.bool(), ones*1j, ones.to(torch.float8_e4m3fn), ones.to_sparse(), strided(),
-        torch.nn.UninitializedParameter(), torch.ones(2), torch.ones(3, device='meta')]
+    kinds = [ones.bool(), ones*1j, ones.to(torch.float8_e4m3fn), ones.to_sparse(), strided()]
+    shapes = [torch.nn.UninitializedParameter(), torch.ones(2), torch.ones(3, device='meta')]
+    return [True, '5', 1j, math.nan, [1.], np.ones(3), *kinds, *shapes]
 
 def arguments(f, kind):
     "Names of the arguments that are tensors, or numbers (and maybe tensors)."
@@ -134,11 +170,13 @@ def test_classes_of_shok_name_themselves(c):
 
 @pytest.mark.parametrize('r, f', variants())
 def test_symbolic_trace(r, f):
-    with pytest.raises(TypeError, match=rf"^{r.name}: .* got Proxy; use torch.export, or torch.fx.wrap\('{r.name}'\)"): torch.fx.symbolic_trace(lambda x: f(x))
+    with pytest.raises(TypeError, match=rf"^{r.name}: .* got Proxy; use torch.export, or torch.fx.wrap\('{r.name}'\)"):
+        torch.fx.symbolic_trace(lambda x: f(x))
 
 @pytest.mark.parametrize('r, f', variants() + [pytest.param(r, r.f, id=r.name) for r in catalog if r.random])
 def test_jagged(r, f):
-    "A jagged tensor is rounded as its values are. Seed 0: the bounds are a few units in the last place of numbers below 16."
+    """A jagged tensor is rounded as its values are. Seed 0: the bounds are a few units
+    in the last place of numbers below 16."""
     if r.random and older('2.8'): pytest.skip('needs torch 2.8: random numbers for jagged tensors')
     parts = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n))*3 for n in (2, 4)]
     x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
@@ -148,16 +186,20 @@ def test_jagged(r, f):
         assert y.is_nested and g.is_nested
         if r.random: continue
         v = torch.cat(parts)
-        assert torch.allclose(y.values(), f(v, **kw), atol=1e-5) and torch.allclose(g.values(), slope(f, v, **kw), rtol=1e-4, atol=1e-4)
+        assert torch.allclose(y.values(), f(v, **kw), atol=1e-5)
+        assert torch.allclose(g.values(), slope(f, v, **kw), rtol=1e-4, atol=1e-4)
 
 def test_strided_nested():
-    with pytest.raises(TypeError, match=r'^soft_round: x must be dense or jagged, got a strided nested tensor; use layout=torch.jagged'): soft_round(strided())
+    message = r'^soft_round: x must be dense or jagged, got a strided nested tensor; use layout=torch.jagged'
+    with pytest.raises(TypeError, match=message): soft_round(strided())
 
 def test_lazy_parameter():
-    with pytest.raises(TypeError, match='^round_ste: step must have a shape, got UninitializedParameter; call its module once'):
+    message = '^round_ste: step must have a shape, got UninitializedParameter; call its module once'
+    with pytest.raises(TypeError, match=message):
         round_ste(X, step=torch.nn.UninitializedParameter())
 
-@pytest.mark.parametrize('f', (normalize_grad, quantize_grad, partial(signround_range)), ids=('normalize_grad', 'quantize_grad', 'signround_range'))
+@pytest.mark.parametrize('f', (normalize_grad, quantize_grad, partial(signround_range)),
+    ids=('normalize_grad', 'quantize_grad', 'signround_range'))
 def test_dim(f):
     name = getattr(f, '__name__', 'signround_range')
     for bad in (True, '0', 1.5, torch.tensor(0), (0, 'a'), (1.,)):
@@ -165,7 +207,8 @@ def test_dim(f):
     for bad in (2, -3, 10**400):
         with pytest.raises(IndexError, match=f'^{name}: dim .* is out of range for x of shape'): f(X, dim=bad)
     f(X, dim=np.int32(1))
-    with pytest.raises(ValueError, match='^normalize_grad: dim names an axis twice, got'): normalize_grad(X, dim=(0, -2))
+    with pytest.raises(ValueError, match='^normalize_grad: dim names an axis twice, got'):
+        normalize_grad(X, dim=(0, -2))
     assert torch.equal(*(quantize_grad(X, dim=d, seed=SEED) for d in (np.int64(1), 1)))
 
 def test_fold_in():
@@ -175,7 +218,8 @@ def test_fold_in():
         assert made.dtype == torch.int64 and torch.equal(made, fold_in(SEED, torch.arange(100)))
     assert fold_in(SEED, np.int32(5)) == fold_in(SEED, np.uint8(5)) == fold_in(SEED, 5) != fold_in(SEED, -5)
     for bad in (torch.tensor(1.), torch.tensor(1j), torch.tensor(True), torch.ones(2).long().to_sparse()):
-        with pytest.raises(TypeError, match='^fold_in: n must be an int or a dense Tensor of integers, got torch'): fold_in(SEED, bad)
+        with pytest.raises(TypeError, match='^fold_in: n must be an int or a dense Tensor of integers, got torch'):
+            fold_in(SEED, bad)
     for bad in (1.5, True, '1', None):
         with pytest.raises(TypeError, match='^fold_in: n must be an int, got'): fold_in(SEED, bad)
     for bad in (2**63, -2**63-1, 10**400):
@@ -184,9 +228,11 @@ def test_fold_in():
 
 def test_draw():
     for bad in (1.5, torch.tensor(1), True, '1'):
-        with pytest.raises(TypeError, match='^uniform_like: draw must be an int, got'): uniform_like(X, seed=SEED, draw=bad)
+        with pytest.raises(TypeError, match='^uniform_like: draw must be an int, got'):
+            uniform_like(X, seed=SEED, draw=bad)
     for bad in (-1, 2**32):
-        with pytest.raises(ValueError, match=r'^uniform_like: draw must be in \[0, 4294967295\], got'): uniform_like(X, seed=SEED, draw=bad)
+        with pytest.raises(ValueError, match=r'^uniform_like: draw must be in \[0, 4294967295\], got'):
+            uniform_like(X, seed=SEED, draw=bad)
     assert torch.equal(uniform_like(X, seed=SEED, draw=np.int64(3)), uniform_like(X, seed=SEED, draw=3))
 
 def test_codes():
@@ -196,33 +242,41 @@ def test_codes():
         assert torch.equal(fsq_codes(i.to(dtype), [3, 3, 3]).nan_to_num(9), fsq_codes(i, [3, 3, 3]).nan_to_num(9))
     assert torch.equal(fsq_codes(i, [3, 3, 3]).isnan().all(-1), i > 26)
     for bad in (torch.ones(2), torch.ones(2, dtype=torch.bool), None, torch.ones(2).long().to_sparse()):
-        with pytest.raises(TypeError, match='^fsq_codes: index must be a dense integer Tensor, got'): fsq_codes(bad, [3, 3, 3])
+        with pytest.raises(TypeError, match='^fsq_codes: index must be a dense integer Tensor, got'):
+            fsq_codes(bad, [3, 3, 3])
     for bad in (torch.uint8, torch.complex64, torch.float8_e4m3fn, None):
-        with pytest.raises(TypeError, match='^fsq_codes: dtype must be float16, bfloat16, float32 or float64, got'): fsq_codes(i, [3, 3, 3], dtype=bad)
+        with pytest.raises(TypeError, match='^fsq_codes: dtype must be float16, bfloat16, float32 or float64, got'):
+            fsq_codes(i, [3, 3, 3], dtype=bad)
 
 def test_zero_point_of_bools():
-    with pytest.raises(TypeError, match=r'^fake_quantize: zero_point must be .*got torch.bool'): fake_quantize(X, .1, torch.ones(3, dtype=torch.bool))
+    with pytest.raises(TypeError, match=r'^fake_quantize: zero_point must be .*got torch.bool'):
+        fake_quantize(X, .1, torch.ones(3, dtype=torch.bool))
 
 def test_learned_rounding():
     for bad in (math.nan, math.inf, 1e300):
         with pytest.raises(ValueError, match='^flexround: offset must be in'): flexround(X, 1., offset=bad)
         with pytest.raises(ValueError, match='^signround_range: alpha must be in'): signround_range(X, bad)
-    with pytest.raises(ValueError, match=r'^adaround: v of shape \(2, 2\) does not broadcast'): adaround(X, torch.ones(2, 2))
+    with pytest.raises(ValueError, match=r'^adaround: v of shape \(2, 2\) does not broadcast'):
+        adaround(X, torch.ones(2, 2))
     with pytest.raises(TypeError, match='^adaround_penalty: v must be a torch.Tensor, got list'): adaround_penalty([1.])
 
 def test_counts_of_numpy():
-    assert torch.equal(sine_round(X+.3, np.int32(2)), sine_round(X+.3, 2)) and torch.equal(fake_quantize(X+.3, .1, 0, np.int8(-8), np.int8(7)), fake_quantize(X+.3, .1, 0, -8, 7))
+    assert torch.equal(sine_round(X+.3, np.int32(2)), sine_round(X+.3, 2))
+    assert torch.equal(fake_quantize(X+.3, .1, 0, np.int8(-8), np.int8(7)), fake_quantize(X+.3, .1, 0, -8, 7))
 
 def test_star_import():
-    "It brings functions and classes, and leaves the caller's `random` and `nn` alone; no module is hidden by a function."
+    """It brings functions and classes, and leaves the caller's `random` and `nn`
+    alone; no module is hidden by a function."""
     from importlib import import_module
     from pathlib import Path
     from types import ModuleType
     given = {'random': 1, 'nn': 2}
     exec('from shok_nb import *', given)
     assert (given['random'], given['nn']) == (1, 2) and not [k for k,v in given.items() if isinstance(v, ModuleType)]
-    assert len(set(shok_nb.__all__)) == len(shok_nb.__all__) and {'round_ste', 'fsq', 'scale_grad', 'estimator'} <= set(given)
+    assert len(set(shok_nb.__all__)) == len(shok_nb.__all__)
+    assert {'round_ste', 'fsq', 'scale_grad', 'estimator'} <= set(given)
     for p in Path(shok_nb.__file__).parent.glob('[!_]*.py'):
         made = {}
         exec(f'import shok_nb.{p.stem} as m', made)
-        assert made['m'] is import_module(f'shok_nb.{p.stem}') and getattr(shok_nb, p.stem) is made['m'] and p.stem in dir(shok_nb), p.stem
+        module = import_module(f'shok_nb.{p.stem}')
+        assert made['m'] is module and getattr(shok_nb, p.stem) is module and p.stem in dir(shok_nb), p.stem

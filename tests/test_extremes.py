@@ -1,4 +1,5 @@
-"""Knobs and grids at the ends of what a float can hold: a result, a slope and a gradient of the knob, or an error that says why."""
+"""Knobs and grids at the ends of what a float can hold: a result, a slope and a gradient
+of the knob, or an error that says why."""
 import math
 from functools import partial
 import pytest
@@ -27,7 +28,7 @@ from shok_nb.catalog import catalog
 from shok_nb.random import noise_like
 
 SEED = torch.tensor(3)
-# Integers, ties and numbers between, on both sides; the smallest numbers of float32 and some that are large beside any grid.
+# Integers, ties and numbers between, on both sides; float32's smallest numbers and some that are large beside any grid.
 X = [0., -0., .25, -.25, .5, -.5, 1., -1., .3, 1.5, 2.5, -2.5, 7., 1e-6, 1e-30, -1e-38, 1e-45, 1e6, -1e6]
 TINY,HUGE = (1e-45, 1e-38, 1e-30, 1e-20, 1e-7), (61., 1e4, 1e10, 1e19, 1e30, 3.3e38)
 
@@ -70,15 +71,17 @@ def test_extreme_tensors(r, f):
             assert y.isfinite().all() and all(g is None or g.isfinite().all() for g in grads), (k, v, grads)
 
 def test_step_gradient_is_bounded():
-    "Each element adds F(v) - vF' but never more than the root of the largest float, so sums of 2**64 of them stay finite."
+    """Each element adds F(v) - vF' but never more than the root of the largest float,
+    so sums of 2**64 of them stay finite."""
     most = torch.finfo(torch.float32).max**.5
     def grad(f, x, s):
         step = torch.tensor(s, requires_grad=True)
         f(torch.tensor(x), step=step).sum().backward()
         return step.grad.item()
-    for f in (soft_round, sine_round, cosine_round): assert abs(grad(f, [1., 1., 1.], 1e-38)) == pytest.approx(3*most, rel=1e-6)
+    for f in (soft_round, sine_round, cosine_round):
+        assert abs(grad(f, [1., 1., 1.], 1e-38)) == pytest.approx(3*most, rel=1e-6)
     assert grad(round_ste, [1., 1e30], 1e-38) == 0                    # no bound where there is nothing to bound
-    assert grad(soft_round, [1e15], 1e-3) == pytest.approx(1e18*(1-.06740), rel=1e-3)       # soft(v) - v*soft'(0), alpha = 5
+    assert grad(soft_round, [1e15], 1e-3) == pytest.approx(1e18*(1-.06740), rel=1e-3)  # soft(v) - v*soft'(0), alpha = 5
 
 def test_learned_alpha_of_dsq():
     "The derivative in alpha against float64, down to where it is bounded."
@@ -89,8 +92,10 @@ def test_learned_alpha_of_dsq():
         return torch.autograd.grad(curve.sum(), a)[0].double()
     from shok_nb.surrogates import _dsq_rise
     def _dsq_curve(v, a): return _dsq_rise((v.round()-v).abs(), a)
-    for a in (1e-25, 1e-10, .01, .2, .9): assert torch.allclose(grad(torch.float32, a), grad(torch.float64, a), rtol=1e-4), a
-    assert (slope(dsq_round, x, alpha=1-1e-12) - 1).abs().max() < 1e-6 and (slope(dsq_round, x.float(), alpha=1-1e-12) - 1).abs().max() < 1e-6
+    for a in (1e-25, 1e-10, .01, .2, .9):
+        assert torch.allclose(grad(torch.float32, a), grad(torch.float64, a), rtol=1e-4), a
+    assert (slope(dsq_round, x, alpha=1-1e-12) - 1).abs().max() < 1e-6
+    assert (slope(dsq_round, x.float(), alpha=1-1e-12) - 1).abs().max() < 1e-6
 
 @pytest.mark.parametrize('t', (1e-45, 1e-30, 1e-12, 1e-5, .01, .3, 1.5))
 def test_learned_t_of_ede(t):
@@ -109,10 +114,12 @@ def test_sga_limit():
     x = torch.tensor([.2, .8, 2.4, -1.3])
     for kw in ({}, {'neighbours': 3}):
         for t in (1e-9, 1e-20, 1e-30, torch.tensor(1e-45)):
-            assert torch.equal(sga_round(x, t, seed=SEED, **kw), x.round()) and not slope(sga_round, x, temperature=t, seed=SEED, **kw).any()
+            assert torch.equal(sga_round(x, t, seed=SEED, **kw), x.round())
+            assert not slope(sga_round, x, temperature=t, seed=SEED, **kw).any()
 
 def test_learned_alpha_of_the_conditional_mean():
-    "At a tie the value is ½ for every alpha, so its derivative is 0; elsewhere it is that of atanh(2q)/alpha for large alpha."
+    """At a tie the value is ½ for every alpha, so its derivative is 0; elsewhere it is
+    that of atanh(2q)/alpha for large alpha."""
     for a in (30., 44., 50., 61., 75.):
         alpha = torch.tensor(a, requires_grad=True)
         tie,away = (soft_round_conditional_mean(torch.tensor(q), alpha) for q in (.5, .4))
@@ -123,10 +130,12 @@ def test_numbers_beyond_the_dtype():
     "A number that float32 cannot hold is infinite or 0, and legal where those are; float64 takes it as it is."
     x = torch.tensor([.3, 1.7])
     for arg in ('step', 'offset'):
-        with pytest.raises(ValueError, match=rf'^round_ste: {arg} must be in .*, got 1e\+300, which is inf in torch.float32'): round_ste(x, **{arg: 1e300})
-        with pytest.raises(ValueError, match=rf'^round_ste: {arg} must be in .*, got 1e\+300, which is inf in torch.float32'): round_ste(x.half(), **{arg: 1e300})
-        with pytest.raises(ValueError, match=rf'^fake_quantize: scale must .*1e\+300, which is inf'): fake_quantize(x, 1e300)
-    with pytest.raises(ValueError, match=r'^floor_ste: step must be in \(0, inf\), got 1e-60, which is 0 in torch.float32'): floor_ste(x, step=1e-60)
+        beyond = rf'^round_ste: {arg} must be in .*, got 1e\+300, which is inf in torch.float32'
+        for v in (x, x.half()):
+            with pytest.raises(ValueError, match=beyond): round_ste(v, **{arg: 1e300})
+    with pytest.raises(ValueError, match=r'^fake_quantize: scale must .*1e\+300, which is inf'): fake_quantize(x, 1e300)
+    below = r'^floor_ste: step must be in \(0, inf\), got 1e-60, which is 0 in torch.float32'
+    with pytest.raises(ValueError, match=below): floor_ste(x, step=1e-60)
     with pytest.raises(ValueError, match=r'^lsq: step must .*which is inf'): lsq(x, 1e39)
     assert round_ste(x.double(), step=1e300).tolist() == [0., 0.] and round_ste(x.double(), step=1e-60).isfinite().all()
     for k in (1e300, 10**400, math.inf):
@@ -137,8 +146,10 @@ def test_ints_beyond_floats():
     "10**400 is what 1e400 is: inf, legal or not."
     x = torch.tensor([.3, 1.7])
     for bad in (10**400, -10**400, 10**5000):
-        with pytest.raises(ValueError, match=r'^round_ste: step must be in \(0, inf\), got an int of \d+ bits'): round_ste(x, step=bad)
-        with pytest.raises(ValueError, match=r'^sine_round: depth must be >= 0, got an int of \d+ bits'): sine_round(x, bad)
+        with pytest.raises(ValueError, match=r'^round_ste: step must be in \(0, inf\), got an int of \d+ bits'):
+            round_ste(x, step=bad)
+        with pytest.raises(ValueError, match=r'^sine_round: depth must be >= 0, got an int of \d+ bits'):
+            sine_round(x, bad)
         with pytest.raises(ValueError, match=r'^pact: alpha must be .*an int of'): pact(x, bad)
 
 @pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
@@ -152,14 +163,16 @@ def test_root_of_zero():
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
 def test_kumaraswamy_shapes(dtype):
-    """By bisection of the distribution 1-(1-x^a)^b, b = (2^a (a-1)+1)/a, in logarithms and float64. From 60 on another formula;
-    the last shapes leave no noise. seed 3: any will do, the noise is compared number by number."""
+    """By bisection of the distribution 1-(1-x^a)^b, b = (2^a (a-1)+1)/a, in logarithms and float64. From 60 on another
+    formula; the last shapes leave no noise. seed 3: any will do, the noise is compared number by number."""
     x = torch.zeros(200, dtype=dtype)
+    single = dtype == torch.float32
     u = noise_like(x, 'uniform', seed=SEED).double() + .5
     for a in (1., 2., 59.9, 60., 60.1, 200., 1e4, 1e30, 1e300, math.inf):
         y = noise_like(x, 'kumaraswamy', shape=a, seed=SEED).double() + .5
         lo,hi = torch.zeros_like(u),torch.ones_like(u)
-        logb = min(a, 1e300)*math.log(2) + math.log1p((2.**-min(a, 1000.)-1)/a) if a > 60 else math.log((2**a*(a-1)+1)/a)
+        if a <= 60: logb = math.log((2**a*(a-1)+1)/a)
+        else: logb = min(a, 1e300)*math.log(2) + math.log1p((2.**-min(a, 1000.)-1)/a)
         for _ in range(80 if a < 1e6 else 0):
             m = (lo+hi)/2
             # 1-(1-m^a)^b >= u  <=>  b*log1p(-m^a) <= log1p(-u)
@@ -168,7 +181,8 @@ def test_kumaraswamy_shapes(dtype):
             ok = logb + tail >= torch.log(-torch.log1p(-u))
             lo,hi = torch.where(ok, lo, m),torch.where(ok, m, hi)
         if a >= 1e6: lo = torch.full_like(u, .5)
-        assert (y-lo).abs().max() < (3e-6 if dtype == torch.float32 else 1e-9), a
-        assert near(noise_like(x, 'kumaraswamy', shape=torch.tensor(a, dtype=dtype), seed=SEED).double(), y-.5, 1e10 if dtype == torch.float32 else 1e4)
+        assert (y-lo).abs().max() < (3e-6 if single else 1e-9), a
+        learned = noise_like(x, 'kumaraswamy', shape=torch.tensor(a, dtype=dtype), seed=SEED).double()
+        assert near(learned, y-.5, 1e10 if single else 1e4)
     assert torch.equal(dither_round(x+.3, 'kumaraswamy', shape=math.inf, seed=SEED), x)
     assert stochastic_round(x+.5, seed=SEED).isfinite().all()

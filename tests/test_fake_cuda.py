@@ -1,7 +1,9 @@
-"""What a GPU would be asked to do, on a machine without one: fake CUDA tensors know dtype, shape and device, and no values.
-So nothing can mix devices, read a value back or come out on the CPU unnoticed. Wants a torch built for CUDA:
-`make test-all TORCH=2.15.0`; tried from 2.11 on. Autograd's engine asks for a driver before it runs; `derivatives` calls its nodes itself."""
+"""What a GPU would be asked to do, on a machine without one: fake CUDA tensors know dtype, shape and device, and no
+values. So nothing can mix devices, read a value back or come out on the CPU unnoticed. Wants a torch built for
+CUDA: `make test-all TORCH=2.15.0`; tried from 2.11 on. Autograd's engine asks for a driver before it runs;
+`derivatives` calls its nodes itself."""
 from functools import partial
+from importlib import import_module
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -15,16 +17,21 @@ from shok_nb.pieces import _fuse
 from shok_nb.random import fold_in, noise_like, uniform_like
 
 NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 11)
-pytestmark = [pytest.mark.slow,
-    pytest.mark.skipif(not torch.backends.cuda.is_built() or torch.version.hip is not None, reason='wants a torch built for CUDA; no driver is needed'),
-    pytest.mark.skipif(not NEW, reason='torch before 2.11 wants a driver to transform CUDA tensors, and to make a graph of them')]
+BUILT_FOR_CUDA = torch.backends.cuda.is_built() and torch.version.hip is None
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not BUILT_FOR_CUDA, reason='wants a torch built for CUDA; no driver is needed'),
+    pytest.mark.skipif(not NEW,
+        reason='torch before 2.11 wants a driver to transform CUDA tensors, and to make a graph of them'),
+]
 
 class NoReading(FakeTensorMode):
     "Fake tensors; a copy from the GPU to the CPU is an error, as `item` and the truth of a tensor are already."
     def dispatch(self, func, types, args=(), kwargs=None):
         out = super().dispatch(func, types, args, kwargs)
         given = [a for a in args if isinstance(a, FakeTensor)]
-        if isinstance(out, FakeTensor) and out.is_cpu and any(a.is_cuda for a in given): raise AssertionError(f'{func} reads back')
+        if isinstance(out, FakeTensor) and out.is_cpu and any(a.is_cuda for a in given):
+            raise AssertionError(f'{func} reads back')
         return out
 
 @pytest.fixture(autouse=True)
@@ -32,7 +39,8 @@ def fake():
     with NoReading(): yield
 
 def fitted(d, node, i):
-    "A gradient as the engine hands it to a node: summed to its shape, in its dtype, and moved to its device if it is 0-d."
+    """A gradient as the engine hands it to a node: summed to its shape, in its dtype,
+    and moved to its device if it is 0-d."""
     to = node._input_metadata[i]
     d = d.sum_to_size(to.shape).to(to.dtype)
     if d.device == to.device: return d
@@ -40,7 +48,8 @@ def fitted(d, node, i):
     return tensor(device=to.device, dtype=to.dtype)
 
 def derivatives(y, leaves, g=None, **_):
-    "`torch.autograd.grad` without its engine, which wants a driver: every node of the graph is called once, from `y` down."
+    """`torch.autograd.grad` without its engine, which wants a driver: every node of
+    the graph is called once, from `y` down."""
     order,seen = [],set()
     def visit(node):
         if node is None or node in seen: return
@@ -67,7 +76,8 @@ def derivatives(y, leaves, g=None, **_):
     sums = {id(n.variable): d[0] for n,d in found.items() if hasattr(n, 'variable')}
     return [sums.get(id(t)) for t in leaves]
 
-def tensor(*shape, device='cuda', dtype=torch.float32, **kw): return torch.empty(shape, device=device, dtype=dtype, **kw)
+def tensor(*shape, device='cuda', dtype=torch.float32, **kw):
+    return torch.empty(shape, device=device, dtype=dtype, **kw)
 
 def check(t, like, shape=None):
     assert type(t) is FakeTensor and (t.device, t.dtype) == (like.device, like.dtype) and t.is_cuda
@@ -84,7 +94,8 @@ def calls(r, f, ends=False):
         if not isinstance(k.default, int): out += [{**hard, k.name: make()} for make in KINDS.values()]
     if r.grid:
         a,b,c = KINDS.values()
-        out += [{**hard, 'step': step, 'offset': offset} for step,offset in ((.5, b()), (a(), c()), (b(), .1), (c(), a()))]
+        pairs = (.5, b()),(a(), c()),(b(), .1),(c(), a())
+        out += [{**hard, 'step': step, 'offset': offset} for step,offset in pairs]
     for c in r.choices: out += [{**hard, c.name: o} for o in c.options]
     return out
 
@@ -127,7 +138,8 @@ def test_forward_mode(r, f, at):
         tensors = {k: v for k,v in kw.items() if k in learns and torch.is_tensor(v)}
         if not tensors or r.random and at: continue
         def of(*knobs): return g(x, **dict(zip(tensors, knobs)))
-        for t in torch.func.jvp(of, (*tensors.values(),), tuple(torch.empty_like(v) for v in tensors.values())): check(t, x)
+        for t in torch.func.jvp(of, (*tensors.values(),), tuple(torch.empty_like(v) for v in tensors.values())):
+            check(t, x)
 
 @each
 def test_backward(r, f, at, monkeypatch):
@@ -139,10 +151,12 @@ def test_backward(r, f, at, monkeypatch):
         leaves = [x, *(v.requires_grad_() for k,v in kw.items() if k in learns and torch.is_tensor(v))]
         y = g(x)
         with torch.no_grad(): grads = derivatives(y, leaves, torch.empty_like(y))
-        for t,d in zip(leaves, grads): assert d is not None and (d.shape, d.dtype, d.device) == (t.shape, t.dtype, t.device)
+        for t,d in zip(leaves, grads):
+            assert d is not None and (d.shape, d.dtype, d.device) == (t.shape, t.dtype, t.device)
 
 # --- beside the catalog
 def channels(): return tensor(3, 1, requires_grad=True)
+CODES = [8, 5, 5, 4]
 BUILT = {
     'fake_quantize': lambda x: R.fake_quantize(x, .1),
     'fake_quantize on the CPU': lambda x: R.fake_quantize(x, tensor(device='cpu'), tensor(device='cpu')),
@@ -166,7 +180,7 @@ BUILT = {
     'signround_range': lambda x: R.fake_quantize(x, *R.signround_range(x, dim=1), 0, 15),
     'fsq': lambda x: R.fsq(x, [8, 5, 5, 2], gain=tensor(device='cpu')),
     'fsq noise': lambda x: R.fsq(x, [8, 5, 5, 2], noise=.5, seed=tensor(device='cpu', dtype=torch.int64)),
-    'fsq codes': lambda x: x + R.fsq_codes(R.fsq_index(R.fsq(x, [8, 5, 5, 4]), [8, 5, 5, 4]), [8, 5, 5, 4], dtype=x.dtype),
+    'fsq codes': lambda x: x + R.fsq_codes(R.fsq_index(R.fsq(x, CODES), CODES), CODES, dtype=x.dtype),
     'straight_through': lambda x: R.straight_through(torch.round(x).detach(), x),
     'scale_grad': lambda x: R.scale_grad(x, .5),
     'scale_grad by a tensor': lambda x: R.scale_grad(x, tensor(3, 1)),
@@ -178,8 +192,9 @@ BUILT = {
 
 def test_all_that_is_built_is_here():
     "What the quantizers and the gradient pages export runs below."
-    names = {n for m in ('quantize', 'learned', 'scalar_quantize', 'gradient') for n in __import__(f'shok_nb.{m}', fromlist=['*']).__all__}
-    assert names - {w for k in BUILT for w in k.split()} <= {'rectified_sigmoid', 'adaround_init', 'adaround_penalty', 'adaround_beta', 'fsq_index', 'fsq_codes'}
+    pages = [import_module(f'shok_nb.{m}') for m in ('quantize', 'learned', 'scalar_quantize', 'gradient')]
+    inside = {'rectified_sigmoid', 'adaround_init', 'adaround_penalty', 'adaround_beta', 'fsq_index', 'fsq_codes'}
+    assert {n for p in pages for n in p.__all__} - {w for k in BUILT for w in k.split()} <= inside
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16), ids=str)
 @pytest.mark.parametrize('name', BUILT)
@@ -202,7 +217,8 @@ def test_noise(device):
         x,seed = tensor(3, 5, dtype=dtype),tensor(device=device, dtype=torch.int64)
         for kind in ('uniform', 'triangular', 'gaussian', 'kumaraswamy'):
             u = noise_like(x, kind, seed=seed, shape=tensor())
-            assert u.is_cuda and u.shape == x.shape and u.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+            assert u.is_cuda and u.shape == x.shape
+            assert u.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         assert uniform_like(x, seed=fold_in(seed, 3), draw=1).is_cuda
         assert fold_in(seed, 3).device.type == device
 
@@ -222,22 +238,24 @@ def test_the_fakes_notice():
     with pytest.raises(Exception): x.sum().item()
     with pytest.raises(Exception): bool((x > 0).all())
     with pytest.raises(AssertionError, match='reads back'): x.cpu()
-    with pytest.raises(ValueError, match=r'step is on cpu and x on cuda:0; use step.to\(x.device\)'): R.round_ste(x, step=tensor(3, device='cpu'))
-    with pytest.raises(ValueError, match='seed is on cuda:0 and x on cpu'): R.stochastic_round(tensor(3, device='cpu'), seed=tensor(dtype=torch.int64))
+    with pytest.raises(ValueError, match=r'step is on cpu and x on cuda:0; use step.to\(x.device\)'):
+        R.round_ste(x, step=tensor(3, device='cpu'))
+    with pytest.raises(ValueError, match='seed is on cuda:0 and x on cpu'):
+        R.stochastic_round(tensor(3, device='cpu'), seed=tensor(dtype=torch.int64))
 
 # --- the kernels that would run
 @pytest.fixture
 def kernels(monkeypatch):
-    """Source of the graphs that Inductor writes for a GPU, without compiling it. What it asks a GPU for is given: an H100, and
-    that Triton works. Folding constants runs them, so it is off."""
+    """Source of the graphs that Inductor writes for a GPU, without compiling it. What it asks a GPU for is given: an
+    H100, and that Triton works. Folding constants runs them, so it is off."""
     from torch._inductor import config, scheduler
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.debug import DebugContext
     from torch._inductor.graph import GraphLowering
     from torch._inductor.runtime.hints import DeviceProperties
     from torch._inductor.virtualized import V
-    h100 = DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9, regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048, warp_size=32)
+    h100 = DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9,
+        regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, warp_size=32)
     monkeypatch.setattr(DeviceProperties, 'create', lambda device: h100)
     monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device=None: (9, 0))
@@ -245,6 +263,7 @@ def kernels(monkeypatch):
     monkeypatch.setattr('torch.utils._triton.triton_hash_with_backend', lambda: 'none')
     monkeypatch.setattr(config, 'joint_graph_constant_folding', False)
     written = []
+    def backend(gm, inputs): return compile_fx(gm, inputs, inner_compile=write)
     def write(gm, inputs, **kw):
         mode = torch._guards.detect_fake_mode(inputs)
         graph = GraphLowering(gm, example_inputs=inputs, shape_env=mode.shape_env, is_inference=True)
@@ -254,25 +273,28 @@ def kernels(monkeypatch):
         return gm
     monkeypatch.setattr('shok_nb.core._fusible', lambda x: x.is_cuda)
     monkeypatch.setattr('shok_nb.pieces._ordinary', lambda *ts: True)
-    monkeypatch.setattr('shok_nb.core._fuse', partial(_fuse, backend=lambda gm, inputs: compile_fx(gm, inputs, inner_compile=write)))
+    monkeypatch.setattr('shok_nb.core._fuse', partial(_fuse, backend=backend))
     yield written
     torch._dynamo.reset()
 
-ONE = {'round_ste': R.round_ste, 'trust_round': R.trust_round, 'cubic_round': R.cubic_round, 'soft_round': R.soft_round,
-    'soft_round-hard': partial(R.soft_round, hard=True), 'soft_round_inverse': R.soft_round_inverse, 'fourier_round': R.fourier_round}
+ONE = {'round_ste': R.round_ste, 'trust_round': R.trust_round, 'cubic_round': R.cubic_round,
+    'soft_round': R.soft_round, 'soft_round-hard': partial(R.soft_round, hard=True),
+    'soft_round_inverse': R.soft_round_inverse, 'fourier_round': R.fourier_round}
 
 @pytest.mark.filterwarnings('error:.*runs unfused')
 @pytest.mark.parametrize('grid', (False, True), ids=('', 'grid'))
 @pytest.mark.parametrize('name', ONE)
 def test_one_kernel_each_way(name, grid, kernels, monkeypatch):
-    "Inductor writes one Triton kernel for forward and one for backward: half precision, a number for a step, a tensor for an offset."
+    """Inductor writes one Triton kernel for forward and one for backward: half precision, a
+    number for a step, a tensor for an offset."""
     monkeypatch.setattr(torch.autograd, 'grad', derivatives)
     x = tensor(1000, dtype=torch.bfloat16, requires_grad=True)
     y = ONE[name](x, step=.5, offset=tensor(device='cpu')) if grid else ONE[name](x)
     check(y.detach(), x)
     forward = len(kernels)
-    assert forward == (0 if not grid and name in ('round_ste', 'soft_round-hard') else 1)        # one operation of torch's own is left to it
+    alone = not grid and name in ('round_ste', 'soft_round-hard')      # one operation of torch's own is left to it
+    assert forward == (0 if alone else 1)
     with torch.no_grad(): d, = derivatives(y, [x], torch.empty_like(y))
     check(d, x)
-    assert len(kernels)-forward == (name != 'round_ste')                                         # a slope of 1 has nothing to do
+    assert len(kernels)-forward == (name != 'round_ste')                       # a slope of 1 has nothing to do
     for k in kernels: assert k.count('async_compile.triton(') == 1 == k.count('.run(')

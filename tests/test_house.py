@@ -1,4 +1,5 @@
-"""The house is in order: notebooks, package, README, metadata and site say the same thing, and nothing of this machine."""
+"""The house is in order: notebooks, package, README, metadata and site say the
+same thing, and nothing of this machine."""
 import ast
 import filecmp
 import functools
@@ -32,7 +33,8 @@ def settings(folder=ROOT):
     return ini['DEFAULT']
 
 def run(*args, cwd=ROOT, **env):
-    r = subprocess.run([sys.executable, *map(str, args)], cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True)
+    command = [sys.executable, *map(str, args)]
+    r = subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True)
     assert r.returncode == 0, r.stdout + r.stderr
     return r.stdout
 
@@ -44,13 +46,15 @@ def copy(to, *folders):
 def tracked():
     "The files git knows or would add; where git knows nothing, as in an unpacked archive, all but what is made here."
     git = shutil.which('git')
-    out = git and subprocess.run([git, 'ls-files', '-co', '--exclude-standard'], cwd=ROOT, capture_output=True, text=True).stdout
+    listing = [git, 'ls-files', '-co', '--exclude-standard']
+    out = git and subprocess.run(listing, cwd=ROOT, capture_output=True, text=True).stdout
     if out: return [f for f in map(ROOT.joinpath, out.splitlines()) if f.exists()]
     made = {'build', 'dist', '_build', '__pycache__', '_proc', '_docs'}
     def ours(f):
         "Is this file none that make leaves behind?"
         parts = f.relative_to(ROOT).parts
-        hidden = any(p.startswith(('.venv', '.git', '.pytest', '.hypothesis', '.ipynb')) or p.endswith('.egg-info') for p in parts)
+        dotted = '.venv', '.git', '.pytest', '.hypothesis', '.ipynb'
+        hidden = any(p.startswith(dotted) or p.endswith('.egg-info') for p in parts)
         return f.is_file() and not hidden and not made & {*parts} and parts[:2] != ('docs', 'nbs')
     return sorted(filter(ours, ROOT.rglob('*')))
 
@@ -69,7 +73,8 @@ def test_notebook_runs(nb, ran):
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
 def test_notebook_runs_in_nbdev(nb):
     "By nbdev-test, in a Python of its own, where `__main__` is the page."
-    run('-c', 'import sys; from nbdev.test import nbdev_test; nbdev_test(sys.argv[1], n_workers=1)', nb, OMP_NUM_THREADS='1')
+    code = 'import sys; from nbdev.test import nbdev_test; nbdev_test(sys.argv[1], n_workers=1)'
+    run('-c', code, nb, OMP_NUM_THREADS='1')
 
 def test_notebooks_are_clean(tmp_path):
     copy(tmp_path, 'nbs', 'shok_nb')
@@ -147,7 +152,8 @@ def test_metadata():
     assert cfg['lib_name'] == py['project']['name'] and set(py['project']) == {'name', 'dynamic'}
     for k in ('lib_path', 'nbs_path'): assert cfg[k] == py['tool']['nbdev'][k]
     cff = (ROOT/'CITATION.cff').read_text('utf-8')
-    for line in (f"version: {cfg['version']}", f"license: {cfg['license']}", f"name: {cfg['author']}", f"title: {cfg['lib_name']}"):
+    for k,v in dict(version='version', license='license', name='author', title='lib_name').items():
+        line = f'{k}: {cfg[v]}'
         assert line in cff, line
     assert f"\n## {cfg['version']}" in (ROOT/'CHANGELOG.md').read_text('utf-8')
 
@@ -185,12 +191,15 @@ def test_wheel(wheel):
     cfg,(path,meta,files) = settings(),wheel('')
     assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl" and path.stat().st_size < 125_000
     modules = {f'shok_nb/{p.name}' for p in (ROOT/'shok_nb').glob('*.py')} | {'shok_nb/py.typed'}
-    assert {f for f in files if '.dist-info/' not in f} == modules and any(f.endswith('licenses/LICENSE') for f in files)
+    assert {f for f in files if '.dist-info/' not in f} == modules
+    assert any(f.endswith('licenses/LICENSE') for f in files)
     assert (meta['Name'], meta['Version'], meta['Summary']) == (cfg['lib_name'], cfg['version'], cfg['description'])
-    assert (meta['Author'], meta['License-Expression'], meta['Requires-Python']) == (cfg['author'], cfg['license'], f">={cfg['min_python']}")
+    assert (meta['Author'], meta['License-Expression']) == (cfg['author'], cfg['license'])
+    assert meta['Requires-Python'] == f">={cfg['min_python']}"
     reqs = [Requirement(r) for r in meta.get_all('Requires-Dist')]
     extra = lambda e: names(str(r).split(';')[0] for r in reqs if r.marker and r.marker.evaluate({'extra': e}))
-    assert names(str(r) for r in reqs if not r.marker) == names(cfg['requirements'].split()) and 'torch>=' in cfg['requirements']
+    assert names(str(r) for r in reqs if not r.marker) == names(cfg['requirements'].split())
+    assert 'torch>=' in cfg['requirements']
     assert set(names(cfg['requirements'].split())) == {'torch'}
     assert set(meta.get_all('Provides-Extra')) == {'widgets', 'docs', 'test', 'dev'}
     assert extra('widgets') == names(cfg['widgets_requirements'].split())
@@ -208,7 +217,8 @@ from importlib import import_module
 class Nothing:
     def find_spec(self, name, path=None, target=None):
         top = name.partition('.')[0]
-        if top not in sys.stdlib_module_names and top not in ('torch', 'shok_nb'): raise ModuleNotFoundError(f'No module named {top!r}', name=top)
+        if top not in sys.stdlib_module_names and top not in ('torch', 'shok_nb'):
+            raise ModuleNotFoundError(f'No module named {top!r}', name=top)
 sys.meta_path.insert(0, Nothing())
 for m in set(sys.modules) - sys.stdlib_module_names:
     if m.partition('.')[0] in ('matplotlib', 'ipywidgets', 'fastcore', 'PIL', 'IPython', 'numpy'): del sys.modules[m]
@@ -217,7 +227,8 @@ def test_imports_with_torch_only():
     "`import shok_nb` and every page below the sixth floor; the others name the extra they want."
     low,high = [],[]
     for nb in NBS:
-        if m := re.search(r'#\| default_exp (\w+)', nb.read_text('utf-8')): (low if nb.stem < '6' else high).append(m[1])
+        if m := re.search(r'#\| default_exp (\w+)', nb.read_text('utf-8')):
+            (low if nb.stem < '6' else high).append(m[1])
     loop = f'''
 import shok_nb
 for m in {low}: import_module(f'shok_nb.{{m}}')
@@ -240,7 +251,8 @@ def test_python_is_too_old(tmp_path):
     (tmp_path/'settings.ini').write_text('min_python = 9.1\n')
     r = subprocess.run([sys.executable, tmp_path/'tests'/'old_python.py'], capture_output=True, text=True)
     here = '.'.join(map(str, sys.version_info[:2]))
-    assert r.returncode == 1 and r.stderr == f'shok_nb needs Python 9.1 or newer, and this is {here}: make PYTHON=python9.1\n'
+    assert r.returncode == 1
+    assert r.stderr == f'shok_nb needs Python 9.1 or newer, and this is {here}: make PYTHON=python9.1\n'
     assert run('tests/old_python.py') == ''
 
 def test_range_of_torch():
@@ -258,9 +270,12 @@ def test_range_of_torch():
 def test_row_of_a_version(tmp_path):
     "Counts, reasons and names as pytest writes them; the row of the same torch and Python is replaced."
     from versions import put, row
-    (tmp_path/'tests.xml').write_text("""<testsuites><testsuite errors="1" failures="1" skipped="2" tests="7" time="125.4">
-        <testcase name="a"/><testcase name="b"/><testcase name="c"/><testcase name="d"><failure/></testcase><testcase name="e"><error/></testcase>
-        <testcase name="f"><skipped message="Skipped: no GPU here"/></testcase><testcase name="g"><skipped message="no GPU here"/></testcase>
+    (tmp_path/'tests.xml').write_text("""
+        <testsuites><testsuite errors="1" failures="1" skipped="2" tests="7" time="125.4">
+        <testcase name="a"/><testcase name="b"/><testcase name="c"/>
+        <testcase name="d"><failure/></testcase><testcase name="e"><error/></testcase>
+        <testcase name="f"><skipped message="Skipped: no GPU here"/></testcase>
+        <testcase name="g"><skipped message="no GPU here"/></testcase>
         </testsuite></testsuites>""")
     new = row(tmp_path/'tests.xml')
     assert (new['passed'], new['skipped'], new['failed'], new['minutes']) == (3, 2, 2, 2)
@@ -304,7 +319,8 @@ class Loads(HTMLParser):
         self.feed(page.read_text('utf-8'))
     def handle_starttag(self, tag, attrs):
         a = dict(attrs)
-        keys = ['src', 'srcset', 'poster', 'data', 'action', 'xlink:href'] + ['href']*(tag in ('link', 'image', 'use', 'base'))
+        keys = ['src', 'srcset', 'poster', 'data', 'action', 'xlink:href']
+        if tag in ('link', 'image', 'use', 'base'): keys.append('href')
         self.urls += [a[k] for k in keys if a.get(k)]
         self.urls += re.findall(r'url\(([^)]*)\)', a.get('style') or '')
 
@@ -323,7 +339,8 @@ def test_site_is_offline(site):
             u = ''.join(u)
             assert u.startswith(('data:', '#')) or (css.parent/re.split('[?#]', u)[0]).exists(), f'{css.name} wants {u}'
     ours = [*(site/'_static').glob('*.js'), *(site/'_static'/'scripts').glob('*.js')]
-    assert not [f.name for f in ours if re.search(r'googletagmanager|google-analytics|cdn\.|unpkg|jsdelivr', f.read_text('utf-8'))]
+    foreign = re.compile(r'googletagmanager|google-analytics|cdn\.|unpkg|jsdelivr')
+    assert not [f.name for f in ours if foreign.search(f.read_text('utf-8'))]
 
 @site_group
 def test_site_shows_no_directives(site):
@@ -348,8 +365,10 @@ def test_api_entries(site):
                     page = pages[re.sub(r'^\d+[a-z]?_', '', nb.stem)]
                     assert re.search(rf'<dt class="sig[^>]*id="shok_nb\.\w+\.{n.name}"', page), f'{nb.stem}: {n.name}'
 
+URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')
+
 @site_group
-@pytest.mark.parametrize('url', ['', 'https://example.org/somebody/shok_nb', 'https://github.com/somebody/shok_nb'], ids=['none', 'other', 'github'])
+@pytest.mark.parametrize('url', URLS.values(), ids=URLS)
 def test_links_only_where_configured(url, tmp_path):
     "A page links to its notebook once there is a repository, and to Colab where Colab can open it."
     (tmp_path/'nbs').mkdir()

@@ -1,4 +1,5 @@
-"What the page cannot own: every layer through saving, copying, compiling and exporting, and weights that are shared or many."
+"""What the page cannot own: every layer through saving, copying, compiling and
+exporting, and weights that are shared or many."""
 import copy
 import io
 import pickle
@@ -26,9 +27,11 @@ from shok_nb.nn import (
 )
 from shok_nb.ste import floor_ste, round_ste
 
-LAYERS = dict(round=RoundSTE, floor=FloorSTE, ceil=CeilSTE, trunc=TruncSTE, sign=SignSTE, ratio=RatioRound, soft=SoftRound, logistic=LogisticRound, cubic=CubicRound,
-    soft_hard=lambda: SoftRound(hard=True), learned=lambda: SoftRound(3, learnable=True), step=lambda: RoundSTE(step=.5, learnable=True),
-    channels=lambda: SoftRound(torch.tensor([1., 2., 3.]), step=nn.Parameter(torch.tensor([.1, .2, .3]))), ewgs=lambda: Rounding(ewgs_round, ewgs_round, delta=.3),
+LAYERS = dict(round=RoundSTE, floor=FloorSTE, ceil=CeilSTE, trunc=TruncSTE, sign=SignSTE, ratio=RatioRound,
+    soft=SoftRound, logistic=LogisticRound, cubic=CubicRound, soft_hard=lambda: SoftRound(hard=True),
+    learned=lambda: SoftRound(3, learnable=True), step=lambda: RoundSTE(step=.5, learnable=True),
+    channels=lambda: SoftRound(torch.tensor([1., 2., 3.]), step=nn.Parameter(torch.tensor([.1, .2, .3]))),
+    ewgs=lambda: Rounding(ewgs_round, ewgs_round, delta=.3),
     stochastic=StochasticRound, seeded=lambda: StochasticRound(seed=torch.tensor(3)))
 each = pytest.mark.parametrize('make', LAYERS.values(), ids=LAYERS)
 X = torch.randn(5, 3, generator=generator())*3
@@ -45,7 +48,8 @@ def alike(a, b): return all(same(p, q) for p,q in zip(run(a), run(b), strict=Tru
 @pytest.mark.parametrize('training', [True, False])
 def test_round_trips(make, training, tmp_path):
     layer = make().train(training)
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))): assert alike(layer, other) and repr(other) == repr(layer)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert alike(layer, other) and repr(other) == repr(layer)
     torch.save(layer.state_dict(), tmp_path/'s.pt')
     torch.save(layer, tmp_path/'m.pt')
     fresh = make().train(training)
@@ -85,13 +89,22 @@ def test_exported_evaluation_is_one_round(make):
 
 def test_knobs():
     soft = SoftRound(4)
-    assert soft.alpha.shape == () and isinstance(soft.step, float) and [*soft.state_dict()] == ['alpha'] and not [*soft.parameters()]
-    assert [*SoftRound(learnable=True).state_dict()] == ['alpha'] == [n for n,_ in SoftRound(learnable=True).named_parameters()]
+    assert soft.alpha.shape == () and isinstance(soft.step, float) and [*soft.state_dict()] == ['alpha']
+    assert not [*soft.parameters()]
+    learnable = SoftRound(learnable=True)
+    assert [*learnable.state_dict()] == ['alpha'] == [n for n,_ in learnable.named_parameters()]
     assert [n for n,_ in RoundSTE(learnable=True).named_parameters()] == ['step']
     own = nn.Parameter(torch.tensor(2.))
     assert SoftRound(own).alpha is own
-    for l,text in ((soft, 'SoftRound(alpha=4)'), (SoftRound(own, step=.5), 'SoftRound(alpha=2 (learns), step=0.5)'), (SoftRound(torch.ones(2, 3), hard=True), 'SoftRound(alpha=[2 × 3], hard=True)'),
-        (Rounding(ewgs_round, floor_ste), 'Rounding(ewgs_round)'), (FloorSTE(), 'FloorSTE()'), (RoundSTE(ties='up'), "RoundSTE(ties='up')")): assert repr(l) == text
+    shown = {
+        soft: 'SoftRound(alpha=4)',
+        SoftRound(own, step=.5): 'SoftRound(alpha=2 (learns), step=0.5)',
+        SoftRound(torch.ones(2, 3), hard=True): 'SoftRound(alpha=[2 × 3], hard=True)',
+        Rounding(ewgs_round, floor_ste): 'Rounding(ewgs_round)',
+        FloorSTE(): 'FloorSTE()',
+        RoundSTE(ties='up'): "RoundSTE(ties='up')",
+    }
+    for l,text in shown.items(): assert repr(l) == text
     assert SoftRound(4).half().alpha.dtype == torch.float16 and SoftRound(4).half()(X.half()).dtype == torch.float16
     assert 'alpha' in repr(SoftRound().to('meta'))
 
@@ -99,17 +112,23 @@ def test_swap():
     shared = RoundSTE(step=torch.tensor(.5))
     model = nn.Sequential(shared, nn.Sequential(shared, nn.ReLU()), FloorSTE(offset=.25)).eval()
     swap_rounding(model, (RoundSTE, FloorSTE), SoftRound(2.))
-    assert model[0] is model[1][0] and not model[0].training and torch.equal(model[0].step, torch.tensor(.5)) and model[2].offset == .25
-    assert [*model.state_dict()] == ['0.alpha', '0.step', '1.0.alpha', '1.0.step', '2.alpha'] and isinstance(model[1][1], nn.ReLU)
+    assert model[0] is model[1][0] and not model[0].training and torch.equal(model[0].step, torch.tensor(.5))
+    assert model[2].offset == .25
+    assert [*model.state_dict()] == ['0.alpha', '0.step', '1.0.alpha', '1.0.step', '2.alpha']
+    assert isinstance(model[1][1], nn.ReLU)
     swap_rounding(model, SoftRound, lambda old: RoundSTE(step=old.step))
-    assert type(model[2]) is RoundSTE and torch.equal(model(X), round_ste(round_ste(round_ste(X, step=.5), step=.5).relu()))
+    assert type(model[2]) is RoundSTE
+    assert torch.equal(model(X), round_ste(round_ste(round_ste(X, step=.5), step=.5).relu()))
     with pytest.raises(ValueError, match='no SoftRound inside Sequential'): swap_rounding(model, SoftRound, RoundSTE())
-    with pytest.raises(ValueError, match='no round_ste inside RoundSTE'): swap_rounding(RoundSTE(), round_ste, SoftRound())
+    with pytest.raises(ValueError, match='no round_ste inside RoundSTE'):
+        swap_rounding(RoundSTE(), round_ste, SoftRound())
 
 def test_weights():
-    "Convolutions and attention too, the optimizer's Parameters stay its own, tied weights stay tied, and only weights change."
+    """Convolutions and attention too, the optimizer's Parameters stay its own, tied
+    weights stay tied, and only weights change."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten())
+    for n in (2, 4, 4): model.append(nn.Linear(n, 4))
     model[5].weight = model[4].weight
     sgd = torch.optim.SGD(model.parameters(), lr=.1)
     held = {id(p) for p in model.parameters()}
@@ -126,8 +145,10 @@ def test_weights():
     loaded.load_state_dict(model.state_dict())
     y = model.eval()(x)
     bake_(model)
-    assert torch.equal(model(x), y) and torch.equal(loaded.eval()(x), y) and model[4].weight is model[5].weight and {id(p) for p in model.parameters()} == held
-    assert [type(m) for m in model] == [nn.Conv2d, nn.BatchNorm2d, nn.Flatten, nn.Linear, nn.Linear, nn.Linear] and [*model.state_dict()] != [*loaded.state_dict()]
+    assert torch.equal(model(x), y) and torch.equal(loaded.eval()(x), y)
+    assert model[4].weight is model[5].weight and {id(p) for p in model.parameters()} == held
+    assert [type(m) for m in model] == [nn.Conv2d, nn.BatchNorm2d, nn.Flatten, nn.Linear, nn.Linear, nn.Linear]
+    assert [*model.state_dict()] != [*loaded.state_dict()]
     torch.load(io.BytesIO(dump(model)), weights_only=False)
     bake_(loaded)
     assert torch.equal(loaded(x), y)
@@ -138,9 +159,11 @@ def dump(model):
     return file.getvalue()
 
 def test_weights_by_name():
-    mha = round_weights_(nn.MultiheadAttention(4, 2), RoundSTE(step=.25), layers=nn.MultiheadAttention, name='in_proj_weight')
+    mha = nn.MultiheadAttention(4, 2)
+    mha = round_weights_(mha, RoundSTE(step=.25), layers=nn.MultiheadAttention, name='in_proj_weight')
     assert torch.equal(mha.in_proj_weight*4, (mha.in_proj_weight*4).round())
     mha.in_proj_weight = torch.full((12, 4), .3)
-    assert torch.equal(mha.in_proj_weight, torch.full((12, 4), .25)) and torch.equal(mha.parametrizations.in_proj_weight.original, torch.full((12, 4), .3))
+    assert torch.equal(mha.in_proj_weight, torch.full((12, 4), .25))
+    assert torch.equal(mha.parametrizations.in_proj_weight.original, torch.full((12, 4), .3))
     other = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))            # not ours: bake_ leaves it alone
     assert parametrize.is_parametrized(bake_(other), 'weight')

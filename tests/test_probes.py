@@ -39,6 +39,9 @@ def backward(f):
 def compiled(f, backend, **kw): return torch.compile(f, fullgraph=True, backend=backend, **kw)
 def dual(f):
     with forward_ad.dual_level(): return forward_ad.unpack_dual(f(forward_ad.make_dual(X, ONE))).tangent
+def batched(f):
+    leaf = X.clone().requires_grad_()
+    return torch.autograd.grad(f(leaf), leaf, torch.eye(len(X)), is_grads_batched=True)[0].diagonal()
 
 TRANSFORMS = {
     'vmap':          lambda f: slope(torch.vmap(f), X),
@@ -51,7 +54,7 @@ TRANSFORMS = {
     'jacrev':        lambda f: torch.func.jacrev(f)(X).diagonal(),
     'dual numbers':  dual,
     'functional vjp': lambda f: torch.autograd.functional.vjp(f, X, ONE)[1],
-    'batched grads': lambda f: torch.autograd.grad(f(leaf := X.clone().requires_grad_()), leaf, torch.eye(len(X)), is_grads_batched=True)[0].diagonal(),
+    'batched grads': batched,
     'jit.trace':     lambda f: slope(torch.jit.trace(lambda x: f(x), (X,)), X),
     'checkpoint':    lambda f: slope(lambda x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False), X),
     'reentrant checkpoint': lambda f: backward(lambda x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=True)),
@@ -80,7 +83,9 @@ def test_eager_transform(r, f, transform):
 def test_values_under_transforms(r, f):
     "The same value, also at infinity, nan and -0, whichever way the gradient is written."
     x = torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan, 3e38, -8388609.])])
-    ways = [lambda x: torch.func.jvp(f, (x,), (x,))[0]]*r.linear + [torch.vmap(f), torch.jit.trace(lambda x: f(x), (x,)), lambda x: torch.func.vjp(f, x)[0], torch.inference_mode(f), torch.no_grad(f)]
+    ways = [torch.vmap(f), torch.jit.trace(lambda x: f(x), (x,)), lambda x: torch.func.vjp(f, x)[0]]
+    ways += [torch.inference_mode(f), torch.no_grad(f)]
+    if r.linear: ways.append(lambda x: torch.func.jvp(f, (x,), (x,))[0])
     for w in ways: assert (same if on_grid(r, f) else near)(w(x), f(x))
 
 def check_compiled(r, f, values, slopes, x):
@@ -154,7 +159,8 @@ def test_dynamic_shapes(group):
 
 @linear
 def test_second_derivatives(r, f):
-    "The hessian by two reverse passes, by forward over reverse, and by differentiating the slope numerically (h = 1e-6)."
+    """The hessian by two reverse passes, by forward over reverse, and by
+    differentiating the slope numerically (h = 1e-6)."""
     x = torch.tensor([-1.3, -.3, .2, .77, 1.7], dtype=torch.float64)
     leaf = x.clone().requires_grad_()
     first, = torch.autograd.grad((f(leaf)*leaf).sum(), leaf, create_graph=True)     # f + x f', so that it has a graph
@@ -168,7 +174,8 @@ def test_second_derivatives(r, f):
 
 @pytest.mark.parametrize('r, f', variants(lambda r: r.exact_slope, lambda r, f: not on_grid(r, f)))
 def test_gradgradcheck_against_itself(r, f):
-    "Where the slope is the derivative, torch's own first- and second-order checks agree, forward mode and batches included."
+    """Where the slope is the derivative, torch's own first- and second-order checks
+    agree, forward mode and batches included."""
     x = torch.tensor([-1.31, -1+1e-3, -.5-1e-3, .21, .5+1e-3, 1.71, 2-1e-3], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(f, x, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(f, x)
@@ -217,7 +224,8 @@ def test_onnx(group):
 @all_variants
 def test_autocast_keeps_dtype(r, f):
     with torch.autocast('cpu', torch.bfloat16):
-        for dtype in (torch.float32, torch.bfloat16): assert near(f(X.to(dtype)), f(X.to(dtype))) and f(X.to(dtype)).dtype == dtype
+        for dtype in (torch.float32, torch.bfloat16):
+            assert near(f(X.to(dtype)), f(X.to(dtype))) and f(X.to(dtype)).dtype == dtype
         inside = f(X)
     assert same(inside, f(X))
 
@@ -238,7 +246,8 @@ def test_threads_share_nothing(r, f):
     with ThreadPoolExecutor(4) as pool: got = list(pool.map(partial(slope, f), xs))
     assert all(same(g, slope(f, x)) for g,x in zip(got, xs))
 
-knobbed = pytest.mark.parametrize('r', [r for r in catalog if r.knobs and not r.random and not isinstance(r.knobs[0].default, int)], ids=lambda r: r.name)
+NUMBERED = [r for r in catalog if r.knobs and not r.random and not isinstance(r.knobs[0].default, int)]
+knobbed = pytest.mark.parametrize('r', NUMBERED, ids=lambda r: r.name)
 
 @knobbed
 def test_knob_tensor_equals_number(r):
@@ -249,33 +258,37 @@ def test_knob_tensor_equals_number(r):
         column = torch.tensor(values)[:, None]
         assert near(r.f(X, **{k.name: column}), rows)
         for v in values:
-            assert near(r.f(X, **{k.name: torch.tensor(v)}), r.f(X, **{k.name: v}))
-            assert near(r.f(X, **{k.name: torch.tensor(v, dtype=torch.float64)}), r.f(X, **{k.name: v}))
-            assert near(r.f(X, **{k.name: torch.tensor(v, requires_grad=True)}).detach(), r.f(X, **{k.name: v}))
-            want = slope(r.f, X, **{k.name: v})
-            assert torch.allclose(slope(r.f, X, **{k.name: torch.tensor(v, requires_grad=True)}), want, atol=1e-5*want.abs().max(), rtol=0)
+            number,wide = {k.name: v},{k.name: torch.tensor(v, dtype=torch.float64)}
+            learning = {k.name: torch.tensor(v, requires_grad=True)}
+            assert near(r.f(X, **{k.name: torch.tensor(v)}), r.f(X, **number))
+            assert near(r.f(X, **wide), r.f(X, **number))
+            assert near(r.f(X, **learning).detach(), r.f(X, **number))
+            want = slope(r.f, X, **number)
+            assert torch.allclose(slope(r.f, X, **learning), want, atol=1e-5*want.abs().max(), rtol=0)
         if r.smooth: assert r.f(X, **{k.name: column}, hard=True).shape == rows.shape
 
 @knobbed
 def test_knob_gradient(r):
-    "Where the slope is the derivative, gradcheck in float64 for a shared knob, one per channel, and with the step and offset; the same in pieces and compiled."
+    """Where the slope is the derivative, gradcheck in float64 for a shared knob, one per channel, and with the step and
+    offset; the same in pieces and compiled."""
     x = torch.tensor([[-1.3, -.2, .31], [.55, 1.7, 2.9]], dtype=torch.float64, requires_grad=True)
     for k in r.knobs:
+        f = lambda x, v: r.f(x, **{k.name: v})
         if not k.learns:
-            y = r.f(x, **{k.name: torch.tensor(k.default, dtype=x.dtype, requires_grad=True)})
-            assert torch.equal(y, r.f(x, **{k.name: k.default}))
+            y = f(x, torch.tensor(k.default, dtype=x.dtype, requires_grad=True))
+            assert torch.equal(y, f(x, k.default))
             continue
         for shape in ((), (3,), (2, 1))*r.exact_slope:
             v = torch.full(shape, k.default, dtype=torch.float64, requires_grad=True)
-            assert torch.autograd.gradcheck(lambda x, v: r.f(x, **{k.name: v}), (x, v), check_forward_ad=True)
-            assert torch.autograd.gradgradcheck(lambda x, v: r.f(x, **{k.name: v}), (x, v))
+            assert torch.autograd.gradcheck(f, (x, v), check_forward_ad=True)
+            assert torch.autograd.gradgradcheck(f, (x, v))
         v = torch.tensor(k.default, requires_grad=True)
+        def grad(f, x): return torch.autograd.grad(f(x, v).sum(), v)[0]
         big = torch.randn(400_000, generator=generator())*3
-        g = torch.autograd.grad(r.f(big, **{k.name: v}).sum(), v)[0]
-        parts = sum(torch.autograd.grad(r.f(b, **{k.name: v}).sum(), v)[0].double() for b in big.split(1000))
-        assert torch.allclose(g.double(), parts, rtol=1e-3, atol=1e-3)     # a float32 sum of 4e5 terms of either sign
-        h = compiled(lambda x, v: r.f(x, **{k.name: v}), 'aot_eager')
-        assert torch.allclose(torch.autograd.grad(h(X, v).sum(), v)[0], torch.autograd.grad(r.f(X, **{k.name: v}).sum(), v)[0], rtol=1e-4, atol=1e-5)
+        parts = sum(grad(f, b).double() for b in big.split(1000))
+        whole = grad(f, big).double()                     # a float32 sum of 4e5 terms of either sign
+        assert torch.allclose(whole, parts, rtol=1e-3, atol=1e-3)
+        assert torch.allclose(grad(compiled(f, 'aot_eager'), X), grad(f, X), rtol=1e-4, atol=1e-5)
 
 @knobbed
 def test_annealing_recompiles_nothing(r):

@@ -1,5 +1,5 @@
-"""Fake quantization against torch's kernels, quantized_bits against exact fractions, FSQ codes both ways, for grids of bits,
-types and levels. Random tensors come from seed 0."""
+"""Fake quantization against torch's kernels, quantized_bits against exact fractions, FSQ codes both ways, for grids of
+bits, types and levels. Random tensors come from seed 0."""
 import math
 from fractions import Fraction
 from functools import partial
@@ -26,9 +26,9 @@ def grads(f, *leaves, seed=1):
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize('bits', BITS)
 def test_per_tensor(bits, dtype):
-    """Values bit for bit, gradients to a unit in the last place (scale and unscale), at zero points in the middle and at both
-    ends. torch multiplies by 1/scale where this divides: values may differ where the quotient is within a rounding of a tie,
-    and no value of this seed is."""
+    """Values bit for bit, gradients to a unit in the last place (scale and unscale), at zero points in the middle and
+    at both ends. torch multiplies by 1/scale where this divides: values may differ where the quotient is within a
+    rounding of a tie, and no value of this seed is."""
     qmin,qmax = -2**(bits-1),2**(bits-1)-1
     x = normal(20_000, dtype=dtype)
     for scale in (.37, .0513):
@@ -36,10 +36,12 @@ def test_per_tensor(bits, dtype):
             ours = grads(lambda x: fake_quantize(x, scale, z, qmin, qmax), x)
             theirs = grads(lambda x: torch.fake_quantize_per_tensor_affine(x, scale, z, qmin, qmax), x)
             assert torch.equal(ours[0], theirs[0]), (scale, z)
-            assert torch.allclose(ours[1], theirs[1], rtol=torch.finfo(dtype).eps, atol=0) and torch.equal(ours[1] == 0, theirs[1] == 0)
+            assert torch.allclose(ours[1], theirs[1], rtol=torch.finfo(dtype).eps, atol=0)
+            assert torch.equal(ours[1] == 0, theirs[1] == 0)
 
 def test_near_ties():
-    "The division is the correctly rounded one: where torch differs, the exact quotient of the two floats decides for it."
+    """The division is the correctly rounded one: where torch differs, the exact
+    quotient of the two floats decides for it."""
     scale = torch.tensor(.1)
     x = (torch.arange(-2000, 2001)+.5)*scale
     x = torch.cat([x, torch.nextafter(x, x-1), torch.nextafter(x, x+1)])
@@ -71,7 +73,8 @@ def test_per_channel(bits, axis):
 
 @pytest.mark.parametrize('bits', BITS)
 def test_learnable(bits):
-    "Scale and zero point learn as torch's do, per tensor and per channel; sums over 3000 values to 1e-4 of the largest term."
+    """Scale and zero point learn as torch's do, per tensor and per channel; sums over
+    3000 values to 1e-4 of the largest term."""
     qmin,qmax = -2**(bits-1),2**(bits-1)-1
     x = normal(3, 1000)
     s,z = torch.tensor([.3]),torch.tensor([1.])
@@ -81,7 +84,8 @@ def test_learnable(bits):
     assert torch.allclose(ours[1], theirs[1], rtol=2e-7, atol=0)
     s,z = torch.tensor([.1, .3, .9]),torch.tensor([0., 1., -1.])
     ours = grads(lambda x, s, z: fake_quantize(x, s[:, None], z[:, None], qmin, qmax), x, s, z)
-    theirs = grads(lambda x, s, z: torch._fake_quantize_learnable_per_channel_affine(x, s, z, 0, qmin, qmax, 1.), x, s, z)
+    kernel = torch._fake_quantize_learnable_per_channel_affine
+    theirs = grads(lambda x, s, z: kernel(x, s, z, 0, qmin, qmax, 1.), x, s, z)
     for a,b in zip(ours, theirs): assert torch.allclose(a, b, rtol=1e-4, atol=1e-3*2**bits)
 
 def test_zero_points_round_and_stay_in_range():
@@ -90,7 +94,8 @@ def test_zero_points_round_and_stay_in_range():
         y = fake_quantize(x, .5, torch.tensor(z), -8, 7)
         k = min(max(round(z), -8), 7)
         assert y.tolist() == [.5*(-8-k), 0., .5*(7-k)]
-    with pytest.raises(ValueError, match=r'^fake_quantize: zero_point must be in \[-8, 7\], got 8'): fake_quantize(x, .5, 8, -8, 7)
+    with pytest.raises(ValueError, match=r'^fake_quantize: zero_point must be in \[-8, 7\], got 8'):
+        fake_quantize(x, .5, 8, -8, 7)
 
 @pytest.mark.parametrize('mode', ('saturated', 'clipped', 'ste'))
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
@@ -144,25 +149,29 @@ def qkeras(x, bits, integer, symmetric, keep_negative):
 @pytest.mark.parametrize('bits', range(1, 9))
 def test_quantized_bits(bits, dtype):
     "Exact for every combination in every type: eight bits fit the mantissa of a bfloat16."
-    x = torch.cat([normal(50, dtype=dtype)*3, torch.arange(-40, 41).to(dtype)/2**(bits-1)/2, torch.tensor([0., -0.]).to(dtype)])
+    halves,zeros = torch.arange(-40, 41).to(dtype)/2**(bits-1)/2,torch.tensor([0., -0.]).to(dtype)
+    x = torch.cat([normal(50, dtype=dtype)*3, halves, zeros])
     for integer in range(-2, 5):
         for symmetric in (False, True):
             for keep in (False, True):
                 got = quantized_bits(x, bits, integer, symmetric=symmetric, keep_negative=keep)
-                assert got.dtype == dtype and got.tolist() == [qkeras(Fraction(v), bits, integer, symmetric, keep) for v in x.tolist()]
+                assert got.dtype == dtype
+                assert got.tolist() == [qkeras(Fraction(v), bits, integer, symmetric, keep) for v in x.tolist()]
 
 def test_quantized_bits_gradients():
     "QKeras' is 1 everywhere; the saturated one is 1 where the code is not clipped, and for one bit where |x| <= 1."
     x = torch.linspace(-3, 3, 601)
     for bits in (1, 2, 4, 8):
-        assert torch.equal(grads(lambda x: quantized_bits(x, bits), x)[1], torch.randn(601, generator=generator(1)))    # steps are powers of two
+        passed = grads(lambda x: quantized_bits(x, bits), x)[1]
+        assert torch.equal(passed, torch.randn(601, generator=generator(1)))                   # steps are powers of two
         inside = grads(lambda x: quantized_bits(x, bits, gradient='saturated'), x)[1] != 0
         m = 2**(bits-1)
         code = (x*m).round()
         assert torch.equal(inside, (code >= -m) & (code <= m-1) if bits > 1 else x.abs() <= 1)
 
 # --- every transform
-FS = dict(saturated=fake_quantize, clipped=partial(fake_quantize, gradient='clipped'), ste=partial(fake_quantize, gradient='ste'),
+FS = dict(saturated=fake_quantize, clipped=partial(fake_quantize, gradient='clipped'),
+          ste=partial(fake_quantize, gradient='ste'),
           soft=partial(fake_quantize, rounding=soft_round), floor=partial(fake_quantize, rounding=floor_ste),
           lsq=lambda x, s, z, qmin, qmax: lsq(x, s, 3, offset=z), pact=lambda x, s, z, qmin, qmax: pact(x, s, 3)+z,
           bits=lambda x, s, z, qmin, qmax: quantized_bits(x, 3, gradient='saturated')*s+z,
@@ -170,18 +179,20 @@ FS = dict(saturated=fake_quantize, clipped=partial(fake_quantize, gradient='clip
 
 @pytest.mark.parametrize('name', FS)
 def test_transforms(name):
-    "The gradient of eager mode under func.grad, compiled, compiled func.grad and forward mode; vmap and export give its value."
+    """The gradient of eager mode under func.grad, compiled, compiled func.grad and forward
+    mode; vmap and export give its value."""
     x,s,z = torch.linspace(-3, 3, 24),torch.tensor(.3),torch.tensor(1.)
     def f(x, s, z): return FS[name](x, s, z, -4, 3)
     def loss(*a): return (f(*a)*torch.arange(24.)).sum()
-    leaves = [t.clone().requires_grad_() for t in (x, s, z)]
-    want = torch.autograd.grad(loss(*leaves), leaves, materialize_grads=True)        # under 'ste' the zero point learns nothing
+    def grad(loss):
+        leaves = [t.clone().requires_grad_() for t in (x, s, z)]
+        return torch.autograd.grad(loss(*leaves), leaves, materialize_grads=True)
+    want = grad(loss)                                                # under 'ste' the zero point learns nothing
     g = torch.func.grad(loss, (0, 1, 2))
     same = partial(torch.allclose, rtol=1e-4, atol=1e-3)
     assert all(map(same, g(x, s, z), want))
     assert all(map(same, torch.compile(g, backend='eager', fullgraph=True)(x, s, z), want))
-    leaves = [t.clone().requires_grad_() for t in (x, s, z)]
-    assert all(map(same, torch.autograd.grad(torch.compile(loss, backend='aot_eager', fullgraph=True)(*leaves), leaves, materialize_grads=True), want))
+    assert all(map(same, grad(torch.compile(loss, backend='aot_eager', fullgraph=True)), want))
     for i in range(3):
         tangents = [torch.ones_like(t) if i == j else torch.zeros_like(t) for j,t in enumerate((x, s, z))]
         assert same(torch.func.jvp(loss, (x, s, z), tuple(tangents))[1], want[i].sum())
@@ -193,13 +204,18 @@ def test_transforms(name):
 # --- errors
 def test_errors():
     x = torch.zeros(3)
-    for f in (partial(fake_quantize, scale=1.), partial(lsq, step=1.), lsq_init, partial(pact, alpha=1.), dorefa, dorefa_weight, quantized_bits):
-        with pytest.raises(TypeError, match=r'must be float16, bfloat16, float32 or float64, got torch\.int64'): f(torch.arange(3))
-    for f in (partial(lsq, x, 1.), partial(lsq_init, x), partial(pact, x, 1.), partial(dorefa, x), partial(dorefa_weight, x), partial(quantized_bits, x)):
+    alone = lsq_init,dorefa,dorefa_weight,quantized_bits
+    for f in (*alone, partial(fake_quantize, scale=1.), partial(lsq, step=1.), partial(pact, alpha=1.)):
+        with pytest.raises(TypeError, match=r'must be float16, bfloat16, float32 or float64, got torch\.int64'):
+            f(torch.arange(3))
+    for f in (*(partial(f, x) for f in alone), partial(lsq, x, 1.), partial(pact, x, 1.)):
         with pytest.raises(TypeError, match='bits must be an int, got bool'): f(True)
         with pytest.raises(ValueError, match=r'bits must be in \[[12], 24\], got 25'): f(25)
-    with pytest.raises(ValueError, match="^fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', got 'none'"): fake_quantize(x, 1., gradient='none')
-    with pytest.raises(TypeError, match='^fake_quantize: zero_point must be a number or a torch.Tensor, got str'): fake_quantize(x, 1., '0')
+    which = "^fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', got 'none'"
+    with pytest.raises(ValueError, match=which):
+        fake_quantize(x, 1., gradient='none')
+    with pytest.raises(TypeError, match='^fake_quantize: zero_point must be a number or a torch.Tensor, got str'):
+        fake_quantize(x, 1., '0')
     with pytest.raises(ValueError, match=r'^pact: alpha must be in \(0, inf\), got 0'): pact(x, 0.)
     with pytest.raises(ValueError, match=r'^alpha_blend: alpha must be in \[0, 1\], got 2'): alpha_blend(x, x, 2.)
     with pytest.raises(ValueError, match='^alpha_blend: x is torch.float32 of shape'): alpha_blend(x, x.double(), 1.)
@@ -208,13 +224,16 @@ def test_errors():
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 @pytest.mark.parametrize('symmetric', (False, True))
 def test_fsq_levels(symmetric, dtype):
-    "Every number of levels up to what the type can tell apart, or 2048: all codes used, and each the inverse of its index."
+    """Every number of levels up to what the type can tell apart, or 2048: all codes
+    used, and each the inverse of its index."""
     for n in [*range(2, 70), 127, 128, 255, 256, 257, 1001, 1002, 2047, 2048]:
         if n > 2/torch.finfo(dtype).eps: break
         i = torch.arange(n)
         codes = fsq_codes(i, [n], symmetric=symmetric, dtype=dtype)
-        assert len(codes.unique()) == n and codes.abs().max() == 1 and torch.equal(fsq_index(codes, [n], symmetric=symmetric), i)
-        z = torch.cat([torch.linspace(-6, 6, 40*n), torch.tensor([-math.inf, math.inf, -1e30, 1e30])]).to(dtype)[:, None]
+        assert len(codes.unique()) == n and codes.abs().max() == 1
+        assert torch.equal(fsq_index(codes, [n], symmetric=symmetric), i)
+        far = torch.tensor([-math.inf, math.inf, -1e30, 1e30])
+        z = torch.cat([torch.linspace(-6, 6, 40*n), far]).to(dtype)[:, None]
         y = fsq(z, [n], symmetric=symmetric)
         k = fsq_index(y, [n], symmetric=symmetric)
         assert torch.equal(fsq_codes(k, [n], symmetric=symmetric, dtype=dtype), y) and k.min() == 0 and k.max() == n-1
@@ -225,7 +244,8 @@ def test_fsq_symmetric_as_the_paper_states_it(n):
     z = normal(5000, dtype=torch.float64)
     t = (n-1)*(torch.tanh(z)+1)/2
     z,t = (v[(t-t.floor()-.5).abs() > 1e-6] for v in (z, t))
-    assert torch.allclose(fsq(z[:, None], [n], symmetric=True, margin=0.)[:, 0], 2/(n-1)*torch.floor(t+.5)-1, rtol=0, atol=1e-12)
+    got = fsq(z[:, None], [n], symmetric=True, margin=0.)[:, 0]
+    assert torch.allclose(got, 2/(n-1)*torch.floor(t+.5)-1, rtol=0, atol=1e-12)
 
 def test_fsq_gradient():
     "Slope of the squash divided by the size of 1 in steps."
@@ -250,8 +270,10 @@ def test_learned_roundings_start_where_they_should(dtype):
 def test_learned_roundings_transform():
     "Eager, func.grad, compiled and forward mode agree for the learned tensor."
     w = normal(24)
-    for f,v in ((lambda v: adaround(w, v, step=.5), adaround_init(w, step=.5)), (lambda v: signround(w, v, step=.5), torch.zeros(24)),
-                (lambda v: flexround(w, v, step=.5), torch.linspace(.8, 1.2, 24))):
+    for f,v in (
+            (lambda v: adaround(w, v, step=.5), adaround_init(w, step=.5)),
+            (lambda v: signround(w, v, step=.5), torch.zeros(24)),
+            (lambda v: flexround(w, v, step=.5), torch.linspace(.8, 1.2, 24))):
         def loss(v): return (f(v)*torch.arange(24.)).sum()
         leaf = v.clone().requires_grad_()
         want, = torch.autograd.grad(loss(leaf), leaf)

@@ -1,8 +1,8 @@
 """The laws of every random estimator, driven by the catalog's rows with `random=True`, and the stream they draw from.
 
 Statistics: the noise comes from fixed seeds, so a test that fails has found a change and not bad luck. A bound of 4.5
-standard deviations of a mean lets a correct estimator fail at one of 64 points in 3 dtypes with one seed in 770; if it does
-after an intended change of the stream, try two other seeds, and suspect the code if one of them fails too."""
+standard deviations of a mean lets a correct estimator fail at one of 64 points in 3 dtypes with one seed in 770; if it
+does after an intended change of the stream, try two other seeds, and suspect the code if one of them fails too."""
 import copy
 import io
 import math
@@ -43,7 +43,8 @@ def test_philox_known_answers(counter, key, answer, backend):
     answer = [int(w, 16) for w in answer.split()]
     assert list(philox(counter, key)) == answer
     tensors = [torch.full((9,), c) for c in counter],[torch.tensor(k) for k in key]
-    for f in (philox, compiled(philox, backend)): assert [w.unique().tolist() for w in f(*tensors)] == [[a] for a in answer]
+    for f in (philox, compiled(philox, backend)):
+        assert [w.unique().tolist() for w in f(*tensors)] == [[a] for a in answer]
 
 def published(counter, key):
     "Philox4x32-10 as its authors write it, with whole products."
@@ -68,12 +69,14 @@ def test_uniform_is_the_addressed_word(seed):
         high = [published((i//4, 0, draw, 0), key)[i%4] for i in range(21)]
         low = [published((i//4, 0, draw, 1), key)[i%4] for i in range(21)]
         assert uniform_like(x, seed=s, draw=draw).flatten().tolist() == [(h>>8)/2**24 for h in high]
-        assert uniform_like(x.double(), seed=s, draw=draw).flatten().tolist() == [((h>>5)*2**26+(l>>6))/2**53 for h,l in zip(high, low)]
+        wide = [((h>>5)*2**26+(l>>6))/2**53 for h,l in zip(high, low)]
+        assert uniform_like(x.double(), seed=s, draw=draw).flatten().tolist() == wide
     assert uniform_like(x.bfloat16(), seed=s).dtype == torch.float32
 
 @pytest.mark.slow
 def test_seed_made_inside():
-    "A seed that is a constant of the compiled code costs no more to compile: once it took Inductor more than ten minutes."
+    """A seed that is a constant of the compiled code costs no more to compile: once
+    it took Inductor more than ten minutes."""
     x = torch.zeros(100)
     inside = torch.compile(lambda x: uniform_like(x, seed=torch.tensor(7)), fullgraph=True)
     assert same(inside(x), uniform_like(x, seed=torch.tensor(7)))
@@ -94,8 +97,10 @@ def test_uniform_on_every_path(dtype):
     f = lambda x, s: uniform_like(x, seed=s)
     u = f(x, SEED)
     assert u.min() >= 0 and u.max() < 1
-    ways = [f(x.permute(2, 0, 1).contiguous().permute(1, 2, 0), SEED), f(x.as_subclass(Mine), SEED).as_subclass(torch.Tensor), f(x.flatten(), SEED).view_as(x)]
-    ways += [torch.vmap(f, in_dims=(None, 0))(x, torch.stack([SEED, SEED+1]))[0], torch.jit.trace(f, (x, SEED))(x, SEED)]
+    ways = [f(x.permute(2, 0, 1).contiguous().permute(1, 2, 0), SEED), f(x.flatten(), SEED).view_as(x)]
+    ways.append(f(x.as_subclass(Mine), SEED).as_subclass(torch.Tensor))
+    ways.append(torch.vmap(f, in_dims=(None, 0))(x, torch.stack([SEED, SEED+1]))[0])
+    ways.append(torch.jit.trace(f, (x, SEED))(x, SEED))
     torch.set_num_threads(2)
     try: ways.append(f(x, SEED))
     finally: torch.set_num_threads(1)
@@ -114,7 +119,8 @@ def test_uniform_compiled(backend, dtype, dynamic):
     assert same(compiled(f, backend, dynamic=dynamic)(x, SEED), f(x, SEED))
 
 def test_uniform_fills_its_cells():
-    "Chi-square over 256 cells of 2**20 numbers: 255 ± sqrt(510) = 22.6; 4.5 of those either way, for the top and the bottom bits."
+    """Chi-square over 256 cells of 2**20 numbers: 255 ± sqrt(510) = 22.6; 4.5 of those either
+    way, for the top and the bottom bits."""
     u = uniform_like(torch.empty(2**20), seed=SEED)
     for v in (u, (u*2**16) % 1):
         counts = torch.histc(v.double(), 256, 0, 1)
@@ -122,12 +128,13 @@ def test_uniform_fills_its_cells():
 
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_noise_kinds_compile(backend):
-    """Uniform and triangular noise bit for bit, Gaussian to 4 units in the last place of 1. Compiled `expm1` errs by 2**-24 near
-    0, and the square root of the Kumaraswamy noise makes 2**-12 of it at the far end."""
+    """Uniform and triangular noise bit for bit, Gaussian to 4 units in the last place of 1. Compiled `expm1` errs by
+    2**-24 near 0, and the square root of the Kumaraswamy noise makes 2**-12 of it at the far end."""
     x = torch.empty(1000)
     for kind in ('uniform', 'triangular', 'gaussian', 'kumaraswamy'):
         f = lambda x, s: noise_like(x, kind, seed=s)
-        for dtype in FLOATS: assert f(x.to(dtype), SEED).dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        for dtype in FLOATS:
+            assert f(x.to(dtype), SEED).dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         a,b = f(x, SEED),compiled(f, backend)(x, SEED)
         assert same(a, b) if kind in ('uniform', 'triangular') else near(a, b, ulps=4 if kind == 'gaussian' else 2**12)
         assert a.isfinite().all() and noise_like(x, kind, generator=generator()).isfinite().all()
@@ -150,14 +157,16 @@ def test_fold_in():
 def test_shape_dtype_layout(r, dtype):
     "Kept; and the noise belongs to the logical position, whatever the order in memory."
     x = torch.randn(4, 3, 5, 6, generator=generator()).mul(3).to(dtype)
-    layouts = [x, x[0, 0, 0, 0], x[:0], x.transpose(0, 3), x[..., ::2], x.to(memory_format=torch.channels_last), x[:1].expand(4, 3, 5, 6), x.flip(0)]
+    layouts = [x, x[0, 0, 0, 0], x[:0], x.transpose(0, 3), x[..., ::2], x.flip(0)]
+    layouts += [x.to(memory_format=torch.channels_last), x[:1].expand(4, 3, 5, 6)]
     for t in layouts:
         before = t.clone()
         for f in (seeded(r), r.f, partial(r.f, generator=generator())):
             y = f(t)
             assert (y.dtype, y.shape, y.device) == (t.dtype, t.shape, t.device)
             assert y.stride() == torch.empty_like(t).stride()
-        assert equal(r, seeded(r)(t), seeded(r)(t.contiguous())) and near(slope(seeded(r), t), slope(seeded(r), t.contiguous()))
+        assert equal(r, seeded(r)(t), seeded(r)(t.contiguous()))
+        assert near(slope(seeded(r), t), slope(seeded(r), t.contiguous()))
         assert same(t, before), 'the input was edited'
         if t.numel(): assert y.data_ptr() != t.data_ptr()
 
@@ -165,7 +174,10 @@ def test_shape_dtype_layout(r, dtype):
 def test_same_noise_same_value(r):
     "From a seed, a generator and torch's own; another seed is another value, and a seed leaves the generators alone."
     x = torch.randn(500, generator=generator())
-    for noise in (lambda s: dict(seed=torch.tensor(s)), lambda s: dict(generator=generator(s)), lambda s: torch.manual_seed(s) and {}):
+    for noise in (
+            lambda s: dict(seed=torch.tensor(s)),
+            lambda s: dict(generator=generator(s)),
+            lambda s: torch.manual_seed(s) and {}):
         with torch.random.fork_rng(devices=[]):
             a,b,c = (r.f(x, **noise(s)) for s in (1, 1, 2))
             assert same(a, b) and not same(a, c)
@@ -190,9 +202,11 @@ def test_edges(r, dtype):
 @rows
 @pytest.mark.parametrize('dtype', HALVES, ids=str)
 def test_every_half_precision_number(r, dtype):
-    "All 65,536 bit patterns: value and gradient are the float32 ones rounded once; integers stay where they are on the grid."
+    """All 65,536 bit patterns: value and gradient are the float32 ones rounded once;
+    integers stay where they are on the grid."""
     x = torch.arange(-2**15, 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    assert same(seeded(r)(x), seeded(r)(x.float()).to(dtype)) and same(slope(seeded(r), x), slope(seeded(r), x.float()).to(dtype))
+    assert same(seeded(r)(x), seeded(r)(x.float()).to(dtype))
+    assert same(slope(seeded(r), x), slope(seeded(r), x.float()).to(dtype))
     if r.on_grid and r.equivariant:
         n = x[x == x.round()].expand(20, -1)
         assert same(seeded(r)(n), n.contiguous()) and same(r.f(n, generator=generator()), n.contiguous())
@@ -210,11 +224,14 @@ def test_on_grid(r):
         y = r.f(x, seed=SEED, step=.25, offset=.1)
         assert torch.equal(((y-.1)/.25).round()*.25+.1, y) == r.on_grid
 
+NOISES = [(r, n) for r in catalog for n in (('seed', 'generator') if r.random else (None,))]
+
 @pytest.mark.parametrize('dtype', (torch.bfloat16, torch.float32, torch.float64), ids=str)
-@pytest.mark.parametrize('r, noise', [(r, n) for r in catalog for n in (('seed', 'generator') if r.random else (None,))], ids=lambda v: getattr(v, 'name', v))
+@pytest.mark.parametrize('r, noise', NOISES, ids=lambda v: getattr(v, 'name', v))
 def test_unbiased(r, noise, dtype):
-    """The mean of 20,000 values at 64 points, in standard deviations of that mean: the worst is 4.5 from x where the row claims so,
-    else more than 9, which chance reaches at none of 10**18 points. Without noise the one value is the mean."""
+    """The mean of 20,000 values at 64 points, in standard deviations of that mean: the worst is 4.5
+    from x where the row claims so, else more than 9, which chance reaches at none of 10**18 points.
+    Without noise the one value is the mean."""
     x = torch.linspace(-3, 9, 64).to(dtype)
     kw = {'seed': dict(seed=SEED), 'generator': dict(generator=generator()), None: {}}[noise]
     y = r.f(x.expand(20_000 if r.random else 1, 64), **kw).double()
@@ -223,8 +240,9 @@ def test_unbiased(r, noise, dtype):
 
 @rows
 def test_claims(r):
-    """Under the same noise: f(x+1) = f(x)+1, and central differences with h = 1e-6, which meet no jump at these points. As drawn, each
-    element with its own noise: monotone, continuous. In the mean, to 4.5 standard deviations: oddness, and the mass of the slope."""
+    """Under the same noise: f(x+1) = f(x)+1, and central differences with h = 1e-6, which meet no jump at these
+    points. As drawn, each element with its own noise: monotone, continuous. In the mean, to 4.5 standard
+    deviations: oddness, and the mass of the slope."""
     f,x = seeded(r),torch.rand(2000, dtype=torch.float64, generator=generator())*6 - 3
     assert torch.allclose(f(x+1), f(x)+1, atol=1e-12, rtol=0) == r.equivariant
     assert torch.allclose((f(x+1e-6)-f(x-1e-6))/2e-6, slope(f, x), atol=1e-4, rtol=1e-3) == r.exact_slope
@@ -240,7 +258,8 @@ def test_claims(r):
 def test_gradient_and_step(r):
     "Slope 1 where the row says so; a step that learns gets (y-x)/step from the noise that forward drew."
     x = torch.randn(300, generator=generator())*3
-    for kw in (dict(seed=SEED), dict(generator=generator()), {}): assert torch.equal(slope(r.f, x, **kw), torch.ones_like(x))
+    for kw in (dict(seed=SEED), dict(generator=generator()), {}):
+        assert torch.equal(slope(r.f, x, **kw), torch.ones_like(x))
     if r.grid:
         leaf,step = x.double().requires_grad_(),torch.tensor(.5, dtype=torch.float64, requires_grad=True)
         for kw in (dict(seed=SEED), dict(generator=generator())):
@@ -282,8 +301,9 @@ def test_eager_transform(r, transform):
 def test_values_under_transforms(r):
     x = torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan, -8388609.])])
     f = seeded(r)
-    ways = [lambda x: torch.func.jvp(f, (x,), (x,))[0], torch.jit.trace(lambda x: f(x), (x,)), lambda x: torch.func.vjp(f, x)[0], torch.inference_mode(f), torch.no_grad(f),
-        lambda x: torch.vmap(f)(x[None])[0]]
+    ways = [torch.jit.trace(lambda x: f(x), (x,)), lambda x: torch.vmap(f)(x[None])[0]]
+    ways += [lambda x: torch.func.jvp(f, (x,), (x,))[0], lambda x: torch.func.vjp(f, x)[0]]
+    ways += [torch.inference_mode(f), torch.no_grad(f)]
     for w in ways: assert equal(r, w(x), f(x))
 
 @rows
@@ -293,8 +313,9 @@ def test_vmap(r):
     f = lambda x, s: r.f(x, seed=s)
     assert equal(r, torch.vmap(f, (0, None))(x, SEED), torch.stack([f(v, SEED) for v in x]))
     assert equal(r, torch.vmap(f)(x, seeds), torch.stack([f(v, s) for v,s in zip(x, seeds)]))
-    g = torch.vmap(torch.func.grad(lambda x, s: f(x, s).square().sum()))(x, seeds)
-    assert torch.allclose(g, torch.stack([torch.func.grad(lambda x: f(x, s).square().sum())(v) for v,s in zip(x, seeds)]), atol=1e-5)
+    grad = torch.func.grad(lambda x, s: f(x, s).square().sum())
+    g = torch.vmap(grad)(x, seeds)
+    assert torch.allclose(g, torch.stack([grad(v, s) for v,s in zip(x, seeds)]), atol=1e-5)
     with pytest.raises(RuntimeError, match='randomness'): torch.vmap(r.f)(x)
     y = torch.vmap(r.f, randomness='different')(x[:1].expand(5, 40))
     assert not same(y[0], y[1])
@@ -308,7 +329,8 @@ def test_compiled(r, backend):
     x = torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan])])
     f,want = (lambda x, s: r.f(x, seed=s)),slope(seeded(r), x)
     g = compiled(f, backend)
-    assert equal(r, g(x, SEED), seeded(r)(x)) and torch.allclose(slope(g, x, s=SEED), want, atol=1e-5*want[:len(X)].abs().max(), rtol=1e-5, equal_nan=True)
+    assert equal(r, g(x, SEED), seeded(r)(x))
+    assert torch.allclose(slope(g, x, s=SEED), want, atol=1e-5*want[:len(X)].abs().max(), rtol=1e-5, equal_nan=True)
     torch._dynamo.reset()
     inner = compiled(torch.func.grad(lambda x, s: f(x, s).sum()), backend)
     assert torch.allclose(inner(X, SEED), want[:len(X)], atol=1e-5*want[:len(X)].abs().max(), rtol=0)
@@ -367,7 +389,8 @@ def test_second_derivative(r):
 @rows
 @pytest.mark.parametrize('reentrant', (True, False))
 def test_checkpoint(r, reentrant):
-    "Recomputing draws the noise that forward drew: from a seed, and from torch's own generator, which checkpoint restores."
+    """Recomputing draws the noise that forward drew: from a seed, and from torch's own
+    generator, which checkpoint restores."""
     x = torch.randn(1000, generator=generator())
     def grad(kw, keep):
         leaf = x.clone().requires_grad_()
@@ -402,24 +425,31 @@ def test_knobs(r):
         f = lambda x, v: r.f(x, seed=SEED, **{k.name: v})
         values = [k.lo, k.default, k.hi]
         for v in values:
-            for t in (torch.tensor(v), torch.tensor(v, dtype=torch.float64), torch.tensor(v, requires_grad=True)): assert near(f(X, t).detach(), f(X, v))
+            for t in (torch.tensor(v), torch.tensor(v, dtype=torch.float64), torch.tensor(v, requires_grad=True)):
+                assert near(f(X, t).detach(), f(X, v))
             assert near(compiled(f, 'aot_eager')(X, torch.tensor(v)), f(X, v))
         x = X[None].expand(3, -1)                                  # the noise of a row depends on its place
         column = torch.tensor(values)[:, None]
         assert near(f(x, column), torch.stack([f(x, v)[i] for i,v in enumerate(values)]))
         x = torch.tensor([[-1.3, -.2, .31], [.55, 1.7, 2.9]], dtype=torch.float64, requires_grad=True)
-        for shape in ((), (3,), (2, 1)): assert torch.autograd.gradcheck(f, (x, torch.full(shape, k.default, dtype=torch.float64, requires_grad=True)))
+        for shape in ((), (3,), (2, 1)):
+            knob = torch.full(shape, k.default, dtype=torch.float64, requires_grad=True)
+            assert torch.autograd.gradcheck(f, (x, knob))
 
 @rows
 def test_learned_grid_compiled(r):
     "A step, and an offset where there is one, that learn per channel: compiled equals eager."
     x = torch.tensor([[-1.3, -.2, .31], [.55, 1.7, 2.9]], requires_grad=True)
-    grid = dict(step=torch.tensor([[.3], [.7]], requires_grad=True)) | (dict(offset=torch.tensor([.1, -.2, .4], requires_grad=True)) if r.grid else {})
+    grid = dict(step=torch.tensor([[.3], [.7]], requires_grad=True))
+    if r.grid: grid['offset'] = torch.tensor([.1, -.2, .4], requires_grad=True)
     f = lambda x, grid: r.f(x, seed=SEED, **grid)
     def run(f): return torch.autograd.grad(f(x, grid).square().sum(), (x, *grid.values()))
     for a,b in zip(run(compiled(f, 'aot_eager')), run(f)): assert torch.allclose(a, b, atol=1e-4, rtol=1e-4)
 
-MEANS = {'local_expectation': lambda x: local_expectation(torch.exp, x), 'expected_noise_grad': lambda x: expected_noise_grad(torch.exp, x, seed=SEED)}
+MEANS = {
+    'local_expectation': lambda x: local_expectation(torch.exp, x),
+    'expected_noise_grad': lambda x: expected_noise_grad(torch.exp, x, seed=SEED),
+}
 
 @pytest.mark.parametrize('backend', BACKENDS)
 @pytest.mark.parametrize('name', MEANS)
@@ -434,11 +464,13 @@ def test_exact_gradients(name):
     "e**(n+1)-e**n and e**(x+.5)-e**(x-.5), under every transform and in every dtype; infinity and nan stay quiet."
     f,x = MEANS[name],X[:-1]
     want = x.floor().exp()*math.expm1(1) if name == 'local_expectation' else x.exp()*2*math.sinh(.5)
-    got = [slope(f, x), torch.vmap(torch.func.grad(f))(x) if name == 'local_expectation' else slope(f, x), torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
-        torch.func.jacrev(f)(x).diagonal(), slope(lambda x: checkpoint(f, x, use_reentrant=False), x)]
+    got = [slope(f, x), torch.func.jvp(f, (x,), (torch.ones_like(x),))[1], torch.func.jacrev(f)(x).diagonal()]
+    got.append(slope(lambda x: checkpoint(f, x, use_reentrant=False), x))
+    if name == 'local_expectation': got.append(torch.vmap(torch.func.grad(f))(x))
     for g in got: assert torch.allclose(g, want, rtol=1e-5, atol=1e-6)
     for dtype in FLOATS:
-        assert f(x.to(dtype)).dtype == dtype and torch.allclose(slope(f, x.to(dtype)).double(), slope(f, x.to(dtype).double()), rtol=.02)
+        assert f(x.to(dtype)).dtype == dtype
+        assert torch.allclose(slope(f, x.to(dtype)).double(), slope(f, x.to(dtype).double()), rtol=.02)
     odd = torch.tensor([math.inf, -math.inf, math.nan])
     assert f(odd)[2].isnan() and not slope(f, odd)[1:2].isnan().any()
 
@@ -484,17 +516,25 @@ class Samples(torch.utils.data.Dataset):
 @rows
 def test_dataloader_workers(r):
     "A sample has its noise, whichever worker makes it."
-    whole = [torch.cat(list(torch.utils.data.DataLoader(Samples(r.f), 4, num_workers=n, multiprocessing_context='fork' if n else None))) for n in (0, 2, 3)]
+    def load(n):
+        context = 'fork' if n else None
+        batches = torch.utils.data.DataLoader(Samples(r.f), 4, num_workers=n, multiprocessing_context=context)
+        return torch.cat(list(batches))
+    whole = [load(n) for n in (0, 2, 3)]
     assert same(whole[0], whole[1]) and same(whole[0], whole[2]) and not same(whole[0][0], whole[0][1])
 
 # --- errors
-BAD = [(dict(generator=3), TypeError, 'generator must be a torch.Generator, got int'),
+BAD = [
+    (dict(generator=3), TypeError, 'generator must be a torch.Generator, got int'),
     (dict(seed=3), TypeError, r'seed must be an int64 torch.Tensor, got int; use torch.tensor\(3\)'),
     (dict(seed=torch.tensor(3, dtype=torch.int32)), TypeError, r'got torch.int32; use seed.long\(\)'),
-    (dict(seed=torch.tensor(3.)), TypeError, 'got torch.float32'), (dict(seed=torch.tensor(True)), TypeError, 'got torch.bool'),
+    (dict(seed=torch.tensor(3.)), TypeError, 'got torch.float32'),
+    (dict(seed=torch.tensor(True)), TypeError, 'got torch.bool'),
     (dict(seed=torch.tensor([3])), ValueError, r'seed must have no dimensions, got shape \(1,\)'),
     (dict(seed=torch.tensor(3, device='meta')), ValueError, 'seed is on meta and x on cpu'),
-    (dict(seed=torch.tensor(3), generator=torch.default_generator), ValueError, 'got both generator and seed; give one')]
+    (dict(seed=torch.tensor(3), generator=torch.default_generator), ValueError,
+        'got both generator and seed; give one'),
+]
 
 @rows
 @pytest.mark.parametrize('kw, error, message', BAD, ids=lambda b: b[:20] if isinstance(b, str) else '')
@@ -504,13 +544,15 @@ def test_errors(r, kw, error, message):
     with pytest.raises(error, match=f'^{r.name}: {message}|^{r.name}: .*{message}'): r.f(X, **kw)
     with pytest.raises(TypeError, match=f'^{r.name}: .* must be a torch.Tensor, got list'): r.f([1.])
     with pytest.raises(TypeError, match=f'^{r.name}: .*got torch.int64'): r.f(torch.arange(3), seed=SEED)
-    with pytest.raises(ValueError, match=f'^{r.name}: generator is on cpu and x on meta'): r.f(X.to('meta'), generator=torch.default_generator)
+    with pytest.raises(ValueError, match=f'^{r.name}: generator is on cpu and x on meta'):
+        r.f(X.to('meta'), generator=torch.default_generator)
     assert torch.equal(torch.get_rng_state(), state)
 
 @rows
 def test_a_failing_call_draws_nothing(r):
     "Input, knobs and grid are looked at before noise is drawn, so the next call draws what it would have drawn."
-    bad = [dict(step=0.), dict(step=torch.ones(99)), dict(step='1'), *[{k.name: v} for k in r.knobs for v in (math.nan, '1', torch.ones(99))]]
+    bad = [dict(step=0.), dict(step=torch.ones(99)), dict(step='1')]
+    bad += [{k.name: v} for k in r.knobs for v in (math.nan, '1', torch.ones(99))]
     if r.grid: bad += [dict(offset=math.inf), dict(offset=torch.ones(99))]
     bad += [{c.name: 'no such'} for c in r.choices]
     mine = generator()
@@ -533,31 +575,38 @@ def work(rank, world, port, queue):
         meshes = [init_device_mesh('cpu', (world,))] + ([init_device_mesh('cpu', (2, world//2))] if world > 2 else [])
         x = torch.randn(7, 5, 3, generator=generator())*3
         for mesh in meshes:
-            for places in ([Shard(0)], [Shard(1)], [Replicate()]) if mesh.ndim == 1 else ([Shard(0), Shard(1)], [Shard(1), Shard(1)], [Replicate(), Shard(2)]):
+            line = [Shard(0)],[Shard(1)],[Replicate()]
+            square = [Shard(0), Shard(1)],[Shard(1), Shard(1)],[Replicate(), Shard(2)]
+            for places in line if mesh.ndim == 1 else square:
                 d = distribute_tensor(x, mesh, places)
                 with CommDebugMode() as comm: u = uniform_like(d, seed=SEED)
                 if comm.get_total_counts(): failed.append(('uniform_like', str(places), 'communicates'))
-                if not same(u.full_tensor(), uniform_like(x, seed=SEED)): failed.append(('uniform_like', str(places), 'differs'))
+                if not same(u.full_tensor(), uniform_like(x, seed=SEED)):
+                    failed.append(('uniform_like', str(places), 'differs'))
                 for r in (r for r in catalog if r.random):
                     try:
                         leaf = d.detach().requires_grad_()
                         y = r.f(leaf, seed=SEED)
                         y.sum().backward()
-                        if not equal(r, y.full_tensor().detach(), r.f(x, seed=SEED)): failed.append((r.name, str(places), 'differs'))
-                        if not near(leaf.grad.full_tensor(), slope(seeded(r), x), ulps=64): failed.append((r.name, str(places), 'gradient differs'))
+                        if not equal(r, y.full_tensor().detach(), r.f(x, seed=SEED)):
+                            failed.append((r.name, str(places), 'differs'))
+                        if not near(leaf.grad.full_tensor(), slope(seeded(r), x), ulps=64):
+                            failed.append((r.name, str(places), 'gradient differs'))
                         try: r.f(d, generator=generator())
                         except TypeError as e: assert 'use seed=' in str(e)
                         else: failed.append((r.name, str(places), 'a generator was accepted'))
                     except Exception: failed.append((r.name, str(places), traceback.format_exc()[-600:]))
-        sums = [r.f(x, seed=SEED).double().sum() for r in catalog if r.random]                # replicated, as in data-parallel training
+        # Replicated, as in data-parallel training.
+        sums = [r.f(x, seed=SEED).double().sum() for r in catalog if r.random]
     finally: dist.destroy_process_group()
     queue.put((rank, failed, [s.item() for s in sums]))
 
 @pytest.mark.slow
 @pytest.mark.parametrize('world', (2, 4))
 def test_ranks_and_shardings(world):
-    """On 2 and 4 gloo ranks, in every sharding, the noise is that of one process, and finding it sends nothing. Gradients agree to
-    64 units in the last place: a shard of another size takes torch's scalar code, and a steep sigmoid magnifies the difference."""
+    """On 2 and 4 gloo ranks, in every sharding, the noise is that of one process, and finding it sends nothing.
+    Gradients agree to 64 units in the last place: a shard of another size takes torch's scalar code, and a
+    steep sigmoid magnifies the difference."""
     got = spawn(work, world)
     x = torch.randn(7, 5, 3, generator=generator())*3
     want = [r.f(x, seed=SEED).double().sum().item() for r in catalog if r.random]
@@ -566,7 +615,8 @@ def test_ranks_and_shardings(world):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 @rows
 def test_cuda(r):
-    "The GPU looks up the numbers the CPU looks up, eager and compiled, with the seed on either; a generator must be on the GPU."
+    """The GPU looks up the numbers the CPU looks up, eager and compiled, with the seed on
+    either; a generator must be on the GPU."""
     x = torch.randn(100_003, generator=generator())*3
     c = x.cuda()
     for s in (SEED, SEED.cuda()):

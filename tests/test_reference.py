@@ -51,7 +51,8 @@ def values(oracle, x, a): return torch.tensor([float(oracle(v, a)) for v in x.to
 def test_value(f, oracle, a):
     "float64 to 1e-14 steps times the conditioning of the inverse; float32 to 4e-6 relative to the distance from zero."
     x = points(torch.float64)
-    assert torch.allclose(f(x, a), values(oracle, x, a), rtol=0, atol=1e-14*max(1, math.sinh(min(a, 30))/a if f is not soft_round else 1))
+    conditioning = 1 if f is soft_round else max(1, math.sinh(min(a, 30))/a)
+    assert torch.allclose(f(x, a), values(oracle, x, a), rtol=0, atol=1e-14*conditioning)
     q = torch.tensor([1e-9, 1e-3, .1, .3, .45, .4999], dtype=torch.float32)
     y = values(oracle, q, a)
     assert ((f(q, a).double()-y).abs() <= 4e-6*y.abs() + 1e-37).all()
@@ -59,9 +60,11 @@ def test_value(f, oracle, a):
 @pytest.mark.parametrize('a', ALPHAS)
 @family
 def test_slope(f, oracle, a):
-    """1e-9 relative: the arguments of the sigmoid are rounded, which alpha amplifies. float32 to 1e-7 times alpha, but for the
-    conditional mean a ten-thousandth beside a tie: of 1/4-q*q three digits are left there, and 5e-5 is the worst."""
-    for x,bound in ((points(torch.float64), 1e-9), (points(torch.float32), 1e-7*max(a, 10) if f is not soft_round_conditional_mean else 1e-4)):
+    """1e-9 relative: the arguments of the sigmoid are rounded, which alpha amplifies. float32 to 1e-7
+    times alpha, but for the conditional mean a ten-thousandth beside a tie: of 1/4-q*q three digits
+    are left there, and 5e-5 is the worst."""
+    single = 1e-4 if f is soft_round_conditional_mean else 1e-7*max(a, 10)
+    for x,bound in ((points(torch.float64), 1e-9), (points(torch.float32), single)):
         slopes = [mp.diff(lambda v: oracle(v, a), mp.mpf(v), h=mp.mpf(10)**-25) for v in x.tolist()]
         want = torch.tensor([float(s) for s in slopes], dtype=torch.float64)
         assert torch.allclose(slope(f, x, alpha=a).double(), want, rtol=bound, atol=0)
@@ -70,13 +73,14 @@ def test_slope(f, oracle, a):
 @pytest.mark.parametrize('a', ALPHAS)
 @family
 def test_alpha_derivative(f, oracle, a, dtype, bound):
-    """Relative to the largest over the points. float32 loses most just above the threshold of the series (cancellation) and at
-    alpha 79, where a quotient inside the backward pass goes subnormal: 3e-4 either way."""
+    """Relative to the largest over the points. float32 loses most just above the threshold of the series (cancellation)
+    and at alpha 79, where a quotient inside the backward pass goes subnormal: 3e-4 either way."""
     x = torch.tensor([.05, .25, .4, 1.3, -2.2], dtype=dtype)
     v = torch.full(x.shape, a, dtype=dtype, requires_grad=True)
     got, = torch.autograd.grad(f(x, v).sum(), v)
-    a = v[0].item()
-    want = torch.tensor([float(mp.diff(lambda t: oracle(p, t), mp.mpf(a), h=mp.mpf(a)*mp.mpf(10)**-20)) for p in x.tolist()], dtype=torch.float64)
+    a = mp.mpf(v[0].item())
+    slopes = [mp.diff(lambda t: oracle(p, t), a, h=a*mp.mpf(10)**-20) for p in x.tolist()]
+    want = torch.tensor([float(s) for s in slopes], dtype=torch.float64)
     assert torch.allclose(got.double(), want, rtol=0, atol=bound*want.abs().max())
 
 @pytest.mark.parametrize('f', [f for f,_ in FAMILY], ids=lambda f: f.__name__)
@@ -110,8 +114,8 @@ def test_logistic_is_soft_round():
         assert torch.equal(logistic_round(x, b), soft_round(x, b/2))
 
 def test_expected_rounding():
-    """soft_round(x) = E round(x + e) with e a logistic of scale 1/(2 alpha) cut off at half a step. Seed 0, 2e5 draws: five
-    standard errors of a mean of integers are below 5*.5/sqrt(2e5) = 0.0056."""
+    """soft_round(x) = E round(x + e) with e a logistic of scale 1/(2 alpha) cut off at half a step. Seed 0, 2e5 draws:
+    five standard errors of a mean of integers are below 5*.5/sqrt(2e5) = 0.0056."""
     a,u = 5.,torch.rand(200_000, 1, generator=generator(), dtype=torch.float64)
     edge = 1/(1+math.exp(a))
     p = edge + u*(1-2*edge)
@@ -121,8 +125,8 @@ def test_expected_rounding():
 
 def fixed(step):
     "A format of gfloat's without exponents: below 2**53 steps its numbers are the multiples of `step`, a power of two."
-    return FormatInfo('fixed', 61, 53, bias=-51-round(math.log2(step)), is_signed=True, domain=Domain.Extended, has_nz=True,
-        num_high_nans=1, has_subnormals=True, is_twos_complement=False)
+    return FormatInfo('fixed', 61, 53, bias=-51-round(math.log2(step)), is_signed=True, domain=Domain.Extended,
+        has_nz=True, num_high_nans=1, has_subnormals=True, is_twos_complement=False)
 
 def nearest(rule, v, step):
     "gfloat's ties to even; at a tie the other rules choose between its floor and ceiling."
@@ -131,18 +135,21 @@ def nearest(rule, v, step):
     if rule == 'even' or low == high or v-low != high-v: return go(RoundMode.TiesToEven)
     return dict(up=high, down=low, away=high if v > 0 else low, zero=low if v > 0 else high)[rule]
 
-HARD = [(partial(round_ste, ties=t), partial(nearest, t)) for t in ('even', 'away', 'zero', 'up', 'down')] + [
-    (f, lambda v, step, mode=mode: round_float(fixed(step), v, mode))
-    for f,mode in ((floor_ste, RoundMode.TowardNegative), (ceil_ste, RoundMode.TowardPositive), (trunc_ste, RoundMode.TowardZero))]
+MODES = (floor_ste, RoundMode.TowardNegative),(ceil_ste, RoundMode.TowardPositive),(trunc_ste, RoundMode.TowardZero)
+HARD = [(partial(round_ste, ties=t), partial(nearest, t)) for t in ('even', 'away', 'zero', 'up', 'down')]
+HARD += [(f, lambda v, step, mode=mode: round_float(fixed(step), v, mode)) for f,mode in MODES]
 
 @pytest.mark.parametrize('step', [1., .25, 8.])
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 @pytest.mark.parametrize('f, oracle', HARD, ids=['even', 'away', 'zero', 'up', 'down', 'floor', 'ceil', 'trunc'])
 def test_hard_rounding(f, oracle, dtype, step):
-    "Ties, their neighbours on either side, numbers large and tiny, infinity and nan; the sign of zero where there is no grid."
-    x = torch.cat([torch.arange(-24, 25)/8*step, torch.randn(200, generator=generator())*10, torch.tensor([1e-7, 1025., 2.**22+.5, 2.**23-.5])]).to(dtype)
+    """Ties, their neighbours on either side, numbers large and tiny, infinity and nan;
+    the sign of zero where there is no grid."""
+    eighths,some = torch.arange(-24, 25)/8*step,torch.randn(200, generator=generator())*10
+    x = torch.cat([eighths, some, torch.tensor([1e-7, 1025., 2.**22+.5, 2.**23-.5])]).to(dtype)
     x = x[x != 0]
-    x = torch.cat([x, *(torch.nextafter(x, x+by) for by in (-1, 1)), torch.tensor([0., math.inf, math.nan], dtype=dtype)])
+    beside = [torch.nextafter(x, x+by) for by in (-1, 1)]
+    x = torch.cat([x, *beside, torch.tensor([0., math.inf, math.nan], dtype=dtype)])
     x = torch.cat([x, -x])
     got,want = f(x, step=step),torch.tensor([oracle(v, step) for v in x.tolist()], dtype=dtype)
     assert same(got, want) if step == 1 else same(got+0, want+0)
@@ -150,8 +157,8 @@ def test_hard_rounding(f, oracle, dtype, step):
 @pytest.mark.parametrize('step', [1., .25])
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_stochastic_rounding(dtype, step, monkeypatch):
-    """Every toss of a coin with 16 sides, for every sixteenth of a step: bit for bit gfloat's, which counts from zero outwards
-    where we count up. So the mean over the sides is x itself, exactly."""
+    """Every toss of a coin with 16 sides, for every sixteenth of a step: bit for bit gfloat's, which counts from zero
+    outwards where we count up. So the mean over the sides is x itself, exactly."""
     sides,x = 16,(torch.arange(-48, 49)/16*step).to(dtype)
     toss = torch.arange(sides)
     monkeypatch.setattr(torch, 'rand', lambda shape, dtype, **kw: (toss/sides).to(dtype).expand(shape))

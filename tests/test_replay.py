@@ -1,7 +1,8 @@
-"""Replay changes no bit: whatever the formula, the tensors, the knobs and the number of the call, on is compared with off.
+"""Replay changes no bit: whatever the formula, the tensors, the knobs and the
+number of the call, on is compared with off.
 
-A seed picks each case, so that a failure names one that can be run again. Bounds are none: every bit has to agree.
-A block is 1,000 comparisons. `make test` runs every tenth block, `make test-all` the other ninety: 100,000 together."""
+A seed picks each case, so that a failure names one that can be run again. Bounds are none: every bit has to agree. A
+block is 1,000 comparisons. `make test` runs every tenth block, `make test-all` the other ninety: 100,000 together."""
 import gc
 import math
 import os
@@ -22,7 +23,8 @@ from shok_nb.core import estimator
 from shok_nb.replay import no_replay
 
 BLOCK = 1000
-def blocks(n): return pytest.mark.parametrize('block', [pytest.param(b, marks=[pytest.mark.slow]*(b % 10 > 0)) for b in range(n)])
+def blocks(n):
+    return pytest.mark.parametrize('block', [pytest.param(b, marks=[pytest.mark.slow]*(b % 10 > 0)) for b in range(n)])
 EDGES = torch.tensor([0., -0., .5, -.5, 1.5, math.inf, -math.inf, math.nan, 1e10, -3e38, 1e-40])
 
 @pytest.fixture
@@ -87,7 +89,9 @@ def case(seed):
     for k in r.knobs:
         v = rng.choice([k.default, k.lo, k.hi])
         if not isinstance(k.default, int): kw[k.name] = knob(float(v), rng, shape, k.learns)
-    if r.grid and rng.random() < .6: kw |= dict(step=knob(rng.choice([.1, .3, 1., .7]), rng, shape, True), offset=knob(rng.choice([0., -0., .1]), rng, shape, True))
+    if r.grid and rng.random() < .6:
+        kw['step'] = knob(rng.choice([.1, .3, 1., .7]), rng, shape, True)
+        kw['offset'] = knob(rng.choice([0., -0., .1]), rng, shape, True)
     calls = []
     for i in range(rng.choice([4, 8, 40])):
         x = data(shape if rng.random() < .8 else rng.choice(SHAPES), dtype, rng, i)
@@ -103,30 +107,40 @@ def test_catalog(block, early):
     while n < BLOCK:
         r,calls,text = case(seed)
         n,seed = n + compare(r.f, calls, text),seed+1
-    assert len(early) > 20 and sum(map(bool, early.values())) > .9*len(early)       # autograd changes a mask of `clamp` in place
+    assert len(early) > 20
+    assert sum(map(bool, early.values())) > .9*len(early)       # autograd changes a mask of `clamp` in place
 
 # --- formulas by somebody else
-UNARY = ('abs', 'ceil', 'floor', 'round', 'trunc', 'sign', 'neg', 'sin', 'tanh', 'sigmoid', 'exp', 'log1p', 'sqrt', 'frac', 'reciprocal',
-    'nan_to_num', 'square', 'expm1', 'erf', 'relu', 'isfinite', 'isnan', 'signbit', 'clone', 'detach')
+UNARY = ('abs', 'ceil', 'floor', 'round', 'trunc', 'sign', 'neg', 'sin', 'tanh', 'sigmoid', 'exp', 'log1p', 'sqrt',
+    'frac', 'reciprocal', 'nan_to_num', 'square', 'expm1', 'erf', 'relu', 'isfinite', 'isnan', 'signbit', 'clone',
+    'detach')
 BINARY = ('add', 'sub', 'mul', 'div', 'maximum', 'minimum', 'pow', 'atan2', 'copysign', 'fmod', 'remainder', 'hypot')
 TESTS = 'eq', 'ne', 'lt', 'le', 'gt', 'ge'
 NUMBERS = 0., -0., 1., .5, -2., 3, 2, 0, 1e-3, math.inf, True
 
 def grow(rng, v, depth):
-    "A random tree of pointwise operations over the inputs `v`; sometimes of a bool, a view, a number on the left, a new dtype."
+    """A random tree of pointwise operations over the inputs `v`; sometimes of a bool, a
+    view, a number on the left, a new dtype."""
     if depth == 0: return rng.choice(v)
     new = lambda: grow(rng, v, depth-1-rng.randrange(2)*(depth > 1))
     kind = rng.randrange(14)
     number = rng.choice(NUMBERS)
     if kind < 3: return getattr(torch, rng.choice(UNARY))(new())
     if kind < 5: return getattr(torch, rng.choice(BINARY))(new(), new())
-    if kind < 7: return rng.choice((lambda a: a+number, lambda a: number-a, lambda a: a*number, lambda a: a/2., lambda a: a-number,
-        lambda a: torch.rsub(a, number, alpha=2), lambda a: torch.add(a, 1., alpha=.5)))(new())
+    if kind < 7:
+        one = (lambda a: a+number, lambda a: number-a, lambda a: a*number, lambda a: a/2., lambda a: a-number,
+            lambda a: torch.rsub(a, number, alpha=2), lambda a: torch.add(a, 1., alpha=.5))
+        return rng.choice(one)(new())
     if kind == 7:
-        a,b = getattr(torch, rng.choice(TESTS))(new(), rng.choice([new(), number])),getattr(torch, rng.choice(TESTS))(new(), number)
+        a = getattr(torch, rng.choice(TESTS))(new(), rng.choice([new(), number]))
+        b = getattr(torch, rng.choice(TESTS))(new(), number)
         c = rng.choice((a & b, a | b, ~a, a, a ^ b))
-        return rng.choice((lambda: c.to(v[0].dtype), lambda: c*new(), lambda: torch.where(c, new(), new()), lambda: torch.where(c, new(), number), lambda: c))()
-    if kind == 8: return new().clamp(-1, 2) if rng.random() < .5 else torch.addcmul(new(), new(), new(), value=rng.choice([1, -1, .5]))
+        uses = (lambda: c.to(v[0].dtype), lambda: c*new(), lambda: torch.where(c, new(), new()),
+            lambda: torch.where(c, new(), number), lambda: c)
+        return rng.choice(uses)()
+    if kind == 8:
+        if rng.random() < .5: return new().clamp(-1, 2)
+        return torch.addcmul(new(), new(), new(), value=rng.choice([1, -1, .5]))
     if kind == 9: return new().to(rng.choice([torch.float64, torch.float32, torch.int64, torch.bool])).to(v[0].dtype)
     if kind == 10:
         a = new()
@@ -167,7 +181,8 @@ def calls_agree(f, x, n=8, **kw):
 
 @pytest.mark.parametrize('f', (floor_ste, ceil_ste, round_ste), ids=lambda f: f.__name__)
 def test_without_dimensions(f, early):
-    "A number beside a 0-d tensor is not a 0-d tensor beside it: 1.3 is 13 steps of .1, and 12 by rounding error, at every call."
+    """A number beside a 0-d tensor is not a 0-d tensor beside it: 1.3 is 13 steps of .1,
+    and 12 by rounding error, at every call."""
     for step in (.05, .1, .3, .7):
         for k in range(1, 40): calls_agree(f, torch.tensor(step*k), step=step)
 
@@ -180,7 +195,8 @@ def sized(x): return x/x.numel()
 
 @pytest.mark.parametrize('f', (outside, reversed_twice, compared, positive, branched, sized), ids=lambda f: f.__name__)
 def test_somebody_elses(f, early):
-    "Numpy, a second factor, a bool constant, a branch on the values, a size: with new data and a new shape at each call."
+    """Numpy, a second factor, a bool constant, a branch on the values, a size: with
+    new data and a new shape at each call."""
     op = estimator(f.__name__, f, f, f, pure=True)
     for i in range(12):
         x = torch.randn(10+i//6, generator=generator(i))
@@ -200,7 +216,8 @@ def test_impure_is_never_replayed(early):
 
 def test_value_of_a_knob_alone(early):
     "A result that does not depend on `x` has the shape of this call, not of the one that was traced."
-    op = estimator('knob', lambda v, k: (k*2).expand(v.shape).clone(), lambda v, k: torch.zeros_like(v), lambda v, k: k*2+v*0, pure=True, k={})
+    def twice(v, k): return (k*2).expand(v.shape).clone()
+    op = estimator('knob', twice, lambda v, k: torch.zeros_like(v), lambda v, k: k*2+v*0, pure=True, k={})
     for i in range(8):
         x = torch.ones((4, 6) if i % 2 else (6,))
         with no_replay(): want = op(x, torch.arange(6.))
@@ -208,7 +225,8 @@ def test_value_of_a_knob_alone(early):
 
 @pytest.mark.skipif(not hasattr(signal, 'setitimer'), reason='needs a timer signal')
 def test_signal_handler_that_rounds(monkeypatch):
-    "A progress bar or a profiler rounds in the middle of a call: both get what they asked for. 3,000 calls meet about 300 signals."
+    """A progress bar or a profiler rounds in the middle of a call: both get what they asked
+    for. 3,000 calls meet about 300 signals."""
     monkeypatch.setattr(replay, '_PAYS', 3)
     xs = [torch.randn(5000, generator=generator(i))*3 for i in range(4)]
     with no_replay(): want = [soft_round(x) for x in xs]
@@ -270,7 +288,9 @@ def test_saved_tensor_hooks(early):
     x,g = torch.randn(30, generator=generator())*3,torch.ones(30)
     kw = lambda: dict(alpha=torch.tensor([5.]*30, requires_grad=True))
     clean = results(soft_round, x, g, kw())
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half() if t.is_floating_point() else t, lambda t: t.float() if t.is_floating_point() else t):
+    def pack(t): return t.half() if t.is_floating_point() else t
+    def unpack(t): return t.float() if t.is_floating_point() else t
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         for _ in range(6):
             got = results(soft_round, x, g, kw())
             with no_replay(): assert agree(got, results(soft_round, x, g, kw()))
@@ -285,7 +305,8 @@ def test_anomaly_mode(early):
         for _ in range(6): assert agree(results(soft_round, x, x, {}), want)
 
 def test_gradient_that_is_nothing(early):
-    "A zero tangent without memory, a negated view, one tensor as `x` and gradient: none of them is what the program was made with."
+    """A zero tangent without memory, a negated view, one tensor as `x` and gradient: none of
+    them is what the program was made with."""
     x = torch.randn(30, generator=generator())*3
     for _ in range(6): want = results(soft_round, x, torch.zeros(30), {})
     assert agree(results(soft_round, x, torch._efficientzerotensor(30), {}), want)
@@ -332,7 +353,9 @@ def test_fork(early):
     x = torch.randn(200, generator=generator())*3
     for _ in range(5): want = soft_round(x)
     child = os.fork()
-    if child == 0: os._exit(0 if all(same(soft_round(x*k), soft_round(x*k)) and same(soft_round(x), want) for k in range(20)) else 1)
+    if child == 0:
+        well = all(same(soft_round(x*k), soft_round(x*k)) and same(soft_round(x), want) for k in range(20))
+        os._exit(0 if well else 1)
     assert all(same(soft_round(x), want) for _ in range(20))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
@@ -359,7 +382,8 @@ def test_inference_mode(early):
 
 # --- switched off, and bounded
 def test_switched_off(early):
-    "`no_replay` is of this thread and ends with its block, also by an exception; the environment switches off for good."
+    """`no_replay` is of this thread and ends with its block, also by an exception;
+    the environment switches off for good."""
     x = torch.randn(30)
     with pytest.raises(ValueError), no_replay(): raise ValueError
     with no_replay():
@@ -369,9 +393,11 @@ def test_switched_off(early):
         thread.start()
         thread.join()
     assert early
-    code = 'import torch; from shok_nb import replay, soft_round\nfor _ in range(300): soft_round(torch.ones(9))\nprint(len(replay._programs))'
+    code = '\n'.join(['import torch; from shok_nb import replay, soft_round',
+        'for _ in range(300): soft_round(torch.ones(9))', 'print(len(replay._programs))'])
     env = {**os.environ, 'SHOK_NB_REPLAY': '0'}
-    assert int(subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=True).stdout) == 0
+    out = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=True).stdout
+    assert int(out) == 0
 
 def test_programs_are_bounded(early, monkeypatch):
     "A knob that never comes twice leaves no program, and no more are kept than the bound."
@@ -410,9 +436,11 @@ print(annealed-before, rss()-annealed)
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_memory_does_not_grow():
-    """100 values of alpha at 2^20 elements, then 100 sizes: at most 8 MB beyond what fixed work keeps, where one program kept for each
-    would hold 80 MB. The resident set is what counts, so malloc is told to give back at once what is freed."""
-    out = subprocess.run([sys.executable, '-c', MEMORY], env={**os.environ, 'MALLOC_TRIM_THRESHOLD_': '100000', 'MALLOC_MMAP_THRESHOLD_': '100000'}, capture_output=True, text=True, check=True).stdout
+    """100 values of alpha at 2^20 elements, then 100 sizes: at most 8 MB beyond what fixed work keeps,
+    where one program kept for each would hold 80 MB. The resident set is what counts, so malloc is
+    told to give back at once what is freed."""
+    env = {**os.environ, 'MALLOC_TRIM_THRESHOLD_': '100000', 'MALLOC_MMAP_THRESHOLD_': '100000'}
+    out = subprocess.run([sys.executable, '-c', MEMORY], env=env, capture_output=True, text=True, check=True).stdout
     annealed,grown = map(int, out.split())
     assert annealed < 8e6 and grown < 8e6, (annealed, grown)
 
@@ -437,16 +465,25 @@ def test_a_program_can_be_read():
     text = repr(replay.program_of(lambda x: torch.round(x)*2 - x, torch.randn(5)))
     assert text.splitlines() == ['row0 = round(in0)', 'row0 = mul(row0, 2)', 'out = sub(row0, in0)']
 
-@pytest.mark.parametrize('f, says', [(lambda x: x*torch.ones(5), 'no argument'), (lambda x: torch.rand_like(x), 'draws'), (lambda x: x.clone().add_(1), 'changes'),
-    (lambda x: torch.stack([x, x])[0], 'list'), (lambda x: torch.ones(5), 'does not depend'), (lambda x: x if x.any() else -x, 'looks at')],
-    ids=['foreign', 'random', 'in place', 'list', 'constant', 'branch'])
+@pytest.mark.parametrize('f, says', [
+    (lambda x: x*torch.ones(5), 'no argument'),
+    (lambda x: torch.rand_like(x), 'draws'),
+    (lambda x: x.clone().add_(1), 'changes'),
+    (lambda x: torch.stack([x, x])[0], 'list'),
+    (lambda x: torch.ones(5), 'does not depend'),
+    (lambda x: x if x.any() else -x, 'looks at'),
+], ids=['foreign', 'random', 'in place', 'list', 'constant', 'branch'])
 def test_what_cannot_be_traced(f, says):
     with pytest.raises(replay.Untraceable, match=says): replay.program_of(f, torch.ones(5))
 
 def test_unproved_is_not_used(early, monkeypatch):
     "An operation whose `out=` form gives other bits allocates instead; a program that does is not used at all."
     x = torch.randn(30, generator=generator())
-    monkeypatch.setattr(replay, '_outs', lambda op: [lambda *args, out, **kw: out.copy_(op(*args, **kw)).nextafter_(torch.tensor(9.)) if out.is_floating_point() else None])
+    def outs(op):
+        def wrong(*args, out, **kw):
+            if out.is_floating_point(): return out.copy_(op(*args, **kw)).nextafter_(torch.tensor(9.))
+        return [wrong]
+    monkeypatch.setattr(replay, '_outs', outs)
     assert not any(c.writes for c in replay.program_of(soft_round, x).calls)
     monkeypatch.setattr(replay, 'same_bits', lambda a, b: False)
     calls_agree(soft_round, x)

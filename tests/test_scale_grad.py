@@ -7,7 +7,7 @@ from processes import join_group, spawn
 from shok_nb.gradient import normalize_grad, quantize_grad, scale_grad
 from shok_nb.random import uniform_like
 
-SEED = torch.tensor(7)                                                   # outside, as a literal inside compiled code keeps Inductor busy for ever
+SEED = torch.tensor(7)                    # outside, as a literal inside compiled code keeps Inductor busy for ever
 def few_bits(x): return quantize_grad(x, 3, seed=SEED)
 
 def three_bits(g):
@@ -48,11 +48,12 @@ def together(rank, world, port, queue):
         whole = torch.randn(4, 3, generator=generator())
         for p in (Shard(0), Shard(1), Replicate()):
             mesh = init_device_mesh('cpu', (world,))
-            for i,f in enumerate((normalize_grad, lambda x: normalize_grad(x, dim=0), lambda x: scale_grad(x, .5), few_bits)):
+            ways = normalize_grad,lambda x: normalize_grad(x, dim=0),lambda x: scale_grad(x, .5),few_bits
+            for i,f in enumerate(ways):
                 leaf = distribute_tensor(torch.zeros(4, 3), mesh, [p]).requires_grad_()
                 f(leaf).backward(distribute_tensor(whole, mesh, [p]))
                 out[f'dtensor {p} {i}'] = torch.allclose(leaf.grad.full_tensor(), backward(f, whole))
-    except Exception as e:
+    except Exception:
         import traceback
         out['error'] = traceback.format_exc()[-1500:]
     finally: dist.destroy_process_group()
@@ -70,15 +71,19 @@ def test_two_processes():
     assert a['ddp'] == b['ddp'] == pytest.approx([.005, .5])
     assert all(v for k,v in a.items() if k.startswith('dtensor')), a
 
-EACH = pytest.mark.parametrize('f, scale', [(lambda x: scale_grad(x, -.3), lambda g: g*-.3), (normalize_grad, lambda g: g/g.abs().max()), (few_bits, three_bits)],
-    ids=['scale', 'normalize', 'quantize'])
+EACH = pytest.mark.parametrize('f, scale', [
+    (lambda x: scale_grad(x, -.3), lambda g: g*-.3),
+    (normalize_grad, lambda g: g/g.abs().max()),
+    (few_bits, three_bits),
+], ids=['scale', 'normalize', 'quantize'])
 
 @EACH
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_every_layout_and_dtype(f, scale, dtype):
     "The value is a view of x; the gradient is one float32 operation, rounded once."
     x = torch.randn(4, 3, 5, 6, generator=generator()).to(dtype)
-    for t in (x, x[0, 0, 0, 0], x[:0], x.transpose(0, 3), x[..., ::2], x.to(memory_format=torch.channels_last), x[:1].expand(4, 3, 5, 6)):
+    last,few = x.to(memory_format=torch.channels_last),x[:1].expand(4, 3, 5, 6)
+    for t in (x, x[0, 0, 0, 0], x[:0], x.transpose(0, 3), x[..., ::2], last, few):
         y = f(t)
         assert same(y, t) and y.data_ptr() == t.data_ptr() and y.stride() == t.stride()
         if not t.numel(): continue
@@ -110,7 +115,8 @@ def test_compiled(f, scale, backend):
 @EACH
 @pytest.mark.parametrize('compiled', [False, True])
 def test_changed_in_place(f, scale, compiled):
-    "A change of the view in place never passes for one of a copy: an error where gradients are recorded, else it is in `x` too."
+    """A change of the view in place never passes for one of a copy: an error where
+    gradients are recorded, else it is in `x` too."""
     run = torch.compile(f, backend='aot_eager', fullgraph=True) if compiled else f
     x = torch.randn(7, generator=generator())
     for leaf in (x.clone().requires_grad_(), x.clone().requires_grad_()*1):
@@ -126,7 +132,8 @@ def test_exported_and_traced(f, scale):
         def forward(self, x): return f(x)*2
     class Alone(torch.nn.Module):
         def forward(self, x): return f(x)
-    assert torch.equal(torch.export.export(Alone(), (x,)).module()(x), x) and torch.equal(torch.jit.trace(Alone(), x, check_trace=False)(x), x)
+    assert torch.equal(torch.export.export(Alone(), (x,)).module()(x), x)
+    assert torch.equal(torch.jit.trace(Alone(), x, check_trace=False)(x), x)
     exported = torch.export.export(Model(), (x,)).module()
     assert torch.equal(exported(x), x*2) and torch.equal(torch.jit.trace(Model(), x, check_trace=False)(x), x*2)
     assert not any('autograd' in str(n.target) for n in exported.graph.nodes)
@@ -137,21 +144,25 @@ def test_scale_grad_transforms():
     for factor in (10., torch.tensor(10.), torch.tensor([10.]*4)):
         f = lambda x: scale_grad(x, factor)
         assert torch.equal(torch.func.jacrev(f)(x[:4].clamp(max=6e4)), torch.eye(4).half()*10)
-        assert same(torch.func.jvp(f, (x,), (torch.ones_like(x),))[0], x) and same(torch.func.vmap(lambda x: scale_grad(x, 10.))(x[None])[0], x)
+        assert same(torch.func.jvp(f, (x,), (torch.ones_like(x),))[0], x)
+        assert same(torch.func.vmap(lambda x: scale_grad(x, 10.))(x[None])[0], x)
     w = torch.randn(5, dtype=torch.float64, generator=generator()).requires_grad_()
     h = lambda w: (scale_grad(w, .5)**3).sum()
     g, = torch.autograd.grad(h(w), w, create_graph=True)
-    assert torch.allclose(torch.autograd.grad(g.sum(), w)[0], .5*.5*6*w) and torch.allclose(torch.func.hessian(h)(w).diagonal(), 1.5*w)
+    assert torch.allclose(torch.autograd.grad(g.sum(), w)[0], .5*.5*6*w)
+    assert torch.allclose(torch.func.hessian(h)(w).diagonal(), 1.5*w)
 
 def test_quantize_grad_samples():
-    "A sample's overflow is not hidden and stays its own; `dim` and seeds go with `vmap`, and noise is of the backward pass."
+    """A sample's overflow is not hidden and stays its own; `dim` and seeds go with
+    `vmap`, and noise is of the backward pass."""
     g = torch.tensor([[1., -4., 2.], [math.inf, 1., 2.], [math.nan, 1., 2.], [0., 0., 0.]])
     got = slope_of(few_bits, g)
     assert same(got[:1], slope_of(few_bits, g[:1])) and not got[1:3].isfinite().any() and (got[3] == 0).all()
     x,seeds = torch.randn(5, 40, generator=generator()),torch.arange(5)
-    f = lambda x, s: (quantize_grad(x, 2, dim=0, seed=s)*x.detach()).sum()
-    assert torch.equal(torch.vmap(torch.func.grad(f))(x, seeds), torch.stack([torch.func.grad(f)(a, s) for a,s in zip(x, seeds)]))
-    with pytest.raises(RuntimeError, match='randomness'): torch.vmap(torch.func.grad(lambda x: (quantize_grad(x)*x.detach()).sum()))(x)
+    grad = torch.func.grad(lambda x, s: (quantize_grad(x, 2, dim=0, seed=s)*x.detach()).sum())
+    assert torch.equal(torch.vmap(grad)(x, seeds), torch.stack([grad(a, s) for a,s in zip(x, seeds)]))
+    with pytest.raises(RuntimeError, match='randomness'):
+        torch.vmap(torch.func.grad(lambda x: (quantize_grad(x)*x.detach()).sum()))(x)
     for make in (lambda: dict(generator=generator(1)), lambda: torch.manual_seed(1) and {}):
         with torch.random.fork_rng(devices=[]):
             a,b = (slope_of(lambda x: quantize_grad(x, 2, **make()), x) for _ in range(2))
@@ -160,7 +171,9 @@ def test_quantize_grad_samples():
     first, = torch.autograd.grad(few_bits(w).square().sum(), w, create_graph=True)
     assert torch.equal(torch.autograd.grad(first.sum(), w)[0], torch.full_like(w, 2.))          # that of the mean
     seen = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.numel()) or t, lambda t: t): few_bits(w), normalize_grad(w)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.numel()) or t, lambda t: t):
+        few_bits(w)
+        normalize_grad(w)
     assert seen == [1]                                                                          # the seed
 
 def slope_of(f, g):

@@ -20,7 +20,10 @@ from shok_nb.schedules import (
 def net(): return nn.Sequential(nn.Linear(3, 4), SoftRound(step=.5), nn.Linear(4, 1), SoftRound())
 
 @pytest.mark.parametrize('backend', ['eager', INDUCTOR])
-@pytest.mark.parametrize('make', [net, lambda: round_weights_(nn.Sequential(nn.Linear(3, 4)), SoftRound(step=.1))], ids=['layers', 'weights'])
+@pytest.mark.parametrize('make', [
+    net,
+    lambda: round_weights_(nn.Sequential(nn.Linear(3, 4)), SoftRound(step=.1)),
+], ids=['layers', 'weights'])
 def test_annealing_compiles_once(make, backend):
     "Forward and backward, train mode: every step of a schedule through one compilation, with the values of eager mode."
     model = make()
@@ -41,7 +44,8 @@ def test_checkpoint(tmp_path):
     def start():
         torch.manual_seed(0)
         model = net()
-        return model, torch.optim.SGD(model.parameters(), lr=.1), KnobScheduler(model, cosine_schedule(transition_steps=8))
+        sgd = torch.optim.SGD(model.parameters(), lr=.1)
+        return model, sgd, KnobScheduler(model, cosine_schedule(transition_steps=8))
     def train(model, sgd, scheduler, steps):
         for _ in range(steps):
             sgd.zero_grad()
@@ -72,28 +76,37 @@ def test_follows_the_model():
     KnobScheduler(model, linear_schedule(30., 30., transition_steps=1), knob='beta')
     assert model[1].beta == 30.
     with pytest.raises(ValueError, match="no buffer named 'alpha'"): scheduler.step()
-    with pytest.raises(ValueError, match='a Parameter learns by itself'): KnobScheduler(SoftRound(learnable=True), float)
+    with pytest.raises(ValueError, match='a Parameter learns by itself'):
+        KnobScheduler(SoftRound(learnable=True), float)
 
 def test_no_warning_where_slopes_live():
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         KnobScheduler(net(), linear_schedule(20., 20., transition_steps=1))
         KnobScheduler(nn.Sequential(LogisticRound()), linear_schedule(40., 40., transition_steps=1), knob='beta')
-    with pytest.warns(UserWarning, match=r'alpha = 21: \d\d% of all x'): KnobScheduler(net(), linear_schedule(21., 21., transition_steps=1))
+    with pytest.warns(UserWarning, match=r'alpha = 21: \d\d% of all x'):
+        KnobScheduler(net(), linear_schedule(21., 21., transition_steps=1))
 
 @pytest.mark.parametrize('make', [linear_schedule, cosine_schedule, exponential_schedule, sigmoid_schedule])
 def test_messages(make):
     n = make.__name__
     with pytest.raises(TypeError, match='transition_steps'): make()
-    with pytest.raises(ValueError, match=f'^{n}: init_value must be in .*, got nan'): make(float('nan'), transition_steps=1)
+    with pytest.raises(ValueError, match=f'^{n}: init_value must be in .*, got nan'):
+        make(float('nan'), transition_steps=1)
     with pytest.raises(TypeError, match=f'^{n}: end_value must be a number'): make(1., '2', transition_steps=1)
     with pytest.raises(ValueError, match=f'^{n}: transition_steps must be in'): make(transition_steps=-1)
 
-@pytest.mark.parametrize('make, package', [(lightning_callback, 'lightning'), (transformers_callback, 'transformers'), (fastai_callback, 'fastai')])
+@pytest.mark.parametrize('make, package', [
+    (lightning_callback, 'lightning'),
+    (transformers_callback, 'transformers'),
+    (fastai_callback, 'fastai'),
+])
 def test_callback_without_its_package(make, package, monkeypatch):
     import sys
-    for m in (package, 'lightning.pytorch', 'pytorch_lightning', 'fastai.callback.core'): monkeypatch.setitem(sys.modules, m, None)
-    with pytest.raises(ImportError, match=f'^{make.__name__} needs the package {package}: pip install {package}$'): make(None)
+    for m in (package, 'lightning.pytorch', 'pytorch_lightning', 'fastai.callback.core'):
+        monkeypatch.setitem(sys.modules, m, None)
+    with pytest.raises(ImportError, match=f'^{make.__name__} needs the package {package}: pip install {package}$'):
+        make(None)
 
 class Recorder(nn.Module):
     "A model that writes down the knob it was trained with."
@@ -115,11 +128,15 @@ def test_lightning(tmp_path):
         def training_step(self, batch, i): return self.net(batch[0]).sum()
         def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=.1)
     m = Module()
-    quiet = dict(max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, accelerator='cpu', default_root_dir=tmp_path)
-    L.Trainer(callbacks=[lightning_callback(KnobScheduler(m, lambda i: 1.+i))], **quiet).fit(m, torch.utils.data.DataLoader(data(), batch_size=None))
+    off = 'logger', 'enable_checkpointing', 'enable_progress_bar', 'enable_model_summary'
+    def fit(**kw):
+        callback = lightning_callback(KnobScheduler(m, lambda i: 1.+i))
+        quiet = dict.fromkeys(off, False) | dict(max_epochs=2, accelerator='cpu', default_root_dir=tmp_path)
+        L.Trainer(callbacks=[callback], **quiet, **kw).fit(m, torch.utils.data.DataLoader(data(), batch_size=None))
+    fit()
     assert m.net.seen == [1., 2., 3., 4., 5., 6., 7., 8.]
     m.net.seen.clear()
-    L.Trainer(callbacks=[lightning_callback(KnobScheduler(m, lambda i: 1.+i))], accumulate_grad_batches=2, **quiet).fit(m, torch.utils.data.DataLoader(data(), batch_size=None))
+    fit(accumulate_grad_batches=2)
     assert m.net.seen == [1., 1., 2., 2., 3., 3., 4., 4.]
 
 def test_transformers(tmp_path):
@@ -128,9 +145,11 @@ def test_transformers(tmp_path):
     class Model(Recorder):
         def forward(self, x=None, **kw): return dict(loss=super().forward(x).sum())
     m = Model()
-    args = tr.TrainingArguments(output_dir=str(tmp_path), max_steps=3, gradient_accumulation_steps=2, per_device_train_batch_size=1, report_to=[], use_cpu=True,
-        disable_tqdm=True, save_strategy='no', remove_unused_columns=False)
-    tr.Trainer(model=m, args=args, train_dataset=[dict(x=x[0]) for x,_ in data(8)], callbacks=[transformers_callback(KnobScheduler(m, lambda i: 1.+i))]).train()
+    args = tr.TrainingArguments(output_dir=str(tmp_path), max_steps=3, gradient_accumulation_steps=2,
+        per_device_train_batch_size=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy='no',
+        remove_unused_columns=False)
+    callback = transformers_callback(KnobScheduler(m, lambda i: 1.+i))
+    tr.Trainer(model=m, args=args, train_dataset=[dict(x=x[0]) for x,_ in data(8)], callbacks=[callback]).train()
     assert m.seen == [1., 1., 2., 2., 3., 3.]
 
 def test_fastai():

@@ -1,7 +1,8 @@
-"""The smooth pages against mpmath at 130 digits: value and slope of every closed form, written as published and not as we
-compute them. Points: seed 0 and a few beside integers and ties. Bounds: float64 to 1e-13 steps times the steepest slope;
-float32 to a relative 2e-6 in the tread, beside integers too, unless a test says why not."""
+"""The smooth pages against mpmath at 130 digits: value and slope of every closed form, written as published and not as
+we compute them. Points: seed 0 and a few beside integers and ties. Bounds: float64 to 1e-13 steps times the steepest
+slope; float32 to a relative 2e-6 in the tread, beside integers too, unless a test says why not."""
 import math
+from functools import partial
 import mpmath
 import pytest
 import torch
@@ -30,11 +31,14 @@ def logistic(x, t):
     return mp.fsum((mp.tanh((x-d)/(2*t))+mp.tanh(d/(2*t)))/2 for d in ties)
 def cubic(x): return mp.nint(x) + (x-mp.nint(x))**3
 
-CURVES = [pytest.param(cubic_round, {}, cubic, id='cubic'), pytest.param(cosine_round, {}, cosine, id='cosine')]
-CURVES += [pytest.param(sine_round, dict(depth=d), lambda x, d=d: sine(x, d), id=f'sine-{d}') for d in (1, 2, 4)]
-CURVES += [pytest.param(fourier_round, dict(terms=n, damping='fejer'), lambda x, n=n: series(x, n, lambda k: 1-k/(n+1)), id=f'fejer-{n}') for n in (1, 2, 3, 4, 5)]
-CURVES += [pytest.param(poisson_round, dict(rho=r), lambda x, r=r: poisson(x, mp.mpf(r)), id=f'poisson-{r}') for r in RHOS]
-CURVES += [pytest.param(sigmoid_sum_round, dict(temperature=t), lambda x, t=t: logistic(x, mp.mpf(t)), id=f'sum-{t}') for t in TEMPERATURES]
+def fejer(n): return lambda x: series(x, n, lambda k: 1-k/(n+1))
+def curve(id, f, oracle, **knobs): return pytest.param(f, knobs, oracle, id=id)
+
+CURVES = [curve('cubic', cubic_round, cubic), curve('cosine', cosine_round, cosine)]
+CURVES += [curve(f'sine-{d}', sine_round, partial(sine, depth=d), depth=d) for d in (1, 2, 4)]
+CURVES += [curve(f'fejer-{n}', fourier_round, fejer(n), terms=n, damping='fejer') for n in (1, 2, 3, 4, 5)]
+CURVES += [curve(f'poisson-{r}', poisson_round, partial(poisson, rho=mp.mpf(r)), rho=r) for r in RHOS]
+CURVES += [curve(f'sum-{t}', sigmoid_sum_round, partial(logistic, t=mp.mpf(t)), temperature=t) for t in TEMPERATURES]
 curves = pytest.mark.parametrize('f, knobs, oracle', CURVES)
 
 def points():
@@ -43,7 +47,8 @@ def points():
 
 def tread(): return torch.tensor([1e-6, 1e-4, 1e-3, .0501, .0999, .1001, .2, .2499, .2501, .3, .4, .45, .4999])
 def values(oracle, x): return torch.tensor([float(oracle(mp.mpf(v))) for v in x.tolist()], dtype=torch.float64)
-def slopes(oracle, x): return torch.tensor([float(mp.diff(oracle, mp.mpf(v), h=mp.mpf(10)**-40)) for v in x.tolist()], dtype=torch.float64)
+def slopes(oracle, x):
+    return torch.tensor([float(mp.diff(oracle, mp.mpf(v), h=mp.mpf(10)**-40)) for v in x.tolist()], dtype=torch.float64)
 
 @curves
 def test_value(f, knobs, oracle):
@@ -57,7 +62,8 @@ def test_value(f, knobs, oracle):
 
 @curves
 def test_slope(f, knobs, oracle):
-    "float32 relative to the steepest slope: its argument is rounded to 3e-8 of a cell and the curvature is its square at most."
+    """float32 relative to the steepest slope: its argument is rounded to 3e-8 of a cell
+    and the curvature is its square at most."""
     x,q = points(),tread()
     want = slopes(oracle, x)
     steepest = max(1, slope(f, torch.tensor([.5], dtype=torch.float64), **knobs).item())
@@ -66,21 +72,26 @@ def test_slope(f, knobs, oracle):
 
 @pytest.mark.parametrize('n', (1, 2, 5, 10, 50))
 def test_partial_sums(n):
-    "Undamped sums cross zero inside the tread, so their error is counted in steps: 2nε, or what moving x by 4ε makes of it at the tie."
+    """Undamped sums cross zero inside the tread, so their error is counted in steps: 2nε, or what
+    moving x by 4ε makes of it at the tie."""
     oracle = lambda x: series(x, n, lambda k: 1)
     x = points()
     for dtype in (torch.float64, torch.float32):
         q,eps = tread().to(dtype),torch.finfo(dtype).eps
         assert ((fourier_round(q, n).double()-values(oracle, q.double())).abs() < (2*n+4*(2*n+1))*eps).all()
-        assert torch.allclose(slope(fourier_round, q, terms=n).double(), slopes(oracle, q.double()), rtol=1e-5 if dtype == torch.float32 else 1e-9, atol=4*(2*n+1)**2*eps)
+        rtol,at_tie = 1e-5 if dtype == torch.float32 else 1e-9,4*(2*n+1)**2*eps
+        got = slope(fourier_round, q, terms=n).double()
+        assert torch.allclose(got, slopes(oracle, q.double()), rtol=rtol, atol=at_tie)
     assert torch.allclose(fourier_round(x, n), values(oracle, x), rtol=0, atol=1e-13*n)
 
 @pytest.mark.parametrize('damping', (None, 'fejer'))
 @pytest.mark.parametrize('n', range(0, 12))
 def test_fixed_points(n, damping):
-    "Ties and integers, bit for bit, with any number of terms; the parity of the number decides the slope of an integer."
+    """Ties and integers, bit for bit, with any number of terms; the parity of the
+    number decides the slope of an integer."""
     fixed = torch.arange(-300, 301)/2
-    for dtype in (torch.float32, torch.float64): assert same(fourier_round(fixed.to(dtype), n, damping=damping), fixed.to(dtype))
+    for dtype in (torch.float32, torch.float64):
+        assert same(fourier_round(fixed.to(dtype), n, damping=damping), fixed.to(dtype))
     at = slope(fourier_round, torch.tensor([0., 7.], dtype=torch.float64), terms=n, damping=damping)
     assert (at-((-1.)**n if damping is None else (n+1) % 2/(n+1))).abs().max() < 1e-12
 
@@ -91,7 +102,10 @@ def test_fejer_is_a_density(n):
     assert (fourier_round(x, n, damping='fejer').diff() > -1e-15).all()
     assert (slope(fourier_round, x, terms=n) < -.9).any()
 
-@pytest.mark.parametrize('f, name, values', [(sigmoid_sum_round, 'temperature', (1e-9, 1e-3, .05, .219, .221, 1.)), (poisson_round, 'rho', (0., 1e-6, .5, .99))])
+@pytest.mark.parametrize('f, name, values', [
+    (sigmoid_sum_round, 'temperature', (1e-9, 1e-3, .05, .219, .221, 1.)),
+    (poisson_round, 'rho', (0., 1e-6, .5, .99)),
+])
 def test_knob_derivative(f, name, values):
     "float64 against mpmath to 1e-9, and finite at the ends of the knob, where a learned one may sit."
     oracle = dict(temperature=logistic, rho=poisson)[name]
@@ -101,7 +115,9 @@ def test_knob_derivative(f, name, values):
         got = torch.autograd.grad(f(x, k).sum(), k)[0]
         assert got.isfinite().all()
         if v < 1e-3: continue
-        want = torch.tensor([float(mp.diff(lambda t: oracle(mp.mpf(a), t), mp.mpf(v), h=mp.mpf(10)**-40)) for a in x.tolist()], dtype=torch.float64)
+        h = mp.mpf(10)**-40
+        found = [mp.diff(lambda t: oracle(mp.mpf(a), t), mp.mpf(v), h=h) for a in x.tolist()]
+        want = torch.tensor([float(d) for d in found], dtype=torch.float64)
         assert torch.allclose(got, want, rtol=1e-9, atol=1e-11)
     ends = dict(temperature=(0., math.inf), rho=(0., 1.))[name]
     for dtype in (torch.float32, torch.float64):

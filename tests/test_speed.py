@@ -1,4 +1,5 @@
-"""What makes it fast, as far as no clock is needed: pieces, one fused kernel for each job, few graphs, few Python calls, nothing kept that can be computed again. The bounds are counts; `bench` has the times."""
+"""What makes it fast, as far as no clock is needed: pieces, one fused kernel for each job, few graphs, few Python
+calls, nothing kept that can be computed again. The bounds are counts; `bench` has the times."""
 import gc
 import math
 import sys
@@ -29,10 +30,12 @@ from shok_nb.random import uniform_like
 from shok_nb.replay import no_replay
 
 all_variants = pytest.mark.parametrize('r, f', variants())
+NUMBERED = [r for r in catalog if r.knobs and not r.random and not isinstance(r.knobs[0].default, int)]
 FUSE = pieces._fuse
 EDGES = torch.tensor([0., -0., .5, -.5, 1.5, math.inf, -math.inf, math.nan, 1e10, -3e38])
 
-def sample(n, dtype=torch.float32): return torch.cat([EDGES, torch.randn(n-len(EDGES), generator=generator())*3]).to(dtype)
+def sample(n, dtype=torch.float32):
+    return torch.cat([EDGES, torch.randn(n-len(EDGES), generator=generator())*3]).to(dtype)
 
 def both(f, x, g):
     leaf = x.detach().requires_grad_()
@@ -60,9 +63,10 @@ def test_pieces(r, f, dtype, small):
     for kw in [{}] + [dict(step=.3, offset=.1)]*r.grid:
         for a,b in zip(both(partial(f, **kw), x, g), whole(both, partial(f, **kw), x, g)): assert same(a, b)
 
-@pytest.mark.parametrize('r', [r for r in catalog if r.knobs and r.knobs[0].learns and not r.random and not isinstance(r.knobs[0].default, int)], ids=lambda r: r.name)
+@pytest.mark.parametrize('r', [r for r in NUMBERED if r.knobs[0].learns], ids=lambda r: r.name)
 def test_pieces_with_knobs(r, small):
-    "A knob for each row or column is cut with the tensor, and its gradient is the sum over all pieces: 1e-4, float32 sums in another order."
+    """A knob for each row or column is cut with the tensor, and its gradient is the sum over all
+    pieces: 1e-4, float32 sums in another order."""
     x,g = torch.randn(40, 24, generator=generator())*2,torch.randn(40, 24, generator=generator(1))
     k = r.knobs[0]
     for shape in ((), (24,), (40, 1)):
@@ -75,7 +79,8 @@ def test_pieces_with_knobs(r, small):
 
 @all_variants
 def test_no_full_size_temporaries(r, f, monkeypatch):
-    "Beyond the result, forward and backward hold a few pieces; but for the pull of `ewgs_round`, which is a second function."
+    """Beyond the result, forward and backward hold a few pieces; but for the pull of
+    `ewgs_round`, which is a second function."""
     sys.path.insert(0, 'bench')
     from bench import Cpu
     monkeypatch.setattr(pieces, "_PIECE", 1<<9)
@@ -96,7 +101,8 @@ def kept_when_compiled(fs, xs):
 
 @grouped()
 def test_saved_when_compiled(group):
-    "Compiled code keeps `x` at most, and nothing for a slope of 1: it works the rest out again. The size says whose it is."
+    """Compiled code keeps `x` at most, and nothing for a slope of 1: it works the rest
+    out again. The size says whose it is."""
     xs = [torch.randn(1000+i, generator=generator()).requires_grad_() for i in range(len(group))]
     kept = kept_when_compiled([f for _,f in group], xs)
     for (r, _),x in zip(group, xs):
@@ -130,6 +136,10 @@ def fusing(monkeypatch):
 
 PLAIN,GRID = {},dict(step=.3, offset=.1)
 
+def close(a, b, tol):
+    "To `tol` of the largest finite slope; nan and infinity where they are."
+    return torch.allclose(a, b, atol=tol*b.nan_to_num(0., 0., 0.).abs().max(), rtol=0, equal_nan=True)
+
 def check_fused(f, fusing, backend, *kinds, ulps=8):
     "Each of `kinds` is a dtype and a grid, in three sizes. Returns the graphs."
     cases = [(partial(f, **kw), sample(n, d)) for d,kw in kinds for n in (1000, 64, 11)]
@@ -137,13 +147,13 @@ def check_fused(f, fusing, backend, *kinds, ulps=8):
     graphs = fusing(backend)
     for (g, x),(y, d) in zip(cases, want):
         a,b = both(g, x, torch.ones_like(x))
-        assert near(a, y, ulps) and b.dtype == x.dtype and torch.allclose(b, d, atol=(1e-5 if x.dtype == torch.float32 else 1e-2)*d.nan_to_num(0., 0., 0.).abs().max(), rtol=0, equal_nan=True)
+        assert near(a, y, ulps) and b.dtype == x.dtype and close(b, d, 1e-5 if x.dtype == torch.float32 else 1e-2)
     return graphs
 
 @all_variants
 def test_fused(r, f, fusing):
-    """Values to 8 ulp, slopes to 1e-5 of the largest (a unit in the last place for bfloat16). A graph forward and one backward
-    for each dtype, whatever the size, and as many on a grid."""
+    """Values to 8 ulp, slopes to 1e-5 of the largest (a unit in the last place for bfloat16). A graph forward and one
+    backward for each dtype, whatever the size, and as many on a grid."""
     kinds = (torch.float32, PLAIN),(torch.bfloat16, GRID if r.grid else PLAIN)
     assert 1 <= len(check_fused(f, fusing, 'eager', *kinds)) <= 2*len(kinds)
 
@@ -159,16 +169,17 @@ def test_fused_inductor(f, fusing):
     "The same with the code generated and run."
     check_fused(f, fusing, 'inductor', (torch.float32, PLAIN), (torch.float32, GRID))
 
-@pytest.mark.parametrize('r', [r for r in catalog if r.knobs and not r.random and not isinstance(r.knobs[0].default, int)], ids=lambda r: r.name)
+@pytest.mark.parametrize('r', NUMBERED, ids=lambda r: r.name)
 def test_fused_knobs(r, fusing):
     "A new number is no new graph, nor is a 0-d tensor; a tensor of them is one more."
     k,x = r.knobs[0],sample(64)
-    values = [k.default, k.lo+(k.hi-k.lo)*.3, k.lo+(k.hi-k.lo)*.7, torch.tensor(k.default), torch.full((64,), k.default)]
+    between = [k.lo+(k.hi-k.lo)*share for share in (.3, .7)]
+    values = [k.default, *between, torch.tensor(k.default), torch.full((64,), k.default)]
     want = [both(partial(r.f, **{k.name: v}), x, torch.ones_like(x)) for v in values]
     graphs,seen = fusing(),[]
     for v,(y, d) in zip(values, want):
         a,b = both(partial(r.f, **{k.name: v}), x, torch.ones_like(x))
-        assert near(a, y) and torch.allclose(b, d, atol=1e-5*d.nan_to_num(0., 0., 0.).abs().max(), rtol=0, equal_nan=True)
+        assert near(a, y) and close(b, d, 1e-5)
         seen.append(len(graphs))
     assert seen[0] == seen[3] <= 2 and seen[4] <= 4
 
@@ -183,7 +194,8 @@ def test_fused_falls_back(fusing, monkeypatch):
         warnings.simplefilter('always')
         for _ in range(3):
             for a,b in zip(both(soft_round, x, torch.ones_like(x)), want): assert same(a, b)
-    assert sorted(str(w.message).partition(':')[0] for w in seen if 'unfused' in str(w.message)) == ['soft_round_value runs unfused', 'soft_round_vjp runs unfused']
+    told = sorted(str(w.message).partition(':')[0] for w in seen if 'unfused' in str(w.message))
+    assert told == ['soft_round_value runs unfused', 'soft_round_vjp runs unfused']
 
 def test_kernels_are_for_the_gpu():
     "On a CPU nothing is compiled behind anybody's back."
@@ -210,9 +222,11 @@ class Least(torch.autograd.Function):
     def backward(ctx, g): return g
 
 def test_calls_of_python():
-    "Nothing on the way looks for what is not there: a call enters a handful of Python functions more than the least Function there is."
+    """Nothing on the way looks for what is not there: a call enters a handful of Python functions
+    more than the least Function there is."""
     x,leaf = torch.randn(1024),torch.randn(1024, requires_grad=True)
-    assert calls(lambda: round_ste(x)) <= 12 and calls(lambda: round_ste(leaf)) <= max(calls(lambda: Least.apply(leaf)), 6) + 9    # 6, or all in C
+    least = max(calls(lambda: Least.apply(leaf)), 6)                            # 6, or all in C
+    assert calls(lambda: round_ste(x)) <= 12 and calls(lambda: round_ste(leaf)) <= least + 9
     for _ in range(replay._PAYS): soft_round(leaf)
     assert calls(lambda: soft_round(leaf)) <= 48
 
@@ -221,7 +235,8 @@ def road(f, *args):
     seen = []
     def watch(frame, event, arg):
         ours = frame.f_globals.get('__name__', '').startswith('shok_nb')
-        if event == 'call' and ours and frame.f_code.co_name not in ('<listcomp>', '<genexpr>'): seen.append(frame.f_code.co_name)
+        if event == 'call' and ours and frame.f_code.co_name not in ('<listcomp>', '<genexpr>'):
+            seen.append(frame.f_code.co_name)
     sys.setprofile(watch)
     try: f(*args)
     finally: sys.setprofile(None)
@@ -252,7 +267,8 @@ def arguments(r):
     yield 'plain',{}
     if r.grid: yield 'step',dict(step=torch.full((24,), .3))
     for k in [k for k in r.knobs if not isinstance(k.default, int)]: yield k.name,{k.name: torch.full((24,), k.default)}
-    for k in [k for k in r.knobs if k.learns and not isinstance(k.default, int)][:1]: yield f'{k.name} learns',{k.name: torch.full((24,), k.default, requires_grad=True)}
+    for k in [k for k in r.knobs if k.learns and not isinstance(k.default, int)][:1]:
+        yield f'{k.name} learns',{k.name: torch.full((24,), k.default, requires_grad=True)}
     if r.grid: yield 'step learns',dict(step=torch.full((24,), .3, requires_grad=True))
 
 QUANTIZERS = [(fake_quantize, dict(scale=.1, gradient=g)) for g in ('saturated', 'clipped', 'ste')]
@@ -262,36 +278,40 @@ CALLS += [pytest.param(f, kw, id=f'{f.__name__}-{"-".join(map(str, kw.values()))
 
 @grouped(CALLS, n=1, quick=8)
 def test_no_bools_kept(group):
-    """Generated C++ is slow to read and write bools, so none the size of `x` is kept for backward. One at a time: two functions
-    that draw noise share the bools of its addresses, and a graph of both keeps those."""
+    """Generated C++ is slow to read and write bools, so none the size of `x` is kept for backward. One at a time: two
+    functions that draw noise share the bools of its addresses, and a graph of both keeps those."""
     torch._dynamo.reset()
     xs = leaves(torch.randn(40, 24, generator=generator()), len(group))
     kept = kept_when_compiled([partial(f, **kw) for f,kw in group], xs)
     assert not [t for t in kept if t.dtype == torch.bool and t.numel() >= xs[0].numel()]
 
 def test_compiled_noise():
-    """On a CPU a compiled graph draws a seed, not the numbers: reproducible, new on every call and for every draw, replayed
-    when a checkpoint computes it again. Of 2^16 pairs a correlation of .02 is five standard deviations."""
+    """On a CPU a compiled graph draws a seed, not the numbers: reproducible, new on every call and for every draw,
+    replayed when a checkpoint computes it again. Of 2^16 pairs a correlation of .02 is five standard deviations."""
     ops,x = [],torch.empty(1<<16)
     def look(gm, inputs):
         ops.extend(n.target for n in gm.graph.nodes)
         return gm.forward
-    f = torch.compile(lambda x: torch.stack([uniform_like(x), uniform_like(x, draw=1), uniform_like(x)]), fullgraph=True, backend=look)
+    def drawn(x): return torch.stack([uniform_like(x), uniform_like(x, draw=1), uniform_like(x)])
+    f = torch.compile(drawn, fullgraph=True, backend=look)
     torch.manual_seed(0)
     a,b = f(x),f(x)
     torch.manual_seed(0)
     assert torch.equal(f(x), a) and torch.corrcoef(torch.cat([a, b])).fill_diagonal_(0.).abs().max() < .02
     assert torch.randint in ops and torch.rand not in ops
     def block(x, w): return stochastic_round(x)*w
-    g = torch.compile(lambda x, w: checkpoint(block, x, w, use_reentrant=False), fullgraph=True, backend='aot_eager_decomp_partition')
+    def checked(x, w): return checkpoint(block, x, w, use_reentrant=False)
+    g = torch.compile(checked, fullgraph=True, backend='aot_eager_decomp_partition')
     w = torch.ones(1<<16, requires_grad=True)
     y = g(torch.randn(1<<16, generator=generator()).requires_grad_(), w)
     assert torch.equal(torch.autograd.grad(y.sum(), w)[0], y)
 
 @pytest.mark.slow
 def test_long_series_compile():
-    "Thirty terms make a graph in a time that grows with their number: unfolded, ten took a minute. 1e-4 is three times eager's own error."
+    """Thirty terms make a graph in a time that grows with their number: unfolded, ten took a minute.
+    1e-4 is three times eager's own error."""
     x,began = torch.randn(1000, generator=generator()).requires_grad_(),time.perf_counter()
     f = partial(fourier_round, terms=30)
-    for a,b in zip(both(torch.compile(f, fullgraph=True), x, torch.ones_like(x)), both(f, x, torch.ones_like(x))): assert (a-b).abs().max() < 1e-4
+    for a,b in zip(both(torch.compile(f, fullgraph=True), x, torch.ones_like(x)), both(f, x, torch.ones_like(x))):
+        assert (a-b).abs().max() < 1e-4
     assert time.perf_counter()-began < 300

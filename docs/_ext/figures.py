@@ -6,7 +6,11 @@ import io
 import re
 
 INK = 'currentColor'
-COLOURS = {'#000000': INK, '#ffffff': 'var(--color-background-primary, #fff)', '#cccccc': 'var(--color-background-border, #ccc)'}
+COLOURS = {
+    '#000000': INK,
+    '#ffffff': 'var(--color-background-primary, #fff)',
+    '#cccccc': 'var(--color-background-border, #ccc)',
+}
 LIMIT = 400_000
 
 def svg(fig):

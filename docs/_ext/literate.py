@@ -79,7 +79,8 @@ def _code(c, mod):
         tags.add('remove-output')
     if fold:
         tags.add('hide-input')
-        meta['mystnb'] = meta.get('mystnb', {}) | dict(code_prompt_show='Show the source', code_prompt_hide='Hide the source')
+        prompts = dict(code_prompt_show='Show the source', code_prompt_hide='Hide the source')
+        meta['mystnb'] = meta.get('mystnb', {}) | prompts
     if not show: tags.add('remove-cell')                  # still runs, never seen
     return [*api, c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))]
 
@@ -110,11 +111,14 @@ def write_pages(app):
     start = f'import figures; figures.install()    # {hashlib.sha1(lib).hexdigest()[:12]}: a changed library runs again'
     nbs = sorted((Path(app.confdir)/cfg.literate_nbs).glob('[!_.]*.ipynb'))
     for p in nbs:
-        nb = convert(json.loads(p.read_text('utf-8')), syms, pkg.__name__, repo_links(cfg.literate_git_url, cfg.literate_branch, p.name))
+        links = repo_links(cfg.literate_git_url, cfg.literate_branch, p.name)
+        nb = convert(json.loads(p.read_text('utf-8')), syms, pkg.__name__, links)
         hidden = _cell('code', 'start', start, execution_count=None, outputs=[])
         hidden['metadata'] = dict(tags=['remove-cell'])
         nb['cells'].insert(1, hidden)                     # after the title, which MyST-NB wants first
-        if p.stem == 'index': nb['cells'].append(_cell('markdown', 'toc', toctree([o.stem for o in nbs], cfg.literate_floors)))
+        if p.stem == 'index':
+            pages = toctree([o.stem for o in nbs], cfg.literate_floors)
+            nb['cells'].append(_cell('markdown', 'toc', pages))
         f,text = dst/f'{slug(p)}.ipynb',json.dumps(nb, indent=1, ensure_ascii=False)
         if not f.exists() or f.read_text('utf-8') != text: f.write_text(text, 'utf-8')
     for f in {*dst.glob('*.ipynb')} - {dst/f'{slug(p)}.ipynb' for p in nbs}: f.unlink()
@@ -129,7 +133,8 @@ def docments_fields(app, what, name, obj, options, lines):
     lines[:] = [_rst(l) for l in lines]
     target = vars(obj).get('__init__') if inspect.isclass(obj) and not dataclasses.is_dataclass(obj) else obj
     if not (inspect.isfunction(target) or inspect.isclass(target)): return
-    common = importlib.import_module(f'{app.config.literate_package}.arguments').COMMON        # what is described once for all
+    package = app.config.literate_package
+    common = importlib.import_module(f'{package}.arguments').COMMON        # what is described once for all
     for k,v in docments(target).items():
         v = v or common.get(k)
         if v and k not in ('self', 'cls'):

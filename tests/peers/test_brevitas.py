@@ -1,4 +1,5 @@
-"Brevitas 0.13.4: the same straight-through roundings; its stochastic one knows neither nan nor small fractions of a half."
+"""Brevitas 0.13.4: the same straight-through roundings; its stochastic one knows
+neither nan nor small fractions of a half."""
 import copy
 import brevitas.function.ops_ste as brevitas
 import pytest
@@ -50,7 +51,8 @@ def test_dpu_rounding_is_even_above_zero_and_up_below():
 
 @pytest.mark.parametrize('x', [-1.75, -.1, 0., .5, 2.9])
 def test_stochastic_agrees_in_distribution(x):
-    "40000 draws, seed 0: the same two integers, shares within 5 standard errors of the fraction, at most .0125; slope 1."
+    """40000 draws, seed 0: the same two integers, shares within 5 standard errors of
+    the fraction, at most .0125; slope 1."""
     v = torch.full((40_000,), x)
     p = x-torch.tensor(x).floor()
     for f in (StochasticRoundSte(seed=0).train(), lambda v: stochastic_round(v, generator=generator())):
@@ -59,8 +61,8 @@ def test_stochastic_agrees_in_distribution(x):
         assert abs((y-v.floor()).mean()-p) <= 5*(p*(1-p)/len(v))**.5 + 1e-6
 
 def test_stochastic_differs_where_a_half_has_no_digits_for_the_fraction():
-    """x = -2**-9 in bfloat16 is 1-2**-9 above its floor, and that rounds to 1: theirs always gives 0. Ours has the right mean:
-    1e6 draws, seed 0, 5 standard errors are .11 of it."""
+    """x = -2**-9 in bfloat16 is 1-2**-9 above its floor, and that rounds to 1: theirs always gives 0. Ours has the
+    right mean: 1e6 draws, seed 0, 5 standard errors are .11 of it."""
     x = torch.full((1_000_000,), -2.**-9, dtype=torch.bfloat16)
     assert (StochasticRoundSte(seed=0).train()(x) == 0).all()
     assert abs(stochastic_round(x, generator=generator()).float().mean()/-2.**-9 - 1) < .12
@@ -81,7 +83,8 @@ def test_a_copy_of_their_module_draws_from_the_original():
 def test_hard_sigmoid_agrees():
     v = torch.linspace(-5, 5, 1001)
     theirs = LearnedRoundHardSigmoid().train()
-    assert torch.equal(rectified_sigmoid(v), theirs(v)) and torch.allclose(slope(rectified_sigmoid, v), slope(theirs, v))
+    assert torch.equal(rectified_sigmoid(v), theirs(v))
+    assert torch.allclose(slope(rectified_sigmoid, v), slope(theirs, v))
 
 def learned(impl, v): return LearnedRoundSte(impl, v, torch.nn.Identity())
 
@@ -103,7 +106,8 @@ def test_adaround_deployed_differs_at_the_half():
     assert adaround(x, v, hard=True).tolist() == [0, 1, 1]
 
 def test_annealing_of_adaround_differs_between_the_ends():
-    "Theirs falls in a line, ours as the cosine of the authors' code; both wait for the first fifth and meet in the middle."
+    """Theirs falls in a line, ours as the cosine of the authors' code; both wait for
+    the first fifth and meet in the middle."""
     theirs = LinearTempDecay(100, start_b=20)
     for i in (0, 20, 60, 100): assert theirs(i) == pytest.approx(adaround_beta(i, 100))
     assert theirs(40) == 15.5 and adaround_beta(40, 100) == pytest.approx(11+9*.5**.5)

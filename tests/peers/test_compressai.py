@@ -15,8 +15,8 @@ def bare(name):
     sys.modules[name] = package
 
 bare('compressai')
-from compressai.entropy_models import EntropyModel, EntropyModelVbr
-from compressai.ops import LowerBound, quantize_ste
+from compressai.entropy_models import EntropyModel, EntropyModelVbr  # noqa: E402 (of the bare package)
+from compressai.ops import LowerBound, quantize_ste  # noqa: E402 (of the bare package)
 
 
 def quantize(*args): return EntropyModel.quantize(None, *args)
@@ -67,13 +67,14 @@ def test_symbols_agree_with_means_and_are_cut_without_a_step():
     x,m = vectors()
     assert torch.equal(quantize(x, 'symbols', m), round_ste(x-m).int())
     x = torch.tensor([.6, 1.7, -.6])
-    assert variable(x, 'symbols').tolist() == [0, 1, 0] and round_ste(x).tolist() == quantize(x, 'symbols').tolist() == [1, 2, -1]
+    assert variable(x, 'symbols').tolist() == [0, 1, 0]
+    assert round_ste(x).tolist() == quantize(x, 'symbols').tolist() == [1, 2, -1]
 
 def gradients(y, x, qs, m, w): return torch.autograd.grad((w*y).sum(), (x, qs, m))
 
 def test_variable_rate_agrees_but_for_the_gradient_of_the_step():
-    """Both scale: y(cx, cq, cm) = c*y. Euler's theorem then ties the gradients to the value, x*y_x + q*y_q + m*y_m = y, if a
-    straight-through slope is to fit the function it stands for. Ours does; theirs counts x once more."""
+    """Both scale: y(cx, cq, cm) = c*y. Euler's theorem then ties the gradients to the value, x*y_x + q*y_q + m*y_m = y,
+    if a straight-through slope is to fit the function it stands for. Ours does; theirs counts x once more."""
     (x,m),qs,w = vectors(),torch.tensor(.7, requires_grad=True),torch.randn(64, generator=generator(1))
     x,m = x.requires_grad_(),m.requires_grad_()
     theirs,ours = variable(x, 'ste', m, qs),round_ste(x, step=qs, offset=m)
@@ -82,7 +83,9 @@ def test_variable_rate_agrees_but_for_the_gradient_of_the_step():
     assert torch.allclose(tx, ox) and torch.allclose(tm, om, atol=1e-6)
     euler = lambda gx, gq, gm: (x*gx).sum() + qs*gq + (m*gm).sum()
     y,extra = (w*ours).sum(),(w*(x-m)).sum()
-    assert abs(extra) > 1 and torch.allclose(euler(ox, oq, om), y, atol=1e-4) and torch.allclose(euler(tx, tq, tm), y+extra, atol=1e-4)
+    assert abs(extra) > 1
+    assert torch.allclose(euler(ox, oq, om), y, atol=1e-4)
+    assert torch.allclose(euler(tx, tq, tm), y+extra, atol=1e-4)
 
 def test_lower_bound_lets_back_in_what_clipped_round_keeps_out():
     "Below the bound theirs passes a gradient that would raise x; ours passes none, above both pass all."

@@ -1,4 +1,5 @@
-"kornia 0.9.0: the same cubic rounding; its cubic floor is wrong at whole numbers, and its JPEG tables are made with it."
+"""kornia 0.9.0: the same cubic rounding; its cubic floor is wrong at whole numbers,
+and its JPEG tables are made with it."""
 import pytest
 import torch
 from estimators import FLOATS, generator, near, slope
@@ -35,7 +36,8 @@ def test_cubic_floor_is_an_eighth_low_at_whole_numbers():
 
 def tables(quality):
     "What kornia divides by, luma and chroma."
-    standard = torch.stack([kornia._get_default_qt_y(None, torch.float64), kornia._get_default_qt_c(None, torch.float64)])
+    default = kornia._get_default_qt_y, kornia._get_default_qt_c
+    standard = torch.stack([f(None, torch.float64) for f in default])
     scale = kornia._jpeg_quality_to_scale(torch.tensor(float(quality)))
     return cubic_floor(kornia._differentiable_clipping((standard*scale+50)/100, 1, 255))
 
@@ -48,7 +50,8 @@ def test_jpeg_tables_differ(quality, low, high):
 def picture():
     "Grey, (1, 1, 64, 48), waves and noise; seed 0."
     y,x = torch.meshgrid(torch.arange(64.), torch.arange(48.), indexing='ij')
-    return (128 + 50*torch.sin(x/5)*torch.cos(y/7) + 8*torch.randn(64, 48, generator=generator())).round().clamp(20, 235)[None, None]
+    waves,noise = 50*torch.sin(x/5)*torch.cos(y/7),8*torch.randn(64, 48, generator=generator())
+    return (128+waves+noise).round().clamp(20, 235)[None, None]
 
 def grey(): return picture().expand(-1, 3, -1, -1)
 def coloured(): return torch.cat([picture(), picture().flip(-1)/2+60, picture().flip(-2)/2+60], 1)
@@ -73,8 +76,10 @@ def test_jpeg_differs_in_the_middle_of_the_colours():
 
 @pytest.mark.parametrize('quality', [75, 90])
 def test_ours_is_closer_to_the_file(quality):
-    "Luma against a file by Pillow, where their tables are off: the right ones are worth 2 dB, the right rounding 1 more."
+    """Luma against a file by Pillow, where their tables are off: the right ones are
+    worth 2 dB, the right rounding 1 more."""
     x = picture()
     file = pillow_jpeg(x, quality)
-    a,b,c = (psnr(y, file) for y in (luma(coded(grey(), quality)), jpeg(x, quality, cubic_round), jpeg(x, quality, round_ste)))
+    pictures = luma(coded(grey(), quality)),jpeg(x, quality, cubic_round),jpeg(x, quality, round_ste)
+    a,b,c = (psnr(y, file) for y in pictures)
     assert a+2 < b < c-1, (a, b, c)

@@ -13,7 +13,8 @@ def test_spikes_are_signs_but_at_zero():
     assert torch.equal(sign_ste(X)[off], 2*theirs[off]-1)
     assert theirs[~off] == 0 and sign_ste(X)[~off] == 1
 
-def test_straight_through_agrees(): assert torch.equal(slope(sign_ste, X), slope(surrogate.straight_through_estimator(), X))
+def test_straight_through_agrees():
+    assert torch.equal(slope(sign_ste, X), slope(surrogate.straight_through_estimator(), X))
 
 @pytest.mark.parametrize('k', [2., 5., 25.])
 def test_sigmoid_is_half_of_ede_sign(k):
@@ -29,7 +30,10 @@ def test_triangular_differs_it_is_no_triangle():
     assert torch.equal(slope(surrogate.triangular(), X), torch.where(X < 0, 1., -1.))
     assert torch.equal(slope(approx_sign, X), (2-2*X.abs()).clamp(min=0))
 
-@pytest.mark.parametrize('name, f', [('fast_sigmoid', lambda q: 1/(1+25*q)**2), ('atan', lambda q: 1/(1+(torch.pi*q)**2))])
+@pytest.mark.parametrize('name, f', [
+    ('fast_sigmoid', lambda q: 1/(1+25*q)**2),
+    ('atan', lambda q: 1/(1+(torch.pi*q)**2)),
+])
 def test_tails_that_no_sign_of_ours_has(name, f):
     "They fall as a power of x and not exponentially; from our parts an `estimator` is one line."
     made = estimator(name, lambda v: (v > 0).to(v.dtype), lambda v: f(v.abs()))

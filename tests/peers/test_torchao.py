@@ -1,4 +1,5 @@
-"torchao 0.18.0: the same fake quantization and gradients; adding noise before `floor` moves numbers that are whole already."
+"""torchao 0.18.0: the same fake quantization and gradients; adding noise before `floor`
+moves numbers that are whole already."""
 import pytest
 import torch
 from estimators import FLOATS, generator, same, slope
@@ -9,7 +10,8 @@ from shok_nb import fake_quantize, round_ste, stochastic_round
 
 
 def theirs(x, scale, zero=None, block=None):
-    return _fake_quantize_affine(x, block or x.shape, scale, torch.zeros_like(scale) if zero is None else zero, torch.int8, -8, 7)
+    if zero is None: zero = torch.zeros_like(scale)
+    return _fake_quantize_affine(x, block or x.shape, scale, zero, torch.int8, -8, 7)
 
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_round_agrees_everywhere(dtype):
@@ -56,8 +58,8 @@ def test_float64_differs():
 
 @pytest.mark.parametrize('n', [100., -127.])
 def test_stochastic_differs_at_whole_numbers(n):
-    """`floor(x + rand)`: the sum is rounded, so 2**-18 of the draws reach n+1. That is 32 of 2**23, standard deviation 5.7, and
-    the bound 8 is more than four away; seed 0. Ours compares noise and fraction: a whole number stays."""
+    """`floor(x + rand)`: the sum is rounded, so 2**-18 of the draws reach n+1. That is 32 of 2**23, standard deviation
+    5.7, and the bound 8 is more than four away; seed 0. Ours compares noise and fraction: a whole number stays."""
     row = torch.full((1, 2**23), n)
     row[0, 0] = 127.                                   # makes the scale 1
     torch.manual_seed(0)
@@ -67,7 +69,8 @@ def test_stochastic_differs_at_whole_numbers(n):
 
 @pytest.mark.parametrize('x', [1.003, -1.003, 1.0078125])
 def test_stochastic_bfloat16_agrees_within_a_binade(x):
-    "From 1 to 2 its grid has step 2**-7: the same two neighbours, means within 5 standard errors of 2e5 draws, half a step at most each."
+    """From 1 to 2 its grid has step 2**-7: the same two neighbours, means within 5 standard errors
+    of 2e5 draws, half a step at most each."""
     v = torch.full((200_000,), x)
     torch.manual_seed(0)
     a,b = _fp32_to_bf16_sr(v).double(),stochastic_round(v, generator=generator(), step=2.**-7).double()

@@ -27,12 +27,14 @@ def test_ste_agrees_but_at_infinity_and_minus_zero(f, theirs, dtype):
 @levels
 @symmetric
 def test_fsq_agrees(levels, symmetric):
-    """Codes, indices and gradients; symmetric codes with our margin at 0. Seed 0: no latent is within rounding error of a tie."""
+    """Codes, indices and gradients; symmetric codes with our margin at 0. Seed 0: no
+    latent is within rounding error of a tie."""
     z,peer = latents(levels),FSQ(levels, preserve_symmetry=symmetric)
     codes,index = peer(z)
-    assert torch.allclose(ours(levels, symmetric, z), codes, atol=1e-6)
-    assert torch.equal(fsq_index(ours(levels, symmetric, z), levels, symmetric=symmetric), index.long())
-    assert torch.allclose(slope(lambda z: ours(levels, symmetric, z), z), slope(lambda z: peer(z)[0], z), rtol=1e-4, atol=1e-6)
+    mine = lambda z: ours(levels, symmetric, z)
+    assert torch.allclose(mine(z), codes, atol=1e-6)
+    assert torch.equal(fsq_index(mine(z), levels, symmetric=symmetric), index.long())
+    assert torch.allclose(slope(mine, z), slope(lambda z: peer(z)[0], z), rtol=1e-4, atol=1e-6)
 
 @levels
 @symmetric
@@ -44,7 +46,7 @@ def test_every_index_agrees_both_ways(levels, symmetric):
     assert torch.equal(fsq_index(codes, levels, symmetric=symmetric), peer.codes_to_indices(codes).long())
 
 def test_index_differs_beyond_two_to_the_24():
-    "Theirs adds the digits up in float32: neighbours share a number, and beyond int32 it is not even one of the codebook."
+    "Theirs adds the digits up in float32: neighbours share a number, and beyond int32 it is not one of the codebook."
     levels = [8]*9
     index = torch.tensor([2**24, 2**24+1])
     peer,codes = FSQ(levels, return_indices=False),fsq_codes(index, levels)
@@ -64,8 +66,8 @@ def test_two_levels_differ():
     assert fsq(torch.tensor([[-5.], [5.]]), [2]).tolist() == [[-1], [0]]
 
 def test_noise_differs_in_its_unit():
-    """For 16 levels, in steps from the latent: ours stays within half a step, theirs adds half of the whole scale, 3.75 steps,
-    to a code that is rounded already."""
+    """For 16 levels, in steps from the latent: ours stays within half a step, theirs adds half of the whole scale, 3.75
+    steps, to a code that is rounded already."""
     z,step = latents([16]),2/15
     far = lambda codes: (codes-torch.tanh(z)).abs().max()/step
     assert far(fsq(z, [16], symmetric=True, margin=0., noise=1., generator=generator())) <= .5001
