@@ -44,7 +44,7 @@ def _sample():
         from matplotlib.cbook import get_sample_data
     except ImportError:
         raise ImportError("the demo's own photo comes with matplotlib: "
-            "pip install 'shok_nb[widgets]'") from None
+            "pip install matplotlib") from None
     return get_sample_data('grace_hopper.jpg', asfileobj=False)
 
 def load(

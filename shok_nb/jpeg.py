@@ -43,7 +43,7 @@ def _pil(fn):
     try:
         from PIL import Image
     except ImportError:
-        raise ImportError(f"{fn} needs Pillow: pip install 'shok_nb[widgets]'") from None
+        raise ImportError(f"{fn} needs Pillow: pip install pillow") from None
     return Image
 
 def _to_pil(image, fn):

@@ -15,7 +15,7 @@ try:
     import matplotlib.pyplot as plt
 except ImportError as e:
     raise ImportError(
-        "shok_nb.lab draws with matplotlib: pip install 'shok_nb[widgets]'") from e
+        "shok_nb.lab draws with matplotlib: pip install matplotlib") from e
 from .arguments import check_count
 from .neighbours import local_expectation
 from .plots import _draw, _name, sweep

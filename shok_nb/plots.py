@@ -15,7 +15,7 @@ try:
     import matplotlib.pyplot as plt
 except ImportError as e:
     raise ImportError(
-        "shok_nb.plots draws with matplotlib: pip install 'shok_nb[widgets]'") from e
+        "shok_nb.plots draws with matplotlib: pip install matplotlib") from e
 
 # %% ../nbs/61_plots.ipynb #ce23c62f
 _ZOOM = 8, 256, 256 # a gap still wide after these divisions is a jump

@@ -20,7 +20,7 @@ try:
     from comm import DummyComm
 except ImportError as e:
     raise ImportError(
-        "shok_nb.widgets needs ipywidgets: pip install 'shok_nb[widgets]'") from e
+        "shok_nb.widgets needs ipywidgets: pip install ipywidgets matplotlib") from e
 from .catalog import Choice, Knob, row
 from .plots import sweep
 

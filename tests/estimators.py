@@ -19,13 +19,15 @@ def since(version, why):
 HALVES = FLOATS[:2]
 
 def variants(keep=lambda r: True, only=lambda r, f: True):
-    "Each row that `keep` keeps, each smooth one with `hard=True` too, and the tie rules: `(row, f)` where `only(row, f)`."
+    "`(row, f)` where `keep(row)` and `only(row, f)`: each function, `hard=True` of a smooth one, and the tie rules."
     out = []
     for r in catalog:
         if r.random or not keep(r): continue
         out.append(pytest.param(r, r.f, id=r.name))
         if r.smooth: out.append(pytest.param(r, partial(r.f, hard=True), id=f'{r.name}-hard'))
-    if keep(r := row(round_ste)): out += [pytest.param(r, partial(round_ste, ties=t), id=f'round_ste-{t}') for t in r.choices[0].options[1:]]
+    r = row(round_ste)
+    rules = r.choices[0].options[1:] if keep(r) else ()
+    out += [pytest.param(r, partial(round_ste, ties=t), id=f'round_ste-{t}') for t in rules]
     return [p for p in out if only(*p.values)]
 
 def with_knobs(keep):
@@ -43,12 +45,12 @@ class Group(list):
         super().__init__(p.values for p in params)
         self.ids = [p.id for p in params]
 
-KINDS = ('round_ste', 'ewgs_round', 'soft_round', 'soft_round-hard', 'fourier_round', 'sigmoid_sum_round', 'clipped_round',
-    'decimal_ste')
+KINDS = ('round_ste', 'ewgs_round', 'soft_round', 'soft_round-hard', 'fourier_round', 'sigmoid_sum_round',
+    'clipped_round', 'decimal_ste')
 
 def batches(params=None, n=8, quick=None):
-    """`params`, by default all variants, in groups of `n`; the first is of many kinds: a straight line, a second function,
-    closed forms, series, sums, ends and decimals. Groups after the first `quick` are for `make test-all`."""
+    """`params`, by default all variants, in groups of `n`; the first is of many kinds: a straight line, a second
+    function, closed forms, series, sums, ends and decimals. Groups after the first `quick` are for `make test-all`."""
     params = sorted(params or variants(), key=lambda p: p.id.removesuffix('-plain') not in KINDS)
     out = []
     for i in range(0, len(params), n):
@@ -85,6 +87,6 @@ def slopes(g, x, n):
 
 def on_grid(r, f): return r.on_grid or getattr(f, 'keywords', {}).get('hard', False)
 
-INDUCTOR = pytest.param('inductor', marks=pytest.mark.slow)               # it takes a compiler of C++ seconds for each graph
+INDUCTOR = pytest.param('inductor', marks=pytest.mark.slow)       # it takes a compiler of C++ seconds for each graph
 
 def generator(seed=0): return torch.Generator().manual_seed(seed)

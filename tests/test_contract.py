@@ -1,5 +1,5 @@
-"""The laws every estimator shares, driven by the catalog: those of `shok_nb.checks`, which anybody may run, and what only the
-catalog can be asked. Points come from seed 0, so a failure is a change in the code and not bad luck."""
+"""The laws every estimator shares, driven by the catalog: those of `shok_nb.checks`, which anybody may run, and what
+only the catalog can be asked. Points come from seed 0, so a failure is a change in the code and not bad luck."""
 from functools import partial
 from inspect import signature
 import pytest
@@ -38,11 +38,17 @@ def test_pieces_of_their_true_size(r, f, dtype):
 
 # A millionth and a million that are no value of the knob: an error says so. Every other value of a knob is finite.
 BEYOND = dict(ewgs_round={('delta', 1e6)}, dsq_round={('alpha', 1e6)}, stable_round={('amplitude', 1e6)},
-    clipped_round={('lower', 1e6)}, trust_round={('lower', 1e6)}, reste_sign={('o', 1e-6)}, poisson_round={('rho', 1e6)})
+    clipped_round={('lower', 1e6)}, trust_round={('lower', 1e6)}, reste_sign={('o', 1e-6)},
+    poisson_round={('rho', 1e6)})
 EDGES = [0., -0., .25, -.25, .5, -.5, 1., -1., 1.5, 2.5, -2.5, 7., 1e-6, -1e-6, 1e6, -1e6, 1e-30]
-FAR = [(*p.values, k, v, p.id) for p in variants() for k in p.values[0].knobs if isinstance(k.default, float) for v in (1e-6, 1e6)]
 
-@pytest.mark.parametrize('r, f, k, v', [pytest.param(r, f, k, v, id=f'{i}-{k.name}-{v:g}') for r,f,k,v,i in FAR])
+def far():
+    for p in variants():
+        for k in p.values[0].knobs:
+            if not isinstance(k.default, float): continue
+            for v in (1e-6, 1e6): yield pytest.param(*p.values, k, v, id=f'{p.id}-{k.name}-{v:g}')
+
+@pytest.mark.parametrize('r, f, k, v', far())
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_far_beyond_the_slider(r, f, k, v, dtype):
     "Finite at the edges, or refused by name."
@@ -62,32 +68,35 @@ def test_defaults_are_the_signature(r):
     for c in r.choices:
         assert ps[c.name].default == c.default and c.default in c.options
         for o in c.options: assert r.f(torch.zeros(3), **{c.name: o}).shape == (3,)
-        with pytest.raises(ValueError, match=f"{c.name} must be .*got 'no such'"): r.f(torch.zeros(3), **{c.name: 'no such'})
-    assert {c.name for c in r.choices} == {n for n,p in ps.items() if isinstance(p.default, str) or 'Literal' in str(p.annotation)}
+        with pytest.raises(ValueError, match=f"{c.name} must be .*got 'no such'"):
+            r.f(torch.zeros(3), **{c.name: 'no such'})
+    words = {n for n,p in ps.items() if isinstance(p.default, str) or 'Literal' in str(p.annotation)}
+    assert {c.name for c in r.choices} == words
     assert ('hard' in ps) == r.smooth and ('step' in ps and 'offset' in ps) == r.grid
 
 def settings(r):
     "Both ends and the middle of each slider, the other knobs as they are."
     for k in r.knobs:
         middle = (k.lo*k.hi)**.5 if k.log else (k.lo+k.hi)/2
-        for v in (k.lo, type(k.default)(middle), k.hi): yield k.name,v
+        for v in (k.lo, type(k.default)(middle), k.hi): yield pytest.param(r, k.name, v, id=f'{r.name}-{k.name}-{v:g}')
 
-@pytest.mark.parametrize('r, name, v', [pytest.param(r, *s, id=f'{r.name}-{s[0]}-{s[1]:g}') for r in catalog if not r.random for s in settings(r)])
+@pytest.mark.parametrize('r, name, v', [s for r in catalog if not r.random for s in settings(r)])
 def test_claims_along_the_slider(r, name, v):
-    """What a row claims without `at_default` holds at every knob. On multiples of 2**-16 both x+k and -x are exact, and 1e-12 is
-    for the rounding of values, relative for slopes."""
+    """What a row claims without `at_default` holds at every knob. On multiples of 2**-16 both x+k and -x are exact, and
+    1e-12 is for the rounding of values, relative for slopes."""
     f = partial(r.f, **{name: v})
+    close = partial(torch.allclose, atol=1e-12, rtol=0)
     def claims(c): return getattr(r, c) and c not in r.at_default
     x = _points()
     x = x[x.abs() > .01].mul(2**16).round().add(.5)/2**16
     y,w = f(x),slope(f, x)
-    if claims('odd'): assert torch.allclose(f(-x), -y, atol=1e-12, rtol=0) and torch.allclose(slope(f, -x), w, rtol=1e-12)
+    if claims('odd'): assert close(f(-x), -y) and torch.allclose(slope(f, -x), w, rtol=1e-12)
     if claims('equivariant'):
-        for k in (1, -3, 40): assert torch.allclose(f(x+k), y+k, atol=1e-12, rtol=0) and torch.allclose(slope(f, x+k), w, rtol=1e-7)
+        for k in (1, -3, 40): assert close(f(x+k), y+k) and torch.allclose(slope(f, x+k), w, rtol=1e-7)
     if claims('on_grid'): assert torch.equal(y, y.round())
     if claims('monotone'): assert (f(torch.linspace(-3, 3, 60_001, dtype=torch.float64)).diff() >= -1e-15).all()
     if claims('mass_one'):
-        # from the integer and from the tie, on a logarithmic scale: some slopes are spikes of width e^-30 at one of them
+        # from the integer and from the tie, on a logarithmic scale: some slopes are spikes of width e^-30 at one
         q = torch.logspace(-18, 0, 20_000, dtype=torch.float64)/4
         area = sum(torch.trapezoid(slope(f, t)*q, q.log()) for t in (q, .5-q, -q, q-.5))
         assert abs(area-1) < 1e-4
@@ -109,8 +118,9 @@ def test_a_claim_that_needs_the_defaults():
 
 @pytest.mark.parametrize('r', [r for r in catalog if r.monotone and r.grid and not r.random], ids=lambda r: r.name)
 def test_monotone_to_the_last_bits(r):
-    """On a grid of .3 from .1, 65,536 neighbouring floats from each of five places never fall by more than 4 units in the last place
-    of the largest number on the way, here the step of .3: the last product and sum round once each, the curve by about two."""
+    """On a grid of .3 from .1, 65,536 neighbouring floats from each of five places never fall by more than 4 units in
+    the last place of the largest number on the way, here the step of .3: the last product and sum round once each, the
+    curve by about two."""
     for start in (-.31, -.05, .09, .249, .39):
         bits = torch.tensor([start]).view(torch.int32) + torch.arange(65_536, dtype=torch.int32)
         x = bits.view(torch.float32).sort().values

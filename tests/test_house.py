@@ -234,7 +234,7 @@ import shok_nb
 for m in {low}: import_module(f'shok_nb.{{m}}')
 for m in {high}:
     try: import_module(f'shok_nb.{{m}}')
-    except ImportError as e: assert 'shok_nb[widgets]' in str(e), (m, e)
+    except ImportError as e: assert re.search(r'pip install (matplotlib|ipywidgets|pillow)', str(e)), (m, e)
 '''
     run('-c', BLOCK + loop)
 
