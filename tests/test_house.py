@@ -212,7 +212,7 @@ def test_urls_only_where_configured(wheel):
     assert not wheel('')[1].get_all('Project-URL')
 
 BLOCK = '''
-import sys, torch
+import re, sys, torch
 from importlib import import_module
 class Nothing:
     def find_spec(self, name, path=None, target=None):
