@@ -1,5 +1,6 @@
 """One row of the table of versions, from the tests that just ran: `make test-all
-TORCH=2.15.0 PYTHON=python3.12` calls it.
+TORCH=2.15.0 PYTHON=python3.12` calls it with the file that pytest's --junitxml wrote. After a fault is mended, the
+tests that failed run alone, and both files make the row.
 
 The row of this torch and this Python, 3.12 say, takes the place of the one before it in bench/versions.json."""
 import datetime
@@ -17,21 +18,22 @@ def why(skipped):
     "The reason of a skip, without the file it stands in."
     return skipped.get('message', '').removeprefix('Skipped: ')
 
-def row(xml):
-    "What the tests written to this file say."
-    suites = ElementTree.parse(xml).getroot().iter('testsuite')
-    total,reasons,failures = Counter(),Counter(),[]
-    for suite in suites:
-        total.update({k: int(suite.get(k)) for k in ('tests', 'failures', 'errors', 'skipped')})
-        total['seconds'] += round(float(suite.get('time')))
-        for case in suite.iter('testcase'):
-            for s in case.iter('skipped'): reasons[why(s)] += 1
-            if case.find('failure') is not None or case.find('error') is not None: failures.append(case.get('name'))
-    failed,skipped = total['failures'] + total['errors'],total['skipped']
+def row(*files):
+    "What the tests written to these files say; one that ran again counts as it did the last time."
+    last,seconds = {},0.
+    for xml in files:
+        for suite in ElementTree.parse(xml).getroot().iter('testsuite'):
+            seconds += float(suite.get('time'))
+            last.update({(case.get('classname'), case.get('name')): case for case in suite.iter('testcase')})
+    def has(case, *kinds): return any(case.find(k) is not None for k in kinds)
+    failed = [case for case in last.values() if has(case, 'failure', 'error')]
+    skipped = [case for case in last.values() if has(case, 'skipped') and case not in failed]
+    reasons = Counter(why(case.find('skipped')) for case in skipped)
     return dict(torch=torch.__version__.partition('+')[0], python=platform.python_version(),
         date=str(datetime.date.today()), machine=f'{platform.system()} {platform.machine()}',
-        passed=total['tests'] - failed - skipped, skipped=skipped, failed=failed, minutes=round(total['seconds']/60),
-        reasons=dict(sorted(reasons.items())), failures=sorted(failures))
+        passed=len(last) - len(failed) - len(skipped), skipped=len(skipped), failed=len(failed),
+        minutes=round(seconds/60), reasons=dict(sorted(reasons.items())),
+        failures=sorted(case.get('name') for case in failed))
 
 def put(rows, new):
     "`rows` with `new` in its place, oldest torch first."
@@ -40,7 +42,7 @@ def put(rows, new):
 
 if __name__ == '__main__':
     rows = json.loads(TABLE.read_text('utf-8')) if TABLE.exists() else []
-    new = row(sys.argv[1])
+    new = row(*sys.argv[1:])
     TABLE.write_text(json.dumps(put(rows, new), indent=1, ensure_ascii=False) + '\n', 'utf-8')
     counts = '{passed} passed, {skipped} skipped, {failed} failed'.format(**new)
     print(f"torch {new['torch']}, Python {new['python']}: {counts}; written to bench/versions.json")

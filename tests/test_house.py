@@ -280,6 +280,9 @@ def test_row_of_a_version(tmp_path):
     new = row(tmp_path/'tests.xml')
     assert (new['passed'], new['skipped'], new['failed'], new['minutes']) == (3, 2, 2, 2)
     assert new['reasons'] == {'no GPU here': 2} and new['failures'] == ['d', 'e'] and new['torch'] in version('torch')
+    (tmp_path/'again.xml').write_text('<testsuites><testsuite time="60"><testcase name="d"/></testsuite></testsuites>')
+    again = row(tmp_path/'tests.xml', tmp_path/'again.xml')
+    assert (again['passed'], again['failed'], again['failures'], again['minutes']) == (4, 1, ['e'], 3)
     old,other = dict(new, passed=1, date='2000-01-01'),dict(new, torch='1.13.0')
     assert put([old, other], new) == [other, new] and put([], new) == [new]
     assert put([new], dict(new, python='4.0.0'))[0] is new

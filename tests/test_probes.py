@@ -143,7 +143,7 @@ def test_compiled_transform_refused(r, f, inner):
     with pytest.raises(Exception) if older('2.11') else refused(r): compiled(INNER[inner](f), 'aot_eager')(X)
 
 @pytest.mark.parametrize('inner', (*INNER, 'vmap'))
-@grouped(variants(lambda r: r.linear), quick=1)
+@grouped(variants(lambda r: r.linear), quick=0)
 def test_inductor_transform(group, inner):
     "The derivative taken inside the compiled function, or a batched function differentiated outside of it."
     check_transform(group, inner, 'inductor')
@@ -324,7 +324,7 @@ def test_learned_grid_compiled(group):
     got = compiled(side_by_side(halves), 'aot_eager')(*[X.clone() for _ in group])
     for (r, _),f,y in zip(group, halves, got): assert near(y, f(X)), r.name
 
-@grouped(variants(lambda r: r.grid), quick=1)
+@grouped(variants(lambda r: r.grid), quick=0)
 def test_learned_grid_inductor(group):
     "The same with the code generated and run."
     check_learned_grid(group, 'inductor')
