@@ -20,6 +20,7 @@ COMMON = dict(
     offset='A point of the grid, in the units of `x`, broadcasts with it; may learn',
     generator='Where torch draws the numbers; None is its global generator',
     seed='int64, no dimensions: numbers by position instead, the same on every path',
+    learnable='Is `alpha` or `beta` a Parameter, or else `step`?',
 )
 
 def check_input(

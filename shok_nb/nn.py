@@ -100,10 +100,8 @@ def _twin(f, deployed=None):
     if 'hard' not in everything: deployed = deployed or f
 
     def decorate(cls):
-        def __init__(self, *args,
-            learnable:bool=False, # Is `alpha` or `beta` a Parameter, or else `step`?
-            **kwargs
-        )->None:
+        def __init__(self, *args, **kwargs)->None:
+            learnable = kwargs.pop('learnable', False)
             try: given = takes.bind(*args, **kwargs)
             except TypeError as e: raise TypeError(f'{cls.__name__}: {e}') from None
             given.apply_defaults()
@@ -112,8 +110,6 @@ def _twin(f, deployed=None):
         more = [Parameter('learnable', Parameter.KEYWORD_ONLY, default=False, annotation=bool)]
         __init__.__signature__ = Signature(own + knobs + (more if knobs else []))
         __init__.__qualname__ = f'{cls.__qualname__}.__init__'
-        # whoever reads the source would find other arguments than the signature has
-        __init__.__code__ = __init__.__code__.replace(co_filename=f'<{cls.__name__}>')
         setattr(__init__, '__delwrap__', f) # where fastcore's docments reads about the knobs
         cls.__init__ = __init__
         return cls
