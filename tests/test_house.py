@@ -101,6 +101,30 @@ def test_page_is_short(nb):
     assert len(cells) <= CELLS and words <= LONGER.get(nb.stem, WORDS), f'{nb.stem}: {len(cells)} cells, {words} words'
     assert nb.stem not in LONGER or words > WORDS, f'{nb.stem} has {words} words: take it off the list'
 
+@pytest.mark.slow
+def test_the_first_ten_minutes(tmp_path):
+    "What CONTRIBUTING says a stranger sees who changes a formula."
+    copy(tmp_path, 'nbs', 'shok_nb')
+    page,text = tmp_path/'nbs'/'24_cubic.ipynb',(ROOT/'CONTRIBUTING.md').read_text('utf-8')
+    right = page.read_text('utf-8')
+    def run_here(*args):
+        env = {**os.environ, 'PYTHONPATH': str(tmp_path), 'IN_TEST': ''}
+        return subprocess.run([sys.executable, *args], cwd=tmp_path, env=env, capture_output=True, text=True)
+    def changed(**formulas):
+        new = right
+        for name,formula in formulas.items():
+            head = f'def _{name}(q): return'
+            new = new.replace(head, f'{head} {formula} #')
+        page.write_text(new, 'utf-8')
+        assert run_here('-c', 'import nbdev; nbdev.nbdev_export()').returncode == 0
+    changed(slope='2*q*q')
+    said = run_here('-c', 'import shok_nb').stderr.splitlines()[-1]
+    assert said.startswith('ValueError: cubic_round: the slope') and said in text
+    changed(rise='.9*q*q*q', slope='2.7*q*q')
+    test = "from nbdev.test import nbdev_test; nbdev_test('nbs/24_cubic.ipynb', n_workers=1)"
+    out = run_here('-c', f'import sys; {test}')
+    assert out.returncode and 'AssertionError' in out.stdout + out.stderr
+
 def test_page_limits_are_those_of_contributing():
     text = ' '.join((ROOT/'CONTRIBUTING.md').read_text('utf-8').split())
     assert f'At most {CELLS} cells, {WORDS} words' in text and LONGER.keys() <= {p.stem for p in NBS}
