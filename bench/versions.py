@@ -6,6 +6,7 @@ The row of this torch and this Python, 3.12 say, takes the place of the one befo
 import datetime
 import json
 import platform
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,13 +19,17 @@ def why(skipped):
     "The reason of a skip, without the file it stands in."
     return skipped.get('message', '').removeprefix('Skipped: ')
 
+def name(case):
+    "Of a test, without the group that pytest-xdist ran it in."
+    return re.sub(r'@\w+$', '', case.get('name'))
+
 def row(*files):
     "What the tests written to these files say; one that ran again counts as it did the last time."
     last,seconds = {},0.
     for xml in files:
         for suite in ElementTree.parse(xml).getroot().iter('testsuite'):
             seconds += float(suite.get('time'))
-            last.update({(case.get('classname'), case.get('name')): case for case in suite.iter('testcase')})
+            last.update({(case.get('classname'), name(case)): case for case in suite.iter('testcase')})
     def has(case, *kinds): return any(case.find(k) is not None for k in kinds)
     failed = [case for case in last.values() if has(case, 'failure', 'error')]
     skipped = [case for case in last.values() if has(case, 'skipped') and case not in failed]
@@ -33,7 +38,7 @@ def row(*files):
         date=str(datetime.date.today()), machine=f'{platform.system()} {platform.machine()}',
         passed=len(last) - len(failed) - len(skipped), skipped=len(skipped), failed=len(failed),
         minutes=round(seconds/60), reasons=dict(sorted(reasons.items())),
-        failures=sorted(case.get('name') for case in failed))
+        failures=sorted(name(case) for case in failed))
 
 def put(rows, new):
     "`rows` with `new` in its place, oldest torch first."

@@ -25,6 +25,7 @@ def test_docments(module, name):
     rest = inspect.Parameter.VAR_KEYWORD,inspect.Parameter.VAR_POSITIONAL
     params = inspect.signature(target).parameters.items()
     wanted = [n for n,p in params if n not in ('self', 'cls') and p.kind not in rest]
+    assert all(dict(params)[n].annotation is not inspect.Parameter.empty for n in wanted), 'a parameter without a type'
     got = docments(f, returns=True)
     again = [p for p,text in got.items() if p in COMMON and ' '.join((text or '').split()) == COMMON[p]]
     assert not again, 'COMMON says so already'

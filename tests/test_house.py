@@ -229,6 +229,23 @@ def test_wheel(wheel):
     assert extra('widgets') == names(cfg['widgets_requirements'].split())
     assert extra('docs').items() | extra('test').items() == extra('dev').items()
 
+def test_no_links_into_nowhere(wheel):
+    "nbdev would link other people's pages to a site that is not there."
+    assert not [f for f in wheel('')[2] if f.endswith('entry_points.txt')]
+
+@pytest.mark.slow
+def test_source_release(tmp_path):
+    "It holds its sources, and its tests can be collected."
+    run('-m', 'build', '--sdist', '--no-isolation', '--outdir', tmp_path, '.')
+    archive, = tmp_path.glob('*.tar.gz')
+    shutil.unpack_archive(archive, tmp_path)
+    here = tmp_path/archive.name.removesuffix('.tar.gz')
+    made = {f.relative_to(here).as_posix() for f in here.rglob('*') if f.is_file()}
+    ours = {f.relative_to(ROOT).as_posix() for f in tracked() if not f.relative_to(ROOT).parts[0].startswith('.')}
+    assert not ours - made, sorted(ours - made)
+    assert not [f for f in made if '__pycache__' in f or f.startswith('docs/_build')]
+    assert 'tests collected' in run('-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider', cwd=here)
+
 def test_urls_only_where_configured(wheel):
     "No repository is made up: links appear once settings.ini names one."
     url = 'https://example.org/somebody/shok_nb'
@@ -291,13 +308,25 @@ def test_range_of_torch():
     assert set(str(spec).split(',')) == {f'>={major}.{minor}', f'<{major}.{newest+1}'}
     assert version('torch') in spec
 
+def test_workflows():
+    "They run the commands of README, on the torch and Python versions of the table."
+    flows = {f.stem: f.read_text('utf-8') for f in (ROOT/'.github'/'workflows').glob('*.yml')}
+    assert all('.ci/run' in flows[k] for k in ('test', 'release')) and 'make docs' in flows['site']
+    pairs = set(re.findall(r'torch: "([\d.]+)", python: "([\d.]+)"', flows['versions']))
+    rows = json.loads((ROOT/'bench'/'versions.json').read_text('utf-8'))
+    assert pairs == {(r['torch'], '.'.join(r['python'].split('.')[:2])) for r in rows}
+    assert 'make test-all TORCH=' in flows['versions'] and 'settings.ini' in flows['release']
+    dev = json.loads((ROOT/'.devcontainer'/'devcontainer.json').read_text('utf-8'))
+    make = (ROOT/'Makefile').read_text('utf-8')
+    assert '.venv/ready' in dev['postCreateCommand'] and re.search(r'(?m)^\$\(VENV\)/ready:', make)
+
 def test_row_of_a_version(tmp_path):
     "Counts, reasons and names as pytest writes them; the row of the same torch and Python is replaced."
     from versions import put, row
     (tmp_path/'tests.xml').write_text("""
         <testsuites><testsuite errors="1" failures="1" skipped="2" tests="7" time="125.4">
         <testcase name="a"/><testcase name="b"/><testcase name="c"/>
-        <testcase name="d"><failure/></testcase><testcase name="e"><error/></testcase>
+        <testcase name="d@site"><failure/></testcase><testcase name="e"><error/></testcase>
         <testcase name="f"><skipped message="Skipped: no GPU here"/></testcase>
         <testcase name="g"><skipped message="no GPU here"/></testcase>
         </testsuite></testsuites>""")
