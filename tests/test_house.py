@@ -308,6 +308,13 @@ def test_range_of_torch():
     assert set(str(spec).split(',')) == {f'>={major}.{minor}', f'<{major}.{newest+1}'}
     assert version('torch') in spec
 
+def test_the_floor_is_not_the_first_page():
+    "Readers meet estimators first; what they stand on comes last."
+    sys.path.insert(0, str(ROOT/'docs'/'_ext'))
+    from literate import toctree
+    out = toctree(['01_core', '10_ste', '71_jpeg', 'index'], {'0': 'The floor', '1': 'Hard', '7': 'Studies'})
+    assert out.index('Hard') < out.index('Studies') < out.index('The floor')
+
 def test_workflows():
     "They run the commands of README, on the torch and Python versions of the table."
     flows = {f.stem: f.read_text('utf-8') for f in (ROOT/'.github'/'workflows').glob('*.yml')}

@@ -39,9 +39,9 @@ def repo_links(git_url, branch, nb):
     return '{.repo-links}\n' + ' · '.join(links)
 
 def toctree(names, floors):
-    "Table of contents: one group per first digit, pages in the order of their numbers."
+    "Table of contents: one group per first digit, pages in the order of their numbers, the floor last."
     groups = {'Start': ['Overview <self>']}
-    for n in sorted(names):
+    for n in sorted(names, key=lambda n: (n[0] == '0', n)):           # the floor is for those who look under it
         if n != 'index': groups.setdefault(floors.get(n[0], 'More'), []).append(slug(n))
     return '\n'.join(f'```{{toctree}}\n:hidden:\n:caption: {k}\n\n' + '\n'.join(v) + '\n```' for k,v in groups.items())
 
