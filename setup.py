@@ -22,7 +22,7 @@ setup(
     classifiers=[f"Development Status :: {cfg['status']}", f"Intended Audience :: {cfg['audience']}",
         'Programming Language :: Python :: 3 :: Only', 'Typing :: Typed'],
     packages=find_packages(include=[cfg['lib_path'], cfg['lib_path'] + '.*']),
-    package_data={cfg['lib_path']: ['py.typed']},
+    package_data={cfg['lib_path']: ['py.typed']}, include_package_data=False,
     install_requires=reqs(''), extras_require=dict(widgets=widgets, docs=docs, test=test, dev=sorted({*docs, *test})),
     # nbdev links to other people's sites by this; without a site of ours the links would be dead.
     entry_points=dict(nbdev=[f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]) if cfg['doc_url'] else {},
