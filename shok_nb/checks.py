@@ -18,7 +18,7 @@ from . import pieces
 from .catalog import Knob, Row
 
 # %% ../nbs/68_checks.ipynb #c6800010
-FLOATS = torch.float16,torch.bfloat16,torch.float32,torch.float64
+FLOATS = pieces._FLOATS
 _EDGES = [0., .25, .5, 1., 1.5, 2.5, 7., 1e-6, 1e6, 1e-30]
 
 def slope(
@@ -50,8 +50,18 @@ def near(
     if (a.dtype, a.shape) != (b.dtype, b.shape): return False
     eps,nan = torch.finfo(a.dtype).eps,a.isnan() & b.isnan()
     a,b = a.double(),b.double()
-    few = (a-b).abs() <= ulps*eps*b.abs().clamp(min=1)
+    few = b.isfinite() & ((a-b).abs() <= ulps*eps*b.abs().clamp(min=1))
     return bool((few | (a == b) | nan).all())
+
+def _close_to(slopes):
+    "Equal within 1e-5 of the largest of these, or of 1: other forms round otherwise."
+    most = slopes.abs().nan_to_num(0.).max().clamp(min=1)
+    return partial(torch.allclose, atol=1e-5*float(most), rtol=0)
+
+def _edges(dtype):
+    "Integers, ties, zeros, large and small ones, as far as `dtype` has them."
+    x = torch.tensor([*_EDGES, *[-v for v in _EDGES]]).to(dtype)
+    return x[x.isfinite()]
 
 def _points(n=4001, lo=-20., hi=20.):
     "Points of no grid, at least 1e-6 from integers and ties."
@@ -101,12 +111,11 @@ def keeps_shape(f, r, dtype):
 
 def is_finite(f, r, dtype):
     "Finite values and slopes at integers, ties, zeros and both ends of each knob."
-    x = torch.tensor([*_EDGES, *[-v for v in _EDGES]]).to(dtype)
-    x = x[x.isfinite()]
+    x = _edges(dtype)
     for kw in [{}, *_ends(r)]:
         y,g = f(x, **kw),slope(f, x, **kw)
         _must(y.isfinite().all(), 'not finite at', kw, x[~y.isfinite()].tolist())
-        large = slope(f, x.double(), **kw).abs() > torch.finfo(dtype).max
+        large = slope(f, x.double(), **kw) > torch.finfo(dtype).max
         lost = ~(g.isfinite() | large)
         _must(not lost.any(), 'slope not finite at', kw, x[lost].tolist())
 
@@ -222,8 +231,7 @@ def survives_transforms(f, r, dtype=None):
     "The value and slope of eager mode under vmap, grad, jvp and recomputation, and twice."
     x = _points(60, -3., 3.).float()
     want,one = slope(f, x),torch.ones_like(x)
-    most = 1e-5*float(want.abs().nan_to_num(0.).max().clamp(min=1))
-    def close(a, b): return torch.allclose(a, b, atol=most, rtol=0)
+    close = _close_to(want)
     def total(x): return f(x).sum()
     _must_be(torch.vmap(f)(x), f(x), x, 'the value under vmap', near)
     _must_be(torch.func.grad(total)(x), want, x, 'the slope under grad', close)
@@ -244,10 +252,8 @@ def compiles(f, r, dtype=None):
     torch.compiler.reset()
     g = torch.compile(f, fullgraph=True, backend='aot_eager')
     want = slope(f, x)
-    most = 1e-5*float(want.abs().nan_to_num(0.).max().clamp(min=1))
     _must_be(g(x), f(x), x, 'the compiled value', near)
-    close = partial(torch.allclose, atol=most, rtol=0)
-    _must_be(slope(g, x), want, x, 'the compiled slope', close)
+    _must_be(slope(g, x), want, x, 'the compiled slope', _close_to(want))
 
 def learns(f, r, dtype=None):
     "Finite gradients for a step and knobs; those of an exact slope are derivatives."

@@ -102,6 +102,8 @@ def test_equal():
     assert same(z, z.clone()) and not same(z, -z) and same(nan, nan) and not same(z, z.double()) and not same(z, z[0])
     one,eps = torch.ones(1),torch.finfo(torch.float32).eps
     assert near(one, one+8*eps) and not near(one, one+9*eps) and near(z, z+8*eps) and near(one, one+9*eps, ulps=9)
+    inf = one/0
+    assert near(inf, inf) and not near(inf, -inf) and not near(one, inf) and not near(inf, one)
     assert not near(nan, one) and near(nan, nan) and not near(one, one.double())
     assert torch.equal(slope(R.soft_round, z, alpha=0.), torch.ones(1))
 
