@@ -29,6 +29,7 @@ TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
 EXPLAINED = TESTS/'mutants.txt'
 AIMED = json.loads((TESTS/'mutants.json').read_text('utf-8'))  # for each module the tests that know it, for pytest
+AIMED = {m: AIMED[args] if isinstance(args, str) else args for m,args in AIMED.items()}     # "core": those of core
 AIMED = {m: args for m,args in AIMED.items() if (ROOT/'shok_nb'/f'{m}.py').exists()}
 AIMED = {m: [a for a in args if not a.endswith('.py') or (ROOT/a).exists()] for m,args in AIMED.items()}
 SHARE = .9                                                          # of the changes that the tests must find
