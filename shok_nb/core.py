@@ -137,15 +137,15 @@ class estimator:
         check_input(x, self.name)
         if named or len(knobs) < len(self.names): knobs = self._bound(knobs, named)
         how,rest = mode(),[step, offset, *knobs]
-        learns = self._check(x, rest, how)
+        common = not knobs and _default(step, offset)
+        learns = not common and self._check(x, rest, how)
         if how == 'export' and self.hard: return self.forward(x, *rest)
         if how != 'eager' and torch.compiler.is_compiling(): rest[2:] = _constants(x, rest[2:])
         if how in ('export', 'transform'): return self.composite(x, *rest)
         if how == 'compile' and learns: return _lean(self.composite, x, *rest)
         recorded = torch.is_grad_enabled() and (learns or x.requires_grad)
         if not recorded: return self.forward(x, *rest)
-        if self.slope is None and len(rest) == 2 and _default(*rest):
-            return _straight(x, self.bare)
+        if self.slope is None and common: return _straight(x, self.bare)
         return _evaluate(self, x, *rest)
 
     def _bound(self, knobs, named):

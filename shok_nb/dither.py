@@ -7,13 +7,12 @@ __all__ = ['uniform_noise', 'dither_round', 'noisy_soft_round', 'expected_noise_
 
 # %% ../nbs/31_dither.ipynb #2ac39cf9
 from collections.abc import Callable
-from typing import Literal
 import torch
 from torch import Tensor
 from .arguments import check_input, check_knob
 from .core import estimator
 from .pieces import _FLOATS
-from .random import _grid, noise_like
+from .random import _grid, _Kind, noise_like
 from .soft import soft_round, soft_round_conditional_mean
 
 # %% ../nbs/31_dither.ipynb #fd066fb7
@@ -41,7 +40,6 @@ def uniform_noise(
 # %% ../nbs/31_dither.ipynb #2735f309
 def _dithered(v, e): return torch.round(v+e) - e
 
-_Kind = Literal['uniform', 'triangular', 'gaussian', 'kumaraswamy']
 _dither = estimator('dither_round', _dithered, hard=False, e=dict(), pure=True)
 
 # %% ../nbs/31_dither.ipynb #6e6dc496

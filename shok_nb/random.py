@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
 from .parts import either, maths, pick
-from .pieces import _PIECE, _for_cpu, _into, _ordinary, _wide
+from .pieces import _PIECE, _PLAIN, _for_cpu, _into, _ordinary, _wide
 
 # %% ../nbs/02_random.ipynb #7ddbd525
 _WORD = 2**32-1
@@ -40,11 +40,9 @@ def philox(
     return a,b,c,d
 
 # %% ../nbs/02_random.ipynb #5b1425f0
-def _plain(x): return type(x) in (Tensor, torch.nn.Parameter)
-
 def _address(x):
     "The position of each element, row by row, in an int64 tensor laid out as `x`."
-    if _plain(x): return torch.arange(x.numel(), device=x.device).view(x.shape)
+    if type(x) in _PLAIN: return torch.arange(x.numel(), device=x.device).view(x.shape)
     i = torch.zeros_like(x, dtype=torch.int64, requires_grad=False)
     stride = 1
     for d in range(x.ndim-1, -1, -1):
@@ -90,7 +88,8 @@ def _one_by_one(x, seed, draw, dtype):
 
 def _by_fours(x, seed, draw, dtype):
     "Four from an address, in pieces where that is possible."
-    if not _plain(x) or torch.jit.is_tracing(): return _one_by_one(x, seed, draw, dtype)
+    if type(x) not in _PLAIN or torch.jit.is_tracing():
+        return _one_by_one(x, seed, draw, dtype)
     keys,n = _keys(seed),x.numel()
     fours = (n+3)//4
     if not _ordinary(seed):
@@ -173,7 +172,7 @@ def uniform_like(
     if seed is not None: return _look_up(x, seed, draw, dtype)
     if generator is not None:
         return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
-    if not _plain(x): return torch.rand_like(x, dtype=dtype, requires_grad=False)
+    if type(x) not in _PLAIN: return torch.rand_like(x, dtype=dtype, requires_grad=False)
     # naming a generator, if only None, would want known sizes
     if not _for_cpu(x): return torch.rand(x.shape, dtype=dtype, device=x.device)
     # compiled for a CPU, `rand` makes one number at a time

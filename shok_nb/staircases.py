@@ -28,9 +28,9 @@ def _check_slope(name, rise, slope, knobs, h=1e-6):
         at,is_,by = (t[wrong][0].item() for t in (q, slope(q, *knobs).expand_as(q), climb))
     raise ValueError(f'{name}: the slope at q = {at:g} is {is_:g}; the rise climbs by {by:g}')
 
-def _trust(name, rise, slope, knobs): pass
+def _leave_slope(name, rise, slope, knobs): pass
 
-_check = by_mode(_check_slope, compile=_trust)
+_verify = by_mode(_check_slope, compile=_leave_slope)
 
 class staircase:
     "A curve through the integers; `hard=True` is `torch.round` with the slope of the curve."
@@ -82,7 +82,7 @@ class staircase:
         self.hard.single = True
         names,defaults = self.soft.names,self.soft.defaults
         _introduce(self, name, names, defaults, hard=False, step=1., offset=0.)
-        if len(names) == len(defaults): _check(name, rise, slope, [*defaults.values()])
+        if len(names) == len(defaults): _verify(name, rise, slope, [*defaults.values()])
 
     def __repr__(self): return f'{self.__name__}{self.__signature__}'
 
