@@ -137,7 +137,7 @@ class estimator:
         check_input(x, self.name)
         if named or len(knobs) < len(self.names): knobs = self._bound(knobs, named)
         how,rest = mode(),[step, offset, *knobs]
-        common = not knobs and _default(step, offset)
+        common = len(knobs) == 0 and _default(step, offset)
         learns = not common and self._check(x, rest, how)
         if how == 'export' and self.hard: return self.forward(x, *rest)
         if how != 'eager' and torch.compiler.is_compiling(): rest[2:] = _constants(x, rest[2:])
