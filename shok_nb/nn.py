@@ -8,7 +8,9 @@ __all__ = ['Rounding', 'RoundSTE', 'FloorSTE', 'CeilSTE', 'TruncSTE', 'SignSTE',
 
 # %% ../nbs/51_modules.ipynb #abc9555f
 import copy
+import re
 from collections.abc import Callable
+from functools import partial
 from inspect import Parameter, Signature, signature
 import torch
 from torch import Tensor, nn
@@ -23,10 +25,19 @@ from .stochastic import stochastic_round
 def _name(f): return getattr(f, '__name__', type(f).__name__)
 def _tensor(v): return v if isinstance(v, Tensor) else torch.tensor(float(v))
 
-def _is_float(v, hint):
-    "May the knob `v` learn? An int may, if the function calls it a float; a seed may not."
+def _arguments(f):
+    "The arguments of `f` by name; none where Python cannot tell."
+    try: return signature(f).parameters
+    except (TypeError, ValueError): return {}
+
+def _is_float(v, p):
+    "May the knob `v` of parameter `p` learn? An int may where a float is meant; no bits, no seed."
     if isinstance(v, Tensor): return v.is_floating_point()
-    return isinstance(v, (int, float)) and not isinstance(v, bool) and hint is not int
+    if isinstance(v, bool) or not isinstance(v, (int, float)): return False
+    if p is None: return isinstance(v, float)
+    if p.annotation in (int, 'int'): return False           # a string under `annotations`
+    meant = 'float' in str(p.annotation) or isinstance(p.default, float)
+    return meant or isinstance(v, float)
 
 def _show(v):
     if not isinstance(v, Tensor): return f'{v:g}' if isinstance(v, float) else repr(v)
@@ -38,6 +49,36 @@ def _hold(m, k, v):
     if hasattr(m, k): delattr(m, k)
     if isinstance(v, Tensor) and not isinstance(v, nn.Parameter): m.register_buffer(k, v)
     else: setattr(m, k, v)
+
+# %% ../nbs/51_modules.ipynb #51a00001
+def _try(f, knobs):
+    "Call `f` once, on nothing, for its word on the knobs. What it says of `x` can wait."
+    if any(isinstance(v, Tensor) for v in knobs.values()): return
+    if takes := _arguments(f):
+        try: signature(f).bind(torch.empty(0), **knobs)
+        except TypeError as e: raise TypeError(f'{_name(f)}: {e}') from None
+    try: f(torch.empty(0), **knobs)
+    except Exception as e:
+        if re.match(rf'\w+: ({"|".join(knobs or takes)})\b', str(e)): raise
+
+def _is_whole(f):
+    "Are the values of `f` whole numbers, the same at every call?"
+    x = torch.linspace(-3, 3, 97)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]): a,b = f(x),f(x)
+    return torch.equal(a, b) and torch.equal(a, a.round())
+
+def _hard_in_evaluation(rounding, fn):
+    "The rounding inside a quantizer: itself if it is hard, or as a layer that is in `.eval()`."
+    if not isinstance(rounding, nn.Module) and 'hard' in _arguments(rounding):
+        rounding = Rounding(rounding)
+    hard = rounding
+    if isinstance(rounding, Rounding):
+        if rounding.deployed is None: return rounding
+        hard = rounding.deployed
+    elif isinstance(rounding, nn.Module): hard = copy.deepcopy(rounding).eval()
+    if _is_whole(hard): return rounding
+    raise ValueError(f'{fn}: rounding={_name(rounding)} gives soft or random values in '
+        'evaluation, and takes no hard=; pass a layer, such as nn.SoftRound()')
 
 # %% ../nbs/51_modules.ipynb #3c79bc21
 class Rounding(nn.Module):
@@ -52,15 +93,19 @@ class Rounding(nn.Module):
         **knobs                      # Numbers, tensors, Parameters
     ):
         super().__init__()
-        hints = getattr(f, '__annotations__', {})
-        floats = [k for k,v in knobs.items() if _is_float(v, hints.get(k))]
-        if deployed is None and 'hard' not in hints:
+        if isinstance(f, partial) and not f.args:             # its knobs are knobs like others
+            if deployed is f: deployed = f.func
+            f,knobs = f.func,f.keywords | knobs
+        takes = _arguments(f)
+        floats = [k for k,v in knobs.items() if _is_float(v, takes.get(k))]
+        if deployed is None and 'hard' not in takes:
             raise ValueError(
                 f'Rounding: {_name(f)} takes no hard=; pass deployed=, what evaluation runs')
         if learnable and not floats:
             raise ValueError(f'Rounding: {_name(f)} was given no float knob to learn')
-        if not any(isinstance(v, Tensor) for v in knobs.values()):
-            f(torch.empty(0), **knobs)                                # a bad knob raises now
+        _try(f, knobs)
+        if 'rounding' in knobs:
+            knobs['rounding'] = _hard_in_evaluation(knobs['rounding'], _name(f))
         self.f,self.deployed,self.names = f,deployed,tuple(knobs)
         for k,v in knobs.items():
             if learnable and k == floats[0]: v = nn.Parameter(_tensor(v))

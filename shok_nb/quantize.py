@@ -15,19 +15,19 @@ from .arguments import check_count, check_input, check_knob
 from .core import _lean, _pass, estimator, straight_through
 from .gradient import scale_grad
 from .parts import _mask, _saturate
+from .pieces import _wide
 from .random import _WHOLE
 from .signs import clipped_sign
 from .ste import round_ste, sign_ste
-from .surrogates import _between, _clip, _clipped, _within
+from .surrogates import _between, _clip, _clip_plain, _clipped, _inside, _within
 
 # %% ../nbs/52_quantize.ipynb #0118bb80
 def _zero(z, x, qmin, qmax):
-    "The zero point as a code: rounded, kept in range, gradient 1."
-    if isinstance(z, Tensor) and z.dtype in _WHOLE: z = z.to(x.dtype)
+    "The zero point, and whether it is a code. A float tensor may lie between two."
+    if isinstance(z, Tensor) and z.dtype in _WHOLE: return z.to(_wide(x.dtype)),True
     z = check_knob(z, x, 'fake_quantize', 'zero_point', qmin, qmax)
-    if not isinstance(z, Tensor): return round(z)
-    z = z.to(torch.promote_types(x.dtype, torch.float32))
-    return straight_through(torch.round(z.detach()).clamp(qmin, qmax), z)
+    if isinstance(z, Tensor): return z.to(_wide(x.dtype)),False
+    return (round(z), True) if z == round(z) else (z, False)
 
 def _select(n, at, low, high):
     "`n`, and an end wherever `at` lies beyond it; nan stays."
@@ -40,6 +40,28 @@ _ends:dict[str,Any] = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
 _valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends, pure=True)
 _kept = estimator('fake_quantize', _clip, near=False, **_ends, pure=True)
 
+def _moved(of_code):
+    "The same for a zero point that may lie between two codes: `round(v+z)-z`."
+    inside = _inside if of_code else _within
+    form = _clip_plain if of_code else _plain
+    def value(v, z, low, high): return _clip(v+z, low, high)-z
+    def slope(v, z, low, high): return inside(v+z, low, high)
+    def plain(v, z, low, high): return form(v+z, low, high)-z
+    ranges = dict(z=dict(lo=-math.inf)) | _ends
+    return estimator('fake_quantize', value, slope, plain, near=False, **ranges, pure=True)
+
+_clipped_moved,_valued_moved = _moved(True),_moved(False)
+
+def _range_of(fn, qmin, qmax, bits, signed):
+    "Both end codes, of `bits` if they are given."
+    if bits is None:
+        check_count(qmin, fn, 'qmin', -2**31, 2**31)
+        return qmin,check_count(qmax, fn, 'qmax', qmin+1, 2**31)
+    if (qmin, qmax) != (-128, 127):
+        raise ValueError(f'{fn}: give bits, or qmin and qmax, got bits={bits!r} and both')
+    check_count(bits, fn, 'bits', 1+bool(signed), 24)
+    return (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
+
 # %% ../nbs/52_quantize.ipynb #14fe4dc2
 def _detached(k): return k.detach() if isinstance(k, Tensor) else k
 
@@ -48,36 +70,45 @@ _Gradient = Literal['saturated', 'clipped', 'ste']
 def fake_quantize(
     x:Tensor,                   # Values; any shape, floating dtype
     scale:float|Tensor,         # Grid spacing > 0 (per channel, per block); may learn
-    zero_point:float|Tensor=0., # Code of 0, rounded into [`qmin`, `qmax`]; may learn
+    # Code of 0, in the range: a whole number or tensor is added after rounding, any other as
+    # it is before it, and may learn. What a tensor holds is not looked at
+    zero_point:float|Tensor=0.,
     qmin:int=-128,              # Smallest code
     qmax:int=127,               # Largest code
     *,
+    bits:int|None=None,         # In place of `qmin` and `qmax`: bits of a code
+    signed:bool=True,           # With `bits`: codes from -2**(bits-1), else from 0
     rounding:Callable=round_ste, # Any function of a tensor, called as `rounding(x/scale)`
     # 0 where the code is clipped ('saturated'), where the value is ('clipped') or nowhere
     gradient:_Gradient='saturated',
+    reciprocal:bool=False,      # Multiply by 1/scale, as torch does? ONNX divides, as we do
 )->Tensor:                      # Scale times (code - zero point); nan stays nan; dtype of `x`
     "Quantize to integers and back (arXiv:1902.08153). Integer `x`, bad scale or range raises."
     check_input(x, 'fake_quantize')
     s = check_knob(scale, x, 'fake_quantize', 'scale', open=True)
-    check_count(qmin, 'fake_quantize', 'qmin', -2**31, 2**31)
-    check_count(qmax, 'fake_quantize', 'qmax', qmin+1, 2**31)
+    qmin,qmax = _range_of('fake_quantize', qmin, qmax, bits, signed)
     if gradient not in ('saturated', 'clipped', 'ste'):
         raise ValueError("fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', "
             f'got {gradient!r}')
-    z = _zero(zero_point, x, qmin, qmax)
+    z,whole = _zero(zero_point, x, qmin, qmax)
     low,high = qmin-z,qmax-z
-    if rounding is round_ste:
-        if gradient == 'ste': return _kept(x, _detached(low), _detached(high), step=s)
-        return (_clipped if gradient == 'saturated' else _valued)(x, low, high, step=s)
-    v = x.to(torch.promote_types(x.dtype, torch.float32))
+    if rounding is round_ste and not reciprocal:
+        if whole and gradient == 'ste': return _kept(x, _detached(low), _detached(high), step=s)
+        if whole: return (_clipped if gradient == 'saturated' else _valued)(x, low, high, step=s)
+        if gradient != 'ste':
+            moved = _clipped_moved if gradient == 'saturated' else _valued_moved
+            return moved(x, z, float(qmin), float(qmax), step=s)
+    v = x.to(_wide(x.dtype))
     if isinstance(s, Tensor):
         s = s.to(v.dtype)
         if gradient != 'ste':                 # keeps 0*inf out of the scale's gradient
             v = _lean(_saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())
-    v = v/s
+    v = v*(1/s) if reciprocal else v/s
+    if not whole: v,low,high = v+z,float(qmin),float(qmax)
     n = rounding(v)
     at = v if gradient == 'clipped' else n
     code = _lean(_select, n, at, low, high)
+    if not whole: code,n = code-z,n-z
     if gradient == 'ste': code = straight_through(code.detach(), n.expand_as(code))
     return (code*s).to(x.dtype)
 
@@ -92,11 +123,10 @@ def lsq(
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                  # Quantized `x`; dtype of `x`
     "Learned step size (arXiv:1902.08153, with `offset` 2004.09576). Bad bits or step raises."
-    check_count(bits, 'lsq', 'bits', 1+bool(signed), 24)
+    qmin,qmax = _range_of('lsq', -128, 127, bits, signed)
     check_input(x, 'lsq')
     s = check_knob(step, x, 'lsq', 'step', open=True)
     offset = check_knob(offset, x, 'lsq', 'offset', -math.inf, open=True)
-    qmin,qmax = (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
     if isinstance(s, Tensor):
         each = max(x.numel()//s.numel(), 1)             # values that share a step
         s = scale_grad(s, (each*qmax)**-.5)
@@ -110,8 +140,7 @@ def lsq_init(
     signed:bool=True, # As for `lsq`
 )->Tensor:            # A 0-d step: twice the mean size over the root of the largest code
     "The first step of `lsq` (arXiv:1902.08153, 2.1). Bad bits raises."
-    check_count(bits, 'lsq_init', 'bits', 1+bool(signed), 24)
-    qmax = 2**(bits-bool(signed)) - 1
+    _,qmax = _range_of('lsq_init', -128, 127, bits, signed)
     return 2*check_input(x, 'lsq_init').detach().abs().mean()/qmax**.5
 
 def _pact_value(v, alpha): return _between(v, 0., alpha)
@@ -174,7 +203,7 @@ def dorefa_weight(
 def quantized_bits(
     x:Tensor,                # Values; any shape, floating dtype
     bits:int=8,              # Bits of a code, sign included, 1 to 24
-    integer:int=0,           # Bits left of the point, -64 to 64; one signed bit ignores it
+    integer:int=0,           # Bits left of the point, -126 to 127; one signed bit ignores it
     *,
     symmetric:bool=False,    # Drop the most negative code?
     keep_negative:bool=True, # Is one of the bits a sign?
@@ -184,7 +213,7 @@ def quantized_bits(
 )->Tensor:                   # The nearest fixed-point value; nan stays nan; dtype of `x`
     "QKeras 0.9.0's quantized_bits, without `alpha` (2019). Integer `x` or bad bits raises."
     check_count(bits, 'quantized_bits', 'bits', 1, 24)
-    check_count(integer, 'quantized_bits', 'integer', -64, 64)
+    check_count(integer, 'quantized_bits', 'integer', -126, 127)
     check_input(x, 'quantized_bits')
     if bits == 1 and keep_negative: return (sign_ste if gradient == 'ste' else clipped_sign)(x)
     m = 2**(bits-bool(keep_negative))

@@ -3,11 +3,14 @@ exporting, and weights that are shared or many."""
 import copy
 import io
 import pickle
+from functools import partial
 import pytest
 import torch
 from estimators import generator, same
 from torch import nn
 from torch.nn.utils import parametrize
+from shok_nb.cubic import cubic_round
+from shok_nb.dither import uniform_noise
 from shok_nb.ewgs import ewgs_round
 from shok_nb.nn import (
     CeilSTE,
@@ -25,7 +28,13 @@ from shok_nb.nn import (
     round_weights_,
     swap_rounding,
 )
+from shok_nb.quantize import dorefa_weight, lsq
+from shok_nb.scalar_quantize import fsq
+from shok_nb.schedules import KnobScheduler
+from shok_nb.soft import soft_round
+from shok_nb.staircases import staircase
 from shok_nb.ste import floor_ste, round_ste
+from shok_nb.stochastic import stochastic_round
 
 LAYERS = dict(round=RoundSTE, floor=FloorSTE, ceil=CeilSTE, trunc=TruncSTE, sign=SignSTE, ratio=RatioRound,
     soft=SoftRound, logistic=LogisticRound, cubic=CubicRound, soft_hard=lambda: SoftRound(hard=True),
@@ -107,6 +116,54 @@ def test_knobs():
     for l,text in shown.items(): assert repr(l) == text
     assert SoftRound(4).half().alpha.dtype == torch.float16 and SoftRound(4).half()(X.half()).dtype == torch.float16
     assert 'alpha' in repr(SoftRound().to('meta'))
+
+def unannotated(x, *, level=2, sharp=1., step=1., hard=False): return soft_round(x, sharp*level, step=step, hard=hard)
+
+def stringly(x, bits:'int'=3, alpha:'float'=5., *, hard:'bool'=False): return soft_round(x, alpha*bits, hard=hard)
+
+def test_functions_of_any_kind():
+    "What a function takes is read from its signature: no annotations, strings, a `partial`, a staircase of one's own."
+    mine = staircase('mine', lambda r, p: r + p*r*0, lambda r, p: 1 + p*r*0, p=dict(default=.5))
+    layers = {
+        Rounding(unannotated, level=3, sharp=2): ['sharp'],
+        Rounding(stringly, bits=4, alpha=2): ['alpha'],
+        Rounding(partial(soft_round, alpha=7)): ['alpha'],
+        Rounding(partial(soft_round, alpha=7), alpha=torch.tensor(2.)): ['alpha'],
+        Rounding(mine, p=.25): ['p'],
+    }
+    for layer,knobs in layers.items():
+        assert [*layer.state_dict()] == knobs
+        assert same(layer.eval()(X), X.round()) and not same(layer.train()(X), X.round())
+    assert [l.state_dict()['alpha'].item() for l in list(layers)[2:4]] == [7., 2.]
+    assert (list(layers)[0].level, list(layers)[1].bits) == (3, 4)
+
+def test_functions_that_need_numbers():
+    "Functions that an empty tensor says nothing about, with knobs that are checked all the same."
+    weights = Rounding(dorefa_weight, dorefa_weight, bits=2)
+    assert same(weights(X), dorefa_weight(X, 2)) and weights.bits == 2
+    codes = Rounding(fsq, fsq, levels=(5, 5, 5))
+    assert same(codes(X), fsq(X, (5, 5, 5)))
+    with pytest.raises(ValueError, match='levels must'): Rounding(fsq, fsq, levels=())
+    with pytest.raises(ValueError, match='bits must be'): Rounding(dorefa_weight, dorefa_weight, bits=0)
+    with pytest.raises(TypeError, match='dorefa_weight: .*unexpected keyword'): Rounding(dorefa_weight, dorefa_weight, bit=2)
+
+@pytest.mark.parametrize('rounding', [partial(soft_round, alpha=5.), soft_round, SoftRound(5.), unannotated,
+    partial(cubic_round), Rounding(ewgs_round, round_ste)], ids=['partial', 'function', 'layer', 'foreign', 'cubic', 'deployed'])
+def test_no_soft_value_leaks(rounding):
+    layer = Rounding(lsq, lsq, step=torch.tensor(.1), bits=4, rounding=rounding)
+    for m in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert same(m.eval()(X), lsq(X, torch.tensor(.1), 4))
+    if rounding is not soft_round: return
+    scheduler = KnobScheduler(Rounding(lsq, lsq, step=torch.tensor(.1), rounding=partial(soft_round, alpha=1.)), lambda step: 9.)
+    assert scheduler.target.rounding.alpha == 9.
+
+@pytest.mark.parametrize('rounding', [stochastic_round, uniform_noise, lambda v: soft_round(v, 5.), nn.Tanh(),
+    Rounding(uniform_noise, uniform_noise)], ids=['random', 'noise', 'lambda', 'tanh', 'deployed'])
+def test_no_hard_twin(rounding):
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match=r'lsq: rounding=.* gives soft or random values in evaluation'):
+        Rounding(lsq, lsq, step=torch.tensor(.1), rounding=rounding)
+    assert torch.equal(before, torch.get_rng_state())
 
 def test_swap():
     shared = RoundSTE(step=torch.tensor(.5))

@@ -77,7 +77,7 @@ def test_learnable(bits):
     3000 values to 1e-4 of the largest term."""
     qmin,qmax = -2**(bits-1),2**(bits-1)-1
     x = normal(3, 1000)
-    s,z = torch.tensor([.3]),torch.tensor([1.])
+    s,z = torch.tensor([.3]),torch.tensor([1.])                     # given as floats: before rounding, torch's after it
     ours = grads(lambda x, s, z: fake_quantize(x, s, z, qmin, qmax), x, s, z)
     theirs = grads(lambda x, s, z: torch._fake_quantize_learnable_per_tensor_affine(x, s, z, qmin, qmax, 1.), x, s, z)
     for a,b in zip(ours, theirs): assert torch.allclose(a, b, rtol=1e-4, atol=1e-3*2**bits)
@@ -88,14 +88,88 @@ def test_learnable(bits):
     theirs = grads(lambda x, s, z: kernel(x, s, z, 0, qmin, qmax, 1.), x, s, z)
     for a,b in zip(ours, theirs): assert torch.allclose(a, b, rtol=1e-4, atol=1e-3*2**bits)
 
-def test_zero_points_round_and_stay_in_range():
+@pytest.mark.parametrize('bits', BITS)
+def test_zero_points_between_codes(bits):
+    """A float zero point is taken as given, as torch's per-channel form takes it: the same
+    codes from the reciprocal, values to the last digit; the same gradients."""
+    qmin,qmax = -2**(bits-1),2**(bits-1)-1
+    x,s,z = normal(3, 5000),torch.tensor([.0513, .37, .9]),torch.tensor([.37, -1.5, qmax-.25])
+    def ours(x): return fake_quantize(x, s[:, None], z[:, None], bits=bits, reciprocal=True)
+    def theirs(x): return torch.fake_quantize_per_channel_affine(x, s, z, 0, qmin, qmax)
+    (a,ga),(b,gb) = grads(ours, x),grads(theirs, x)
+    codes = [(y/s[:, None]+z[:, None]).round() for y in (a, b)]
+    assert torch.equal(*codes) and codes[0].amin() >= qmin and codes[0].amax() <= qmax
+    assert torch.allclose(a, b, atol=1e-6) and torch.allclose(ga, gb, rtol=2e-7, atol=0)
+
+@pytest.mark.parametrize('gradient', ('saturated', 'clipped', 'ste'))
+@pytest.mark.parametrize('rounding', (round_ste, partial(round_ste, ties='away')), ids=('fused', 'any'))
+def test_zero_point_forms(rounding, gradient):
+    """The numbers, tensors and gradients of a zero point. Values half a step from any tie,
+    where all forms have the same codes."""
+    x = (torch.arange(-12, 13)+.25)*.5
+    def f(z, x=x, s=.5): return fake_quantize(x, s, z, bits=4, rounding=rounding, gradient=gradient)
+    for z in (-8, 0, 3, 7):
+        want = ((x/.5).round()+z).clamp(-8, 7).sub(z)*.5
+        for given in (z, float(z), torch.tensor(z), torch.tensor(z, dtype=torch.uint8) if z >= 0 else z, torch.tensor(float(z))):
+            assert torch.equal(f(given), want)
+    assert torch.equal(f(1.4), f(torch.tensor(1.4))) and torch.allclose(f(1.4), ((x/.5+1.4).round().clamp(-8, 7)-1.4)*.5)
+    s,z = torch.tensor(.5),torch.tensor(1.4)
+    _,gx,gs,gz = grads(lambda x, s, z: f(z, x, s), x, s, z)
+    w = torch.randn(25, generator=generator(1))
+    v = x/.5+1.4
+    n = v.round()
+    inside = dict(saturated=(n >= -8) & (n <= 7), clipped=(v >= -8) & (v <= 7), ste=n == n)[gradient]
+    code = torch.where(inside, n.clamp(-8, 7)-v, n.clamp(-8, 7)-1.4)
+    assert torch.allclose(gx, w*inside) and torch.allclose(gs, (code*w).sum(), atol=1e-5)
+    assert torch.allclose(gz, -.5*(w*~inside).sum(), atol=1e-5)
+    # rounded on the way it is a code that learns
+    learned = torch.tensor(2.6, requires_grad=True)
+    y = f(round_ste(learned))
+    assert torch.equal(y, f(3))
+    if gradient == 'ste': return
+    at = x/.5+3 if gradient == 'clipped' else (x/.5).round()+3
+    assert torch.autograd.grad(y.sum(), learned)[0] == -.5*((at < -8) | (at > 7)).sum()
+
+def test_zero_points_out_of_range():
     x = torch.tensor([-100., 0., 100.])
-    for z in (-2.6, -.6, .5, 1.5, 99., -99.):
-        y = fake_quantize(x, .5, torch.tensor(z), -8, 7)
-        k = min(max(round(z), -8), 7)
-        assert y.tolist() == [.5*(-8-k), 0., .5*(7-k)]
-    with pytest.raises(ValueError, match=r'^fake_quantize: zero_point must be in \[-8, 7\], got 8'):
-        fake_quantize(x, .5, 8, -8, 7)
+    for z,got in ((8, '8'), (-8.5, '-8.5'), (math.nan, 'nan')):
+        with pytest.raises(ValueError, match=rf'^fake_quantize: zero_point must be in \[-8, 7\], got {got}'):
+            fake_quantize(x, .5, z, -8, 7)
+    y = fake_quantize(x, .5, torch.tensor(9, dtype=torch.int8), bits=4)         # not looked at: 0 has no code
+    assert y.tolist() == [-8.5, -1., -1.]
+
+def test_bits():
+    x = normal(1000)
+    for bits in (2, 4, 8): assert torch.equal(fake_quantize(x, .1, bits=bits), fake_quantize(x, .1, 0, -2**(bits-1), 2**(bits-1)-1))
+    assert torch.equal(fake_quantize(x, .1, bits=3, signed=False), fake_quantize(x, .1, 0, 0, 7))
+    assert fake_quantize(x, .1, bits=1, signed=False).unique().tolist() == pytest.approx([0., .1])
+    for kw in (dict(qmin=0), dict(qmax=7), dict(qmin=-8, qmax=7)):
+        with pytest.raises(ValueError, match='^fake_quantize: give bits, or qmin and qmax'): fake_quantize(x, .1, bits=4, **kw)
+    for bits,signed in ((1, True), (0, False), (25, True)):
+        with pytest.raises(ValueError, match='^fake_quantize: bits must be in'): fake_quantize(x, .1, bits=bits, signed=signed)
+    big = quantized_bits(torch.tensor([-1e40, 1e30, 3e28]).double(), 8, 100, symmetric=True)
+    assert (big == torch.tensor([-127., 101., 3.]).double()*2.**93).all()
+    assert quantized_bits(torch.tensor([-1e38, 1e38]), 8, 127, symmetric=True).isfinite().all()
+    assert quantized_bits(torch.tensor([1e-38]), 8, -126).item() == 2.**-133*109
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_reciprocal(dtype):
+    "torch's codes bit for bit, ties of a scale that makes them included, with torch's gradients."
+    x = normal(4096, 32, dtype=dtype)
+    scale = x.float().abs().amax(1)/7.5
+    def ours(x): return fake_quantize(x, scale[:, None], bits=4, reciprocal=True)
+    zero = torch.zeros(4096, dtype=torch.int32)
+    def theirs(x): return torch.fake_quantize_per_channel_affine(x, scale, zero, 0, -8, 7)
+    (a,ga),(b,gb) = grads(ours, x),grads(theirs, x)
+    codes = [(y.float()/scale[:, None]).round() for y in (a, b)]
+    assert torch.equal(*codes) and torch.equal(ga == 0, gb == 0) and torch.allclose(ga, gb, rtol=torch.finfo(dtype).eps, atol=0)
+    assert dtype != torch.float32 or not torch.equal(fake_quantize(x, scale[:, None], bits=4), b)
+    leaf = scale.clone().requires_grad_()
+    y = fake_quantize(x.float(), leaf[:, None], bits=4, reciprocal=True)
+    v = x.float()*(1/scale[:, None])
+    n = v.round()
+    want = torch.where((n >= -8) & (n <= 7), n-v, n.clamp(-8, 7)).sum(1)
+    assert torch.allclose(torch.autograd.grad(y.sum(), leaf)[0], want, atol=1e-4)
 
 @pytest.mark.parametrize('mode', ('saturated', 'clipped', 'ste'))
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
