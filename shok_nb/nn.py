@@ -31,7 +31,7 @@ def _arguments(f):
     except (TypeError, ValueError): return {}
 
 def _is_float(v, p):
-    "May the knob `v` of parameter `p` learn? An int may where a float is meant; no bits, no seed."
+    "May `v`, given for parameter `p`, learn? An int may where a float is meant."
     if isinstance(v, Tensor): return v.is_floating_point()
     if isinstance(v, bool) or not isinstance(v, (int, float)): return False
     if p is None: return isinstance(v, float)
@@ -68,7 +68,7 @@ def _is_whole(f):
     return torch.equal(a, b) and torch.equal(a, a.round())
 
 def _hard_in_evaluation(rounding, fn):
-    "The rounding inside a quantizer: itself if it is hard, or as a layer that is in `.eval()`."
+    "The rounding inside a quantizer: itself if it is hard, or a layer that is in `.eval()`."
     if not isinstance(rounding, nn.Module) and 'hard' in _arguments(rounding):
         rounding = Rounding(rounding)
     hard = rounding

@@ -40,17 +40,18 @@ _ends:dict[str,Any] = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
 _valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends, pure=True)
 _kept = estimator('fake_quantize', _clip, near=False, **_ends, pure=True)
 
-def _moved(of_code):
-    "The same for a zero point that may lie between two codes: `round(v+z)-z`."
-    inside = _inside if of_code else _within
-    form = _clip_plain if of_code else _plain
+def _moved(slope, plain):
+    "An estimator for a zero point that may lie between two codes: `round(v+z)-z`."
     def value(v, z, low, high): return _clip(v+z, low, high)-z
-    def slope(v, z, low, high): return inside(v+z, low, high)
-    def plain(v, z, low, high): return form(v+z, low, high)-z
+    def moved_slope(v, z, low, high): return slope(v+z, low, high)
+    def moved_plain(v, z, low, high): return plain(v+z, low, high)-z
+    forms = (value, moved_slope, moved_plain) if slope else (value,)
     ranges = dict(z=dict(lo=-math.inf)) | _ends
-    return estimator('fake_quantize', value, slope, plain, near=False, **ranges, pure=True)
+    return estimator('fake_quantize', *forms, near=False, **ranges, pure=True)
 
-_clipped_moved,_valued_moved = _moved(True),_moved(False)
+# gradient: the estimator for a zero point that is a code, and the one for any other
+_forms = dict(saturated=(_clipped, _moved(_inside, _clip_plain)),
+    clipped=(_valued, _moved(_within, _plain)), ste=(_kept, _moved(None, None)))
 
 def _range_of(fn, qmin, qmax, bits, signed):
     "Both end codes, of `bits` if they are given."
@@ -87,17 +88,16 @@ def fake_quantize(
     check_input(x, 'fake_quantize')
     s = check_knob(scale, x, 'fake_quantize', 'scale', open=True)
     qmin,qmax = _range_of('fake_quantize', qmin, qmax, bits, signed)
-    if gradient not in ('saturated', 'clipped', 'ste'):
+    if gradient not in _forms:
         raise ValueError("fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', "
             f'got {gradient!r}')
     z,whole = _zero(zero_point, x, qmin, qmax)
+    if gradient == 'ste': z = _detached(z)
     low,high = qmin-z,qmax-z
     if rounding is round_ste and not reciprocal:
-        if whole and gradient == 'ste': return _kept(x, _detached(low), _detached(high), step=s)
-        if whole: return (_clipped if gradient == 'saturated' else _valued)(x, low, high, step=s)
-        if gradient != 'ste':
-            moved = _clipped_moved if gradient == 'saturated' else _valued_moved
-            return moved(x, z, float(qmin), float(qmax), step=s)
+        at_code,anywhere = _forms[gradient]
+        if whole: return at_code(x, low, high, step=s)
+        return anywhere(x, z, float(qmin), float(qmax), step=s)
     v = x.to(_wide(x.dtype))
     if isinstance(s, Tensor):
         s = s.to(v.dtype)

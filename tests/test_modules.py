@@ -145,17 +145,20 @@ def test_functions_that_need_numbers():
     assert same(codes(X), fsq(X, (5, 5, 5)))
     with pytest.raises(ValueError, match='levels must'): Rounding(fsq, fsq, levels=())
     with pytest.raises(ValueError, match='bits must be'): Rounding(dorefa_weight, dorefa_weight, bits=0)
-    with pytest.raises(TypeError, match='dorefa_weight: .*unexpected keyword'): Rounding(dorefa_weight, dorefa_weight, bit=2)
+    with pytest.raises(TypeError, match='dorefa_weight: .*unexpected keyword'):
+        Rounding(dorefa_weight, dorefa_weight, bit=2)
 
-@pytest.mark.parametrize('rounding', [partial(soft_round, alpha=5.), soft_round, SoftRound(5.), unannotated,
-    partial(cubic_round), Rounding(ewgs_round, round_ste)], ids=['partial', 'function', 'layer', 'foreign', 'cubic', 'deployed'])
+ROUNDINGS = dict(partial=partial(soft_round, alpha=5.), function=soft_round, layer=SoftRound(5.), foreign=unannotated,
+    cubic=partial(cubic_round), deployed=Rounding(ewgs_round, round_ste))
+
+@pytest.mark.parametrize('rounding', ROUNDINGS.values(), ids=ROUNDINGS)
 def test_no_soft_value_leaks(rounding):
     layer = Rounding(lsq, lsq, step=torch.tensor(.1), bits=4, rounding=rounding)
     for m in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert same(m.eval()(X), lsq(X, torch.tensor(.1), 4))
-    if rounding is not soft_round: return
-    scheduler = KnobScheduler(Rounding(lsq, lsq, step=torch.tensor(.1), rounding=partial(soft_round, alpha=1.)), lambda step: 9.)
-    assert scheduler.target.rounding.alpha == 9.
+    layer = Rounding(lsq, lsq, step=torch.tensor(.1), rounding=partial(soft_round, alpha=1.))
+    KnobScheduler(layer, lambda step: 9.)
+    assert layer.rounding.alpha == 9.
 
 @pytest.mark.parametrize('rounding', [stochastic_round, uniform_noise, lambda v: soft_round(v, 5.), nn.Tanh(),
     Rounding(uniform_noise, uniform_noise)], ids=['random', 'noise', 'lambda', 'tanh', 'deployed'])
