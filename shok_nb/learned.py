@@ -134,4 +134,4 @@ def signround_range(
     low,high = w.detach().aminmax(dim=dim, keepdim=dim is not None)
     low,high = low.clamp(max=0)*beta,high.clamp(min=0)*alpha
     scale = _saturate((high-low)/(2**bits-1), torch.finfo(w.dtype).tiny)
-    return scale,-low/scale
+    return scale,round_ste(-low/scale)

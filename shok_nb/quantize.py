@@ -23,11 +23,13 @@ from .surrogates import _between, _clip, _clip_plain, _clipped, _inside, _within
 
 # %% ../nbs/52_quantize.ipynb #0118bb80
 def _zero(z, x, qmin, qmax):
-    "The zero point, and whether it is a code. A float tensor may lie between two."
-    if isinstance(z, Tensor) and z.dtype in _WHOLE: return z.to(_wide(x.dtype)),True
+    "The code nearest to the zero point, and how far from it that lies: 0 for a code."
+    if isinstance(z, Tensor) and z.dtype in _WHOLE: return z.to(_wide(x.dtype)),0
     z = check_knob(z, x, 'fake_quantize', 'zero_point', qmin, qmax)
-    if isinstance(z, Tensor): return z.to(_wide(x.dtype)),False
-    return (round(z), True) if z == round(z) else (z, False)
+    if not isinstance(z, Tensor): return round(z),z-round(z)
+    z = z.to(_wide(x.dtype))
+    code = torch.round(z.detach())
+    return code,z-code
 
 def _select(n, at, low, high):
     "`n`, and an end wherever `at` lies beyond it; nan stays."
@@ -41,12 +43,12 @@ _valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends
 _kept = estimator('fake_quantize', _clip, near=False, **_ends, pure=True)
 
 def _moved(slope, plain):
-    "An estimator for a zero point that may lie between two codes: `round(v+z)-z`."
-    def value(v, z, low, high): return _clip(v+z, low, high)-z
-    def moved_slope(v, z, low, high): return slope(v+z, low, high)
-    def moved_plain(v, z, low, high): return plain(v+z, low, high)-z
+    "An estimator for a zero point `apart` from the nearest code: the grid is moved by it."
+    def value(v, apart, low, high): return _clip(v+apart, low, high)-apart
+    def moved_slope(v, apart, low, high): return slope(v+apart, low, high)
+    def moved_plain(v, apart, low, high): return plain(v+apart, low, high)-apart
     forms = (value, moved_slope, moved_plain) if slope else (value,)
-    ranges = dict(z=dict(lo=-math.inf)) | _ends
+    ranges = dict(apart=dict(lo=-math.inf)) | _ends
     return estimator('fake_quantize', *forms, near=False, **ranges, pure=True)
 
 # gradient: the estimator for a zero point that is a code, and the one for any other
@@ -71,8 +73,8 @@ _Gradient = Literal['saturated', 'clipped', 'ste']
 def fake_quantize(
     x:Tensor,                   # Values; any shape, floating dtype
     scale:float|Tensor,         # Grid spacing > 0 (per channel, per block); may learn
-    # Code of 0, in the range: a whole number or tensor is added after rounding, any other as
-    # it is before it, and may learn. What a tensor holds is not looked at
+    # Code of 0, in the range; a float may lie between two codes, and a tensor of floats may
+    # learn. What a tensor holds is not looked at: beyond the range 0 has no code
     zero_point:float|Tensor=0.,
     qmin:int=-128,              # Smallest code
     qmax:int=127,               # Largest code
@@ -91,24 +93,24 @@ def fake_quantize(
     if gradient not in _forms:
         raise ValueError("fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', "
             f'got {gradient!r}')
-    z,whole = _zero(zero_point, x, qmin, qmax)
-    if gradient == 'ste': z = _detached(z)
-    low,high = qmin-z,qmax-z
+    code,apart = _zero(zero_point, x, qmin, qmax)
+    if gradient == 'ste': apart = _detached(apart)
+    low,high = qmin-code,qmax-code
+    moved = isinstance(apart, Tensor) or apart != 0
     if rounding is round_ste and not reciprocal:
         at_code,anywhere = _forms[gradient]
-        if whole: return at_code(x, low, high, step=s)
-        return anywhere(x, z, float(qmin), float(qmax), step=s)
+        if moved: return anywhere(x, apart, low, high, step=s)
+        return at_code(x, low, high, step=s)
     v = x.to(_wide(x.dtype))
     if isinstance(s, Tensor):
         s = s.to(v.dtype)
         if gradient != 'ste':                 # keeps 0*inf out of the scale's gradient
             v = _lean(_saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())
     v = v*(1/s) if reciprocal else v/s
-    if not whole: v,low,high = v+z,float(qmin),float(qmax)
+    if moved: v = v+apart
     n = rounding(v)
-    at = v if gradient == 'clipped' else n
-    code = _lean(_select, n, at, low, high)
-    if not whole: code,n = code-z,n-z
+    code = _lean(_select, n, v if gradient == 'clipped' else n, low, high)
+    if moved: code,n = code-apart,n-apart
     if gradient == 'ste': code = straight_through(code.detach(), n.expand_as(code))
     return (code*s).to(x.dtype)
 

@@ -160,27 +160,31 @@ def _ask(fn, *names):
 def lightning_callback(
     scheduler:KnobScheduler # Turned by the global step
 )->object:                  # A `lightning.pytorch.Callback`
-    "Steps before each training batch of a Lightning `Trainer`. Without Lightning raises."
+    "Steps before each training batch of a Lightning `Trainer` and at the end. Without it raises."
     lightning = _ask('lightning_callback', 'lightning.pytorch', 'pytorch_lightning')
     class KnobCallback(lightning.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             scheduler.step(trainer.global_step)
+        def on_train_end(self, trainer, pl_module): scheduler.step(trainer.global_step)
     return KnobCallback()
 
 def transformers_callback(
     scheduler:KnobScheduler # Turned by the global step
 )->object:                  # A `transformers.TrainerCallback`
-    "Steps before each step of a Hugging Face `Trainer`. Without transformers raises."
+    "Steps before each step of a Hugging Face `Trainer` and at the end. Without it raises."
     class KnobCallback(_ask('transformers_callback', 'transformers').TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
+            scheduler.step(state.global_step)
+        def on_train_end(self, args, state, control, **kwargs):
             scheduler.step(state.global_step)
     return KnobCallback()
 
 def fastai_callback(
     scheduler:KnobScheduler # Turned by the batch
 )->object:                  # A `fastai.callback.core.Callback`
-    "Steps before each batch of a fastai `Learner`, from 0 in each fit. Without fastai raises."
+    "Steps before each batch of a fastai `Learner`, from 0, and at the end. Without it raises."
     class KnobCallback(_ask('fastai_callback', 'fastai.callback.core').Callback):
         def before_batch(self):
             if self.training: scheduler.step(self.train_iter)
+        def after_fit(self): scheduler.step(self.train_iter)
     return KnobCallback()

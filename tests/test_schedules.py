@@ -134,7 +134,7 @@ def test_lightning(tmp_path):
         quiet = dict.fromkeys(off, False) | dict(max_epochs=2, accelerator='cpu', default_root_dir=tmp_path)
         L.Trainer(callbacks=[callback], **quiet, **kw).fit(m, torch.utils.data.DataLoader(data(), batch_size=None))
     fit()
-    assert m.net.seen == [1., 2., 3., 4., 5., 6., 7., 8.]
+    assert m.net.seen == [1., 2., 3., 4., 5., 6., 7., 8.] and m.net.soft.alpha == 9.    # after the last step, the end
     m.net.seen.clear()
     fit(accumulate_grad_batches=2)
     assert m.net.seen == [1., 1., 2., 2., 3., 3., 4., 4.]
@@ -150,7 +150,7 @@ def test_transformers(tmp_path):
         remove_unused_columns=False)
     callback = transformers_callback(KnobScheduler(m, lambda i: 1.+i))
     tr.Trainer(model=m, args=args, train_dataset=[dict(x=x[0]) for x,_ in data(8)], callbacks=[callback]).train()
-    assert m.seen == [1., 1., 2., 2., 3., 3.]
+    assert m.seen == [1., 1., 2., 2., 3., 3.] and m.soft.alpha == 4.
 
 def test_fastai():
     pytest.importorskip('fastai', reason='needs fastai')
@@ -160,4 +160,4 @@ def test_fastai():
     dls = DataLoaders(*(torch.utils.data.DataLoader(data(), batch_size=None) for _ in range(2)))
     learn = Learner(dls, m, loss_func=lambda y, t: y.sum(), cbs=[fastai_callback(KnobScheduler(m, lambda i: 1.+i))])
     with learn.no_logging(): learn.fit(2)
-    assert m.seen == [1., 2., 3., 4., 5., 6., 7., 8.]
+    assert m.seen == [1., 2., 3., 4., 5., 6., 7., 8.] and m.soft.alpha == 9.
