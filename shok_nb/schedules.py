@@ -160,7 +160,7 @@ def _ask(fn, *names):
 def lightning_callback(
     scheduler:KnobScheduler # Turned by the global step
 )->object:                  # A `lightning.pytorch.Callback`
-    "Steps before each training batch of a Lightning `Trainer` and at the end. Without it raises."
+    "Steps before each training batch of a Lightning `Trainer` and at the end. None raises."
     lightning = _ask('lightning_callback', 'lightning.pytorch', 'pytorch_lightning')
     class KnobCallback(lightning.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
