@@ -19,6 +19,8 @@ COMMON = dict(
     step='Grid spacing > 0, in the units of `x`, broadcasts with it; may learn',
     offset='A point of the grid, in the units of `x`, broadcasts with it; may learn',
     generator='Where torch draws the numbers; None is its global generator',
+    dim='Axis or axes whose values share a step, kept with length 1; None is all of them',
+    block='Values in a run along `dim` that share one: for `x.unflatten(dim, (-1, block))`',
     seed='int64, no dimensions: numbers by position instead, the same on every path',
     learnable='Is `alpha` or `beta` a Parameter, or else `step`?',
 )

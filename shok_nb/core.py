@@ -114,10 +114,10 @@ class estimator:
         self.name,self.value,self.slope = name,value,slope
         self.defaults,ranges = _defaults(ranges)
         self.names = *ranges,
-        self.compiled = compiled or value
+        self.compiled = value if compiled is None else compiled
         self.hard,self.near,self.pure = hard,near,pure
         def straight(v, *knobs): return _pass(v, value(v.detach(), *knobs))
-        self.plain = plain or straight
+        self.plain = straight if plain is None else plain
         ranges = dict(step=dict(open=True), offset=dict(lo=-math.inf, open=True)) | ranges
         self.ranges = [(arg, kw, *_surely(**kw)) for arg,kw in ranges.items()]
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.

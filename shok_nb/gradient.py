@@ -61,7 +61,10 @@ def scale_grad(
 # %% ../nbs/40_scale_grad.ipynb #2e03285a
 def _extremes(g, dim):
     "The smallest and the largest of `g` over `dim`; over all in one pass."
-    if dim is None and type(g) is Tensor: return [t.view([1]*g.ndim) for t in g.aminmax()]
+    if dim is None and type(g) is Tensor:
+        kept = torch.is_grad_enabled()             # aminmax has a derivative from torch 2.9 on
+        ends = (g.amin(), g.amax()) if kept else g.aminmax()
+        return [t.view([1]*g.ndim) for t in ends]
     axes = tuple(range(g.ndim)) if dim is None else dim
     return torch.amin(g, axes, keepdim=True),torch.amax(g, axes, keepdim=True)
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
 from .core import _lean
-from .gradient import _check_dim
 from .parts import _saturate
+from .quantize import _Dims, _groups
 from .ste import floor_ste, round_ste
 
 # %% ../nbs/53_learned.ipynb #85547b64
@@ -123,15 +123,17 @@ def signround_range(
     beta:float|Tensor=1.,   # Share of the smallest; may learn
     *,
     bits:int=4,             # Bits per code
-    dim:int|None=None,      # Axis with one range for each of its rows; None: one range
+    dim:_Dims=None,
+    block:int|None=None,
 )->tuple[Tensor,Tensor]:    # Scale and zero point for `fake_quantize`, codes 0 to 2**bits-1
     "Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Bad `bits` raises."
     check_count(bits, 'signround_range', 'bits', 1, 24)
     check_input(w, 'signround_range', 'w')
-    _check_dim('signround_range', dim, w)
+    v,dims = _groups(w.detach(), 'signround_range', dim, block)
+    keep = dim is not None
     alpha = check_knob(alpha, w, 'signround_range', 'alpha', open=True)
     beta = check_knob(beta, w, 'signround_range', 'beta', open=True)
-    low,high = w.detach().aminmax(dim=dim, keepdim=dim is not None)
+    low,high = v.amin(dims, keepdim=keep),v.amax(dims, keepdim=keep)
     low,high = low.clamp(max=0)*beta,high.clamp(min=0)*alpha
     scale = _saturate((high-low)/(2**bits-1), torch.finfo(w.dtype).tiny)
     return scale,round_ste(-low/scale)

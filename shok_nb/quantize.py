@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
 from .core import _lean, _pass, estimator, straight_through
-from .gradient import scale_grad
+from .gradient import _check_dim, scale_grad
 from .parts import _mask, _saturate
 from .pieces import _wide
 from .random import _WHOLE
@@ -135,15 +135,34 @@ def lsq(
     y = fake_quantize(x-offset, s, 0, qmin, qmax, rounding=rounding, gradient='clipped')
     return y+offset
 
+_Dims = int|tuple[int, ...]|None
+
+def _groups(x, fn, dim, block):
+    "`x` with blocks in a dim of their own, and the dims along which values share a step."
+    dim = _check_dim(fn, dim, x)
+    if block is None:
+        every = tuple(range(x.ndim)) if dim is None else dim
+        return x,(every if isinstance(every, tuple) else (every,))
+    check_count(block, fn, 'block', 1)
+    if not isinstance(dim, int):
+        raise ValueError(f'{fn}: block needs one dim to run along, got dim={dim}')
+    n = x.shape[dim]
+    if n % block:
+        raise ValueError(f'{fn}: block must divide dim {dim} of length {n}, got {block}; pad it')
+    return x.unflatten(dim, (-1, block)),(dim+1,)
+
 def lsq_init(
     x:Tensor,         # The tensor to be quantized
     bits:int=8,       # As for `lsq`
     *,
     signed:bool=True, # As for `lsq`
-)->Tensor:            # A 0-d step: twice the mean size over the root of the largest code
-    "The first step of `lsq` (arXiv:1902.08153, 2.1). Bad bits raises."
+    dim:_Dims=None,
+    block:int|None=None,
+)->Tensor:            # Twice the mean size over the root of the largest code; 0-d, or see `dim`
+    "The first step of `lsq` (arXiv:1902.08153, 2.1). Bad bits or `block` raises."
     _,qmax = _range_of('lsq_init', -128, 127, bits, signed)
-    return 2*check_input(x, 'lsq_init').detach().abs().mean()/qmax**.5
+    v,dims = _groups(check_input(x, 'lsq_init').detach(), 'lsq_init', dim, block)
+    return 2*v.abs().mean(dims, keepdim=dim is not None)/qmax**.5
 
 def _pact_value(v, alpha): return _between(v, 0., alpha)
 

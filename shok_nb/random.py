@@ -40,17 +40,22 @@ def philox(
     return a,b,c,d
 
 # %% ../nbs/02_random.ipynb #5b1425f0
+def _positions(x, d):
+    "0, 1, … along axis `d`, to be added to `x`: of its class, and whole on every rank."
+    shape = [1]*x.ndim
+    shape[d] = x.shape[d]
+    if not hasattr(x, 'placements'): return x.new_ones(shape, dtype=torch.int64).cumsum(d)-1
+    from torch.distributed.tensor import Replicate
+    at,mesh = torch.arange(x.shape[d], device=x.device).view(shape),x.device_mesh
+    return type(x).from_local(at, mesh, [Replicate()]*mesh.ndim, run_check=False)
+
 def _address(x):
     "The position of each element, row by row, in an int64 tensor laid out as `x`."
     if type(x) in _PLAIN: return torch.arange(x.numel(), device=x.device).view(x.shape)
     i = torch.zeros_like(x, dtype=torch.int64, requires_grad=False)
     stride = 1
     for d in range(x.ndim-1, -1, -1):
-        # one more axis than `x`: the shape, and so the sharding, is its own
-        shape = [1]*(x.ndim+1)
-        shape[d+1] = x.shape[d]
-        along = x.new_ones(shape, dtype=torch.int64).cumsum(d+1) - 1
-        i = i + along[0]*stride
+        i = i + _positions(x, d)*stride
         stride = stride*x.shape[d]
     return i
 

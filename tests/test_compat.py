@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 import pytest
 import torch
-from estimators import near, slope
+from estimators import near, older, slope
 import shok_nb
 from shok_nb.catalog import catalog
 
@@ -117,6 +117,7 @@ COMPILED = [n for n in AWAY if any(part in n for part in ASKED)]
     ['round_ste', 'soft_round', 'straight_through', 'scale_grad', 'ewgs_round', 'normalize_grad'])
 def test_only_speed_is_lost_in_compiled_code(fn, name, without):
     "Compiled as it is, and with a gradient inside. What torch gives no answer about is refused, not guessed."
+    if 'apply' in name and older('2.9'): pytest.skip('Dynamo before torch 2.9 knows Function.apply by itself alone')
     R,_ = without(name)
     unsure = '_transforms' in name or '_level' in name
     takes = dict(straight_through=lambda x: (x.detach().round(), x), scale_grad=lambda x: (x, 3.))

@@ -280,3 +280,13 @@ def test_star_import():
         exec(f'import shok_nb.{p.stem} as m', made)
         module = import_module(f'shok_nb.{p.stem}')
         assert made['m'] is module and getattr(shok_nb, p.stem) is module and p.stem in dir(shok_nb), p.stem
+
+REFUSED = dict(ewgs_round='use torch.autograd.grad there, or round_ste',
+    normalize_grad='normalize_grad: cannot be compiled inside a torch.func transform')
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_compiled_transforms_refuse(name):
+    "What would be lost there without a word. Torch before 2.11 names the error and keeps the words."
+    f = getattr(shok_nb, name)
+    g = torch.compile(torch.func.grad(lambda x: f(x).sum()), backend='eager', fullgraph=True)
+    with pytest.raises(Exception, match='RuntimeError' if older('2.11') else REFUSED[name]): g(X)
