@@ -62,7 +62,7 @@ def scale_grad(
 def _extremes(g, dim):
     "The smallest and the largest of `g` over `dim`; over all in one pass."
     if dim is None and type(g) is Tensor:
-        kept = torch.is_grad_enabled()             # aminmax has a derivative from torch 2.9 on
+        kept = torch.is_grad_enabled()        # older torch has no derivative of aminmax
         ends = (g.amin(), g.amax()) if kept else g.aminmax()
         return [t.view([1]*g.ndim) for t in ends]
     axes = tuple(range(g.ndim)) if dim is None else dim

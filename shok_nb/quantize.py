@@ -55,13 +55,15 @@ def _moved(slope, plain):
 _forms = dict(saturated=(_clipped, _moved(_inside, _clip_plain)),
     clipped=(_valued, _moved(_within, _plain)), ste=(_kept, _moved(None, None)))
 
-def _range_of(fn, qmin, qmax, bits, signed):
-    "Both end codes, of `bits` if they are given."
-    if bits is None:
-        check_count(qmin, fn, 'qmin', -2**31, 2**31)
-        return qmin,check_count(qmax, fn, 'qmax', qmin+1, 2**31)
-    if (qmin, qmax) != (-128, 127):
-        raise ValueError(f'{fn}: give bits, or qmin and qmax, got bits={bits!r} and both')
+_Bits = int|tuple[int, int]
+
+def _range_of(fn, bits, signed):
+    "The smallest and the largest code of `bits`, or what it says itself."
+    if isinstance(bits, tuple):
+        if len(bits) != 2:
+            raise ValueError(f'{fn}: bits must be a number or two codes, got {bits}')
+        low = check_count(bits[0], fn, 'the smallest code', -2**31, 0)
+        return low,check_count(bits[1], fn, 'the largest code', 1, 2**31)
     check_count(bits, fn, 'bits', 1+bool(signed), 24)
     return (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
 
@@ -79,7 +81,7 @@ def fake_quantize(
     qmin:int=-128,              # Smallest code
     qmax:int=127,               # Largest code
     *,
-    bits:int|None=None,         # In place of `qmin` and `qmax`: bits of a code
+    bits:_Bits|None=None,       # In place of `qmin` and `qmax`: bits of a code, or both ends
     signed:bool=True,           # With `bits`: codes from -2**(bits-1), else from 0
     rounding:Callable=round_ste, # Any function of a tensor, called as `rounding(x/scale)`
     # 0 where the code is clipped ('saturated'), where the value is ('clipped') or nowhere
@@ -89,7 +91,13 @@ def fake_quantize(
     "Quantize to integers and back (arXiv:1902.08153). Integer `x`, bad scale or range raises."
     check_input(x, 'fake_quantize')
     s = check_knob(scale, x, 'fake_quantize', 'scale', open=True)
-    qmin,qmax = _range_of('fake_quantize', qmin, qmax, bits, signed)
+    check_count(qmin, 'fake_quantize', 'qmin', -2**31, 2**31)
+    check_count(qmax, 'fake_quantize', 'qmax', qmin+1, 2**31)
+    if bits is not None:
+        if (qmin, qmax) != (-128, 127):
+            told = 'give bits, or qmin and qmax'
+            raise ValueError(f'fake_quantize: {told}, got bits={bits!r} too')
+        qmin,qmax = _range_of('fake_quantize', bits, signed)
     if gradient not in _forms:
         raise ValueError("fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', "
             f'got {gradient!r}')
@@ -118,14 +126,14 @@ def fake_quantize(
 def lsq(
     x:Tensor,               # Weights or activations; any shape, floating dtype
     step:Tensor,            # Step > 0, broadcasts with `x`; start from `lsq_init`
-    bits:int=8,             # Bits per code, 2 to 24, or 1 if not `signed`
+    bits:_Bits=8,           # Bits per code, 2 to 24, or 1 if not `signed`; or both end codes
     *,
     signed:bool=True,       # Codes from -2**(bits-1), else from 0
     offset:float|Tensor=0., # LSQ+: the value of code 0; may learn
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                  # Quantized `x`; dtype of `x`
     "Learned step size (arXiv:1902.08153, with `offset` 2004.09576). Bad bits or step raises."
-    qmin,qmax = _range_of('lsq', -128, 127, bits, signed)
+    qmin,qmax = _range_of('lsq', bits, signed)
     check_input(x, 'lsq')
     s = check_knob(step, x, 'lsq', 'step', open=True)
     offset = check_knob(offset, x, 'lsq', 'offset', -math.inf, open=True)
@@ -148,19 +156,20 @@ def _groups(x, fn, dim, block):
         raise ValueError(f'{fn}: block needs one dim to run along, got dim={dim}')
     n = x.shape[dim]
     if n % block:
-        raise ValueError(f'{fn}: block must divide dim {dim} of length {n}, got {block}; pad it')
+        told = f'block must divide dim {dim} of length {n}'
+        raise ValueError(f'{fn}: {told}, got {block}; pad it')
     return x.unflatten(dim, (-1, block)),(dim+1,)
 
 def lsq_init(
     x:Tensor,         # The tensor to be quantized
-    bits:int=8,       # As for `lsq`
+    bits:_Bits=8,     # As for `lsq`
     *,
     signed:bool=True, # As for `lsq`
     dim:_Dims=None,
     block:int|None=None,
-)->Tensor:            # Twice the mean size over the root of the largest code; 0-d, or see `dim`
+)->Tensor:            # Twice the mean size over the root of the largest code; 0-d or by `dim`
     "The first step of `lsq` (arXiv:1902.08153, 2.1). Bad bits or `block` raises."
-    _,qmax = _range_of('lsq_init', -128, 127, bits, signed)
+    _,qmax = _range_of('lsq_init', bits, signed)
     v,dims = _groups(check_input(x, 'lsq_init').detach(), 'lsq_init', dim, block)
     return 2*v.abs().mean(dims, keepdim=dim is not None)/qmax**.5
 
