@@ -1,8 +1,8 @@
 """Differentiable rounding for PyTorch."""
 __version__ = "0.1.0"
-from . import (cubic, decimals, dither, ewgs, fourier, gradient, learned, neighbours, quantize,
-    ramp, ratio, scalar_quantize, schedules, sigmoid, signs, sine, soft, ste, stochastic,
-    surrogates)
+from . import (calibrate, cubic, decimals, dither, ewgs, fourier, gradient, learned,
+    neighbours, quantize, ramp, ratio, scalar_quantize, schedules, sigmoid, signs,
+    sine, soft, ste, stochastic, surrogates)
 from . import functions as functions, nn as nn      # as itself: also for others to use
 from .core import estimator, straight_through
 from .staircases import staircase
@@ -26,6 +26,10 @@ from .schedules import *
 from .quantize import *
 from .learned import *
 from .scalar_quantize import *
+from .calibrate import *
+from .quantizer import Quantizer
+from .models import quantize_model_, unquantize_
+from .deploy import deploy_
 
 # What `from shok_nb import *` brings: functions and classes, no module in place of the
 # caller's `random` or `nn`.
@@ -50,6 +54,8 @@ __all__ += schedules.__all__
 __all__ += quantize.__all__
 __all__ += learned.__all__
 __all__ += scalar_quantize.__all__
+__all__ += calibrate.__all__
+__all__ += ['Quantizer', 'quantize_model_', 'unquantize_', 'deploy_']
 
 # they need more than torch
 _LATER = 'catalog', 'checks', 'plots', 'widgets', 'lab', 'jpeg', 'demo'

@@ -21,6 +21,8 @@ COMMON = dict(
     generator='Where torch draws the numbers; None is its global generator',
     dim='Axis or axes whose values share a step, kept with length 1; None is all of them',
     block='Values in a run along `dim` that share one: for `x.unflatten(dim, (-1, block))`',
+    signed='Codes from -2**(bits-1), else from 0',
+    zero_point='Choose a zero point too?',
     seed='int64, no dimensions: numbers by position instead, the same on every path',
     learnable='Is `alpha` or `beta` a Parameter, or else `step`?',
 )

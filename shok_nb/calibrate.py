@@ -7,7 +7,7 @@ __all__ = ['minmax_init', 'percentile_init', 'mse_init']
 
 # %% ../nbs/56_calibrate.ipynb #56a00003
 import math
-from typing import Literal
+from typing import Any, Literal
 import torch
 from torch import Tensor
 from .arguments import check_input, check_knob
@@ -33,10 +33,10 @@ def _grid(low, high, qmin, qmax, zero_point):
     step = torch.where(step > 0, step, 1.)
     return step,(qmin-low/step).round().clamp(qmin, qmax)
 
-def _given(grid, x, dim, zero_point):
+def _given(grid, dim)->Any:
     "A grid as the user gets it: 0-d without `dim`, and alone without a zero point."
-    step,zero = (t if t is None or dim is not None else t.reshape(()) for t in grid)
-    return (step, zero.to(torch.int32)) if zero_point else step
+    step,zero = grid if dim is not None else [t if t is None else t.reshape(()) for t in grid]
+    return step if zero is None else (step, zero.to(torch.int32))
 
 def _reach(v, dims, qmin, zero_point):
     "The ends of each group; without a zero point 0 and the farthest value that has a code."
@@ -49,15 +49,15 @@ def minmax_init(
     x:Tensor,              # Weights, or activations of some batches
     bits:_Bits=8,          # Bits per code, 2 to 24, or 1 if not `signed`; or both end codes
     *,
-    signed:bool=True,      # Codes from -2**(bits-1), else from 0
-    zero_point:bool=False, # A zero point too? Else 0 is code 0, and `high` or `-high` the last
+    signed:bool=True,
+    zero_point:bool=False,
     dim:_Dims=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # A step, or a step and an int32 zero point; 0-d, or by `dim`
     "The finest grid that clips nothing (arXiv:1712.05877, 3). Bad bits, nan or empty raises."
     v,dims,qmin,qmax = _settle(x, 'minmax_init', bits, signed, dim, block)
     low,high = _reach(v, dims, qmin, zero_point)
-    return _given(_grid(low, high, qmin, qmax, zero_point), x, dim, zero_point)
+    return _given(_grid(low, high, qmin, qmax, zero_point), dim)
 
 def _nth(v, dims, share):
     "The value that a `share` of each group does not exceed, keeping dims."
@@ -84,7 +84,7 @@ def percentile_init(
     else:
         high = _nth(v.abs() if qmin else v.clamp(min=0), dims, share)
         low = torch.zeros_like(high)
-    return _given(_grid(low, high, qmin, qmax, zero_point), x, dim, zero_point)
+    return _given(_grid(low, high, qmin, qmax, zero_point), dim)
 
 # %% ../nbs/56_calibrate.ipynb #56a00008
 def _error(v, dims, grid, qmin, qmax):
@@ -133,4 +133,4 @@ def mse_init(
     if search == 'golden':
         finer = _golden(error, (best-.01).clamp(min=1e-3), best+.01, 20)
         best = torch.where(error(finer) < least, finer, best)
-    return _given(grid(best), x, dim, zero_point)
+    return _given(grid(best), dim)

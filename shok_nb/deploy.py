@@ -6,6 +6,7 @@
 __all__ = ['pack_int4', 'unpack_int4', 'Dequantize', 'IntegerLayer', 'deploy_']
 
 # %% ../nbs/59_deploy.ipynb #59a00003
+from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,6 +38,8 @@ def unpack_int4(
 
 class Dequantize(nn.Module):
     "A weight made from its codes when asked for: `scale*(code - zero)`."
+    scale:Tensor
+    zero:Tensor|None
     def __init__(self,
         scale:Tensor,           # Steps, one for all, per channel or per block
         zero:Tensor|None=None,  # Zero points, of the same shape
@@ -72,10 +75,20 @@ class Dequantize(nn.Module):
 
 # %% ../nbs/59_deploy.ipynb #59a00008
 _CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
+def _stay(m, args):
+    "A hook that does nothing: torch's fused transformer leaves a layer alone that has one."
 
 # %% ../nbs/59_deploy.ipynb #59a00009
 class IntegerLayer(nn.Module):
     "A Linear or convolution on codes: exact sums, one multiplication, one rounding."
+    codes:Tensor
+    scale:Tensor
+    step:Tensor
+    zero:Tensor
+    bias:Tensor|None
+    product:Tensor
+    out_step:Tensor|None
+    out_zero:Tensor
     def __init__(self,
         layer:nn.Module,  # The float layer, for its sizes
         codes:Tensor,     # int8 weights
@@ -95,10 +108,16 @@ class IntegerLayer(nn.Module):
         values = dict(codes=codes, scale=scale, step=step, zero=zero, bias=bias)
         values |= dict(product=step*scale, out_step=None, out_zero=None)
         for k,v in values.items(): self.register_buffer(k, v)
+        self.register_forward_pre_hook(_stay)
 
     def feeds(self, step, zero):
         "What comes next wants codes on this grid."
         self.out_step,self.out_zero = step,zero
+
+    @property
+    def weight(self): # The values behind the codes, for who asks for a layer's weight
+        codes = self._weight()
+        return codes*self.scale.view(-1, *[1]*(codes.ndim-1))
 
     def _weight(self):
         return self.codes if self.packed is None else unpack_int4(self.codes, self.packed)
@@ -124,10 +143,16 @@ class IntegerLayer(nn.Module):
     def _in_onnx(self, x):
         "The pattern that the runtime replaces by QLinearConv and QGemm."
         x = _onnx_dequantize(_onnx_quantize(x, self.step, self.zero), self.step, self.zero)
-        weight = _onnx_dequantize(self._weight(), self.scale, None, 0)
+        # the runtime's Gemm wants the zero point named; Conv does not, and may share none
+        zero = None
+        if self.kind is nn.Linear: zero = torch.zeros_like(self.scale, dtype=torch.int8)
+        weight = _onnx_dequantize(self._weight(), self.scale, zero, 0)
         bias = self.bias
         if bias is not None: bias = _onnx_dequantize(bias, self.product, None, 0)
-        return self._apply_to(x, weight, bias)
+        y = self._apply_to(x, weight, bias)
+        if self.out_step is None: return y
+        grid = self.out_step,self.out_zero
+        return _onnx_dequantize(_onnx_quantize(y, *grid), *grid)
 
     def extra_repr(self):
         shown = [self.kind.__name__, 'int8' if self.packed is None else 'int4']
@@ -139,9 +164,9 @@ _ORDERLY = {F.relu, F.dropout, F.dropout2d, F.max_pool1d, F.max_pool2d, F.max_po
 for _name in ('relu', 'relu_', 'flatten', 'reshape', 'permute', 'transpose', 'squeeze',
         'unsqueeze', 'max_pool1d', 'max_pool2d', 'max_pool3d'):
     _ORDERLY |= {getattr(t, _name) for t in (torch, Tensor) if hasattr(t, _name)}
-_LOOKS = {Tensor.shape.__get__, Tensor.ndim.__get__, Tensor.size, Tensor.dim,
-    Tensor.dtype.__get__, Tensor.device.__get__, Tensor.requires_grad.__get__,
-    Tensor.is_nested.__get__, Tensor.layout.__get__, Tensor.is_quantized.__get__}
+_LOOKS = {Tensor.size, Tensor.dim}
+for _name in ('shape', 'ndim', 'dtype', 'device', 'requires_grad', 'is_nested', 'layout'):
+    _LOOKS.add(getattr(Tensor, _name).__get__)
 _NORMS = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d
 
 class _Follow(TorchFunctionMode):
@@ -204,7 +229,7 @@ def _followed(model, layers, example):
     return flow
 
 # %% ../nbs/59_deploy.ipynb #59a0000d
-def _weight_quantizer(m, name):
+def _weight_quantizer(m, name)->Any:
     "What quantizes a weight, or None."
     if not parametrize.is_parametrized(m, name): return None
     last = m.parametrizations[name][-1]
@@ -312,7 +337,8 @@ def deploy_(
     pack:bool=True     # Codes of four bits or fewer two in a byte?
 )->Report:             # What every layer became, and why some compute with floats
     "Integer codes and steps in place of weights; layers of integers. No quantizer raises."
-    layers = {m: n for n,m in model.named_modules() if hasattr(m, 'parametrizations')}
+    layers:dict[Any,str] = {m: n for n,m in model.named_modules()}
+    layers = {m: n for m,n in layers.items() if hasattr(m, 'parametrizations')}
     weights = {m: [w for w in m.parametrizations if _weight_quantizer(m, w)] for m in layers}
     weights = {m: ws for m,ws in weights.items() if ws}
     if not weights:

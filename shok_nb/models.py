@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
@@ -246,6 +246,7 @@ def unquantize_(
 )->nn.Module:       # `model` itself
     "Take the quantizers away: the weights are the trained ones, unrounded. None raises."
     changed = False
+    m:Any
     for m in list(model.modules()):
         for name in list(getattr(m, 'parametrizations', {})):
             if not any(isinstance(p, Quantizer) for p in m.parametrizations[name]): continue

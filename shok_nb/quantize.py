@@ -128,7 +128,7 @@ def lsq(
     step:Tensor,            # Step > 0, broadcasts with `x`; start from `lsq_init`
     bits:_Bits=8,           # Bits per code, 2 to 24, or 1 if not `signed`; or both end codes
     *,
-    signed:bool=True,       # Codes from -2**(bits-1), else from 0
+    signed:bool=True,
     offset:float|Tensor=0., # LSQ+: the value of code 0; may learn
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                  # Quantized `x`; dtype of `x`
@@ -164,7 +164,7 @@ def lsq_init(
     x:Tensor,         # The tensor to be quantized
     bits:_Bits=8,     # As for `lsq`
     *,
-    signed:bool=True, # As for `lsq`
+    signed:bool=True,
     dim:_Dims=None,
     block:int|None=None,
 )->Tensor:            # Twice the mean size over the root of the largest code; 0-d or by `dim`

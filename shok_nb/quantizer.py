@@ -7,7 +7,7 @@ __all__ = ['Quantizer']
 
 # %% ../nbs/57_quantizer.ipynb #57a00003
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from .arguments import check_count, check_input
@@ -20,22 +20,25 @@ from .ste import round_ste
 # %% ../nbs/57_quantizer.ipynb #57a00018
 def _symbolic(op, inputs, axis, dtype, shape):
     attributes = {} if axis is None else dict(axis=axis)
-    kind = dict(dtype=dtype, shape=shape, version=20)
+    kind:dict[str,Any] = dict(dtype=dtype, shape=shape, version=20)
     return torch.onnx.ops.symbolic(op, inputs, attributes, **kind)
 
 def _onnx_quantize(x, scale, zero, axis=None):
     return _symbolic('QuantizeLinear', (x, scale, zero), axis, zero.dtype, x.shape)
 
 def _onnx_dequantize(codes, scale, zero, axis=None):
-    if zero is None: zero = torch.zeros_like(scale, dtype=codes.dtype)
-    inputs = codes,scale,zero
+    inputs = (codes, scale) if zero is None else (codes, scale, zero)
     return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape)
 
 # %% ../nbs/57_quantizer.ipynb #57a00006
-_INITS = dict(minmax=minmax_init, percentile=percentile_init, mse=mse_init, lsq=lsq_init)
+_INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
+    mse=mse_init, lsq=lsq_init)
 
 class Quantizer(nn.Module):
     "A grid of integers as a layer, calibrated or learned (arXiv:1902.08153). Bad bits raise."
+    step:Tensor
+    log_step:Tensor
+    zero:Tensor
     def __init__(self,
         bits:_Bits=8,            # Bits per code, 2 to 24, or 1 if not `signed`; or both ends
         *,
@@ -118,7 +121,7 @@ class Quantizer(nn.Module):
         "Choose the grid for `x`, by `init`. Empty or infinite `x` raises."
         x = check_input(x, 'Quantizer').detach()
         if self.signed is None: self.signed = bool((x < 0).any())
-        init = _INITS.get(self.init, self.init)
+        init:Any = _INITS.get(self.init, self.init)
         if self.block is not None: kw = dict(dim=x.ndim-1, block=self.block)
         elif self.axis is None: kw = dict(dim=None)
         else: kw = dict(dim=tuple(d for d in range(x.ndim) if d != self.axis % x.ndim))

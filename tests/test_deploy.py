@@ -1,0 +1,376 @@
+"""From a quantized network to integers: the codes of torch and of ONNX Runtime are equal, for every kind of integer
+layer and for values on ties, and a call that fails has changed nothing.
+
+Equality is not statistical: both sum integers and round the same float product. The numbers of inputs are those that
+showed differences while one side still summed floats (one or two of 600,000 codes)."""
+import copy
+import io
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+import numpy as np
+import pytest
+import torch
+from estimators import generator
+from torch import nn
+from shok_nb.deploy import Dequantize, IntegerLayer, deploy_, pack_int4, unpack_int4
+from shok_nb.models import quantize_model_, unquantize_
+from shok_nb.nn import SoftRound
+from shok_nb.quantizer import Quantizer
+from shok_nb.soft import soft_round
+
+# An x86 processor without VNNI, whose kernels add two products in 16 bits unless told otherwise
+FLAGS = Path('/proc/cpuinfo').read_text() if Path('/proc/cpuinfo').exists() else ''
+SATURATES = 'avx2' in FLAGS and 'vnni' not in FLAGS
+
+def mlp(): return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 10))
+
+def cnn():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 8, 3, groups=4), nn.ReLU(), nn.Conv2d(8, 4, 1, bias=False), nn.Flatten(), nn.Linear(16, 10))
+
+def line():
+    first,second = nn.Conv1d(2, 4, 3, stride=2),nn.Conv1d(4, 4, 3, dilation=2)
+    return nn.Sequential(first, nn.ReLU(), second, nn.Flatten(), nn.Linear(12, 5))
+
+class Feed(nn.Module):
+    "The integer segment of a transformer block, three dimensions and a normalization before it."
+    def __init__(self):
+        super().__init__()
+        self.norm,self.up,self.down = nn.LayerNorm(16),nn.Linear(16, 32),nn.Linear(32, 16)
+    def forward(self, x): return self.down(self.up(self.norm(x)).relu())
+
+NETWORKS = dict(mlp=(mlp, (16,)), cnn=(cnn, (3, 8, 8)), line=(line, (2, 15)))
+
+def inputs(shape, n, seed=0): return torch.randn(n, *shape, generator=generator(seed))
+
+def deployed(make, shape, weights=8, seed=0, trained=False, **kw):
+    torch.manual_seed(seed)
+    model,x = make(),inputs(shape, 256, seed+100)
+    model(x)                                                           # the normalization has seen something
+    quantize_model_(model, weights, 8, calibrate=[x])
+    report = deploy_(model, x[:2], **kw)
+    return model,report
+
+def session(model, example, folder):
+    "The runtime's session of a model, and the operators it has chosen."
+    onnx,ort = pytest.importorskip('onnx'),pytest.importorskip('onnxruntime')
+    program = torch.onnx.export(model, (example,), dynamo=True, opset_version=20, verbose=False,
+        dynamic_shapes=({0: torch.export.Dim('batch')},))
+    program.save(folder/'model.onnx')
+    options = ort.SessionOptions()
+    options.log_severity_level,options.optimized_model_filepath = 3,str(folder/'optimized.onnx')
+    if SATURATES: options.add_session_config_entry('session.x64quantprecision', '1')
+    run = ort.InferenceSession(folder/'model.onnx', options, providers=['CPUExecutionProvider'])
+    def names(file): return [n.op_type for n in onnx.load(folder/file).graph.node]
+    def call(x): return run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
+    return call,names('model.onnx'),names('optimized.onnx')
+
+OURS = {'Round', 'Div', 'Clip', 'Mul', 'Floor', 'Where'}
+
+@pytest.mark.parametrize('weights', [8, 4, (-1, 1)], ids=str)
+@pytest.mark.parametrize('name', NETWORKS)
+def test_runtime(name, weights, tmp_path):
+    make,shape = NETWORKS[name]
+    model,report = deployed(make, shape, weights)
+    x = inputs(shape, 2000, 1)*1.5                                       # some beyond what was calibrated
+    call,graph,fused = session(model, x[:2], tmp_path)
+    layers = [m for m in model.modules() if isinstance(m, IntegerLayer)]
+    assert not OURS & {*graph} and graph.count('QuantizeLinear') == 2*len(layers)-1
+    assert sum(op in ('QLinearConv', 'QGemm') for op in fused) == len(layers)
+    assert not {'Conv', 'Gemm', 'Relu'} & {*fused}
+    assert fused.count('QuantizeLinear') == 1 and 'DequantizeLinear' not in fused
+    with torch.no_grad(): want = model(x).numpy()
+    assert np.array_equal(call(x), want)
+    assert [r.activations for r in report.rows] == ['codes to codes']*(len(layers)-1) + ['codes to floats']
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', range(5))
+@pytest.mark.parametrize('name', ['mlp', 'cnn', 'feed'])
+def test_a_million_inputs(name, seed, tmp_path):
+    "All outputs equal, in five networks of each kind."
+    make,shape = dict(NETWORKS, feed=(Feed, (5, 16)))[name]
+    model,_ = deployed(make, shape, seed=seed)
+    if name == 'feed': model.norm = nn.Identity()                        # what is behind it: floats of the outside
+    n,part = 10**6 if name != 'feed' else 200_000,50_000
+    call,_,fused = session(model, inputs(shape, 2), tmp_path)
+    assert not {'Conv', 'Gemm', 'MatMul'} & {*fused}
+    for i in range(0, n, part):
+        x = inputs(shape, part, 1000*seed+i)
+        with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+
+def powers_of_two(model):
+    "Every step 1/64 or 1/16: products of steps are exact, and sums fall on ties."
+    for n,q in model.named_modules():
+        if not isinstance(q, Quantizer): continue
+        step,zero = q.grid()
+        size = 2**-6 if 'param' in n else 2**-4
+        q.learn = False
+        q._parameters.pop('log_step')
+        q.register_buffer('step', torch.full_like(step.detach(), size))
+
+@pytest.mark.parametrize('name', ['mlp', 'cnn'])
+def test_ties(name, tmp_path):
+    make,shape = NETWORKS[name]
+    torch.manual_seed(0)
+    model,x = make(),inputs(shape, 3000, 1)
+    if name == 'cnn': model[1] = nn.Identity()
+    quantize_model_(model, 8, 8, calibrate=[x[:100]])
+    powers_of_two(model)
+    deploy_(model, x[:2])
+    first = next(m for m in model if isinstance(m, IntegerLayer))
+    with torch.no_grad():
+        was,first.out_step = first.out_step,None
+        sums = first(x)/was
+        first.out_step = was
+    assert ((sums-sums.floor()) == .5).float().mean() > .01             # there are ties
+    call,_,_ = session(model, x[:2], tmp_path)
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+
+def test_exact_sums():
+    "Against integers of Python's kind, for one layer: the sum, the product, the rounding."
+    model,_ = deployed(mlp, (16,))
+    layer,x = model[0],inputs((16,), 50, 1)
+    q = (np.rint(x.numpy()/layer.step.numpy())+int(layer.zero)).clip(0, 255).astype(int)-int(layer.zero)
+    total = q @ layer.codes.numpy().astype(int).T + layer.bias.numpy().astype(int)
+    factor = layer.product.numpy()/layer.out_step.numpy()
+    codes = np.rint(total.astype(np.float32)*factor).clip(-int(layer.out_zero), 255-int(layer.out_zero))
+    assert factor.dtype == np.float32
+    assert np.array_equal(layer(x).numpy(), codes.astype(np.float32)*layer.out_step.numpy())
+
+def test_normalization_is_folded():
+    "Signs of the factor included; codes are those of the quantizer, turned where the factor is negative."
+    torch.manual_seed(0)
+    model,x = cnn(),inputs((3, 8, 8), 500)
+    with torch.no_grad(): model[1].weight.copy_(torch.tensor([1., -1., .5, -2., 3., 0., 1., 1.]))
+    for part in x.split(100): model(part)
+    quantize_model_(model, Quantizer((-127, 127), axis=0), 8, calibrate=[x])
+    with torch.no_grad(): want = model.eval()(x)
+    codes = model[0].parametrizations.weight[0].to_codes(model[0].parametrizations.weight.original)
+    deploy_(model, x[:2])
+    assert isinstance(model[1], nn.Identity)
+    turned = model[0].codes
+    for i,s in enumerate((1, -1, 1, -1, 1, 0, 1, 1)): assert torch.equal(turned[i].int(), codes[i]*s)
+    with torch.no_grad(): got = model(x)
+    assert (got-want).abs().mean() < .01*want.abs().mean()
+
+def test_normalization_beyond_int8():
+    model,x = nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1)).eval(),inputs((2,), 100)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[-1., .5]]))
+        model[1].weight.fill_(-1.)
+    quantize_model_(model, Quantizer(8, axis=0, init=lambda w, *a, **kw: torch.full((1, 1), 1/128)), 8, calibrate=[x])
+    before = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=r'deploy_: a negative normalization turns code -128 into 128.*\(-127, 127\)'):
+        deploy_(model, x[:2])
+    assert torch.equal(model(x), before(x)) and 'Parametrized' in repr(model)
+
+def test_flow():
+    "Codes go on where nothing but order-preserving operations lie between, and nobody else looks."
+    class Net(nn.Module):
+        def __init__(self, how):
+            super().__init__()
+            self.a,self.b,self.c,self.how = nn.Linear(8, 8),nn.Linear(8, 8),nn.Linear(8, 8),how
+        def forward(self, x): return self.how(self, x)
+    ways = dict(
+        chain=(lambda m, x: m.c(m.b(m.a(x)).relu().view(-1, 8)), ['codes', 'codes', 'floats']),
+        residual=(lambda m, x: m.c(m.b(h := m.a(x)) + h), ['floats', 'floats', 'floats']),
+        returned=(lambda m, x: (h := m.a(x), m.c(m.b(h)))[1]*0 + h, ['floats', 'codes', 'floats']),
+        curved=(lambda m, x: m.c(m.b(m.a(x)).tanh()), ['codes', 'floats', 'floats']),
+        forked=(lambda m, x: m.b(h := m.a(x)) + m.c(h), ['floats', 'floats', 'floats']),
+        inplace=(lambda m, x: m.c(m.b(torch.relu_(m.a(x)))), ['codes', 'codes', 'floats']),
+    )
+    for name,(how,want) in ways.items():
+        torch.manual_seed(0)
+        model,x = Net(how),inputs((8,), 64)
+        quantize_model_(model, 8, 8, calibrate=[x])
+        with torch.no_grad(): before = model.eval()(x)
+        report = deploy_(model, x)
+        assert [r.activations.split()[-1] for r in report.rows] == want, name
+        with torch.no_grad(): assert (model(x)-before).abs().max() < .05*before.abs().max(), name
+
+MIXED = dict(embedding=(lambda: nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)), torch.arange(7)),
+    transposed=(lambda: nn.Sequential(nn.ConvTranspose2d(2, 4, 3, groups=2), nn.ReLU()), inputs((2, 5, 5), 3)),
+    lstm=(lambda: nn.LSTM(4, 6, num_layers=2, bidirectional=True), inputs((5, 4), 3)),
+    gru_cell=(lambda: nn.GRUCell(4, 6), inputs((4,), 3)),
+    attention=(lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), inputs((5, 16), 3)))
+
+def first(out): return out[0] if isinstance(out, tuple) else out
+
+@pytest.mark.parametrize('weights', [8, 4], ids=str)
+@pytest.mark.parametrize('name', MIXED)
+def test_floats_on_codes(name, weights):
+    "Codes in place of weights: the same values, smaller, saved and copied."
+    make,x = MIXED[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    quantize_model_(model, weights, 8, calibrate=[x])
+    with torch.no_grad(): want = first(model(x))
+    report = deploy_(model, x)
+    assert {r.weights for r in report.rows} == {'int8' if weights == 8 else 'int4'}
+    with torch.no_grad(): got = first(model(x))
+    whole = all('codes' not in r.activations for r in report.rows)
+    assert torch.equal(got, want) if whole else torch.allclose(got, want, atol=.05)
+    floats = [k for k,t in model.state_dict().items() if t.is_floating_point() and k.endswith('original')]
+    assert not floats
+    twin = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    twin.load_state_dict(torch.load(file, weights_only=True))
+    with torch.no_grad(): assert torch.equal(first(twin(x)), got)
+
+def test_blocks_and_zero_points():
+    torch.manual_seed(0)
+    model,x = nn.Linear(32, 4).eval(),inputs((32,), 5)
+    quantize_model_(model, Quantizer(4, axis=0, block=8), None)
+    want = model(x)
+    deploy_(model, x)
+    assert torch.equal(model(x), want) and model.parametrizations.weight.original.numel() == 64
+    model = nn.Linear(32, 4).eval()
+    quantize_model_(model, Quantizer(8, axis=0, zero_point=True), 8, calibrate=[x])
+    want = model(x)
+    report = deploy_(model, x)
+    assert torch.equal(model(x), want) and report.rows[0].activations == 'floats: weights with zero points or blocks'
+
+@pytest.mark.parametrize('n', [0, 1, 2, 7])
+def test_int4(n):
+    codes = torch.randint(-8, 8, (n, 3), generator=generator())
+    packed = pack_int4(codes)
+    assert packed.dtype == torch.uint8 and len(packed) == -(-3*n//2)
+    assert torch.equal(unpack_int4(packed, codes.shape).long(), codes)
+    if n: assert torch.equal(packed[0] & 15, (codes.flatten()[0] & 15).to(torch.uint8))
+
+def test_without_the_package(tmp_path):
+    "A saved program runs in a Python that has torch alone."
+    model,_ = deployed(cnn, (3, 8, 8))
+    x = inputs((3, 8, 8), 4)
+    program = torch.export.export(model, (x,))
+    assert torch.equal(program.module()(x), model(x))
+    torch.export.save(program, tmp_path/'m.pt2')
+    torch.save(x, tmp_path/'x.pt')
+    code = "import sys, torch; m = torch.export.load(sys.argv[1]).module(); assert 'shok_nb' not in sys.modules; " \
+        "torch.save(m(torch.load(sys.argv[2])), sys.argv[2])"
+    subprocess.run([sys.executable, '-c', code, tmp_path/'m.pt2', tmp_path/'x.pt'], check=True, cwd=tmp_path)
+    assert torch.equal(torch.load(tmp_path/'x.pt'), model(x))
+
+def test_compiled():
+    model,_ = deployed(mlp, (16,))
+    x = inputs((16,), 9)
+    with torch.no_grad():
+        assert torch.equal(torch.compile(model, backend='aot_eager', fullgraph=True)(x), model(x))
+
+def test_sums_beyond_int32():
+    model,x = nn.Linear(4, 2).eval(),inputs((4,), 9)
+    with torch.no_grad(): model.bias.fill_(1e9)
+    quantize_model_(model, 8, 8, calibrate=[x])
+    with pytest.raises(ValueError, match='deploy_: a sum of ParametrizedLinear may reach .* beyond int32'):
+        deploy_(model, x)
+    assert not any(isinstance(m, (IntegerLayer, Dequantize)) for m in model.modules())
+
+def test_the_quantized_model_exports(tmp_path):
+    "Before deployment too: the runtime's operators in ONNX, and a program that equals eager."
+    torch.manual_seed(0)
+    model,x = cnn(),inputs((3, 8, 8), 64)
+    quantize_model_(model, 8, 8, calibrate=[x])
+    model.eval()
+    call,graph,_ = session(model, x[:2], tmp_path)
+    assert not OURS & {*graph} and 'QuantizeLinear' in graph
+    with torch.no_grad():
+        want = model(x)
+        assert np.abs(call(x)-want.numpy()).max() < .05*want.abs().max()
+        program = torch.export.export(model, (x,)).module()(x)
+    assert torch.equal(program, want) and want.abs().max() > 0
+
+# --- models
+@pytest.mark.parametrize('rounding', [partial(soft_round, alpha=5.), SoftRound(3.)], ids=['partial', 'layer'])
+def test_evaluation_is_hard(rounding):
+    model,x = mlp(),inputs((16,), 64)
+    quantize_model_(model, Quantizer(4, axis=0, rounding=rounding), Quantizer(8, rounding=rounding), calibrate=[x])
+    soft = model.train()(x)
+    hard = model.eval()(x)
+    assert not torch.equal(soft, hard)
+    q = model[0].parametrizations.weight[0]
+    assert torch.equal(model[0].weight, q.to_codes(model[0].parametrizations.weight.original)*q.grid()[0][:, None])
+
+def test_everything_learns():
+    model,x = mlp(),inputs((16,), 64)
+    quantize_model_(model, 4, 8, calibrate=[x])
+    model.train()(x).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.ndim > 0 for p in model.parameters())                  # FSDP2 wants one axis at least
+    steps = [p for n,p in model.named_parameters() if 'log_step' in n]
+    assert len(steps) == 6 and all(p.grad.abs().sum() > 0 for p in steps)
+
+def test_undo():
+    torch.manual_seed(0)
+    model,x = nn.ModuleList([cnn(), nn.LSTM(4, 3), nn.TransformerEncoderLayer(8, 2, 16)]),inputs((3, 8, 8), 16)
+    state = copy.deepcopy(model.state_dict())
+    model.forward = lambda x: model[0](x)
+    report = quantize_model_(model, 8, 8, calibrate=[x])
+    assert 'not reached by the batches' in repr(report)
+    unquantize_(model)
+    assert {*model.state_dict()} == {*state}
+    assert all(torch.equal(t, state[k]) for k,t in model.state_dict().items())
+    assert not any(m._forward_pre_hooks or 'Parametrized' in type(m).__name__ for m in model.modules())
+
+def unchanged(model, before): return repr(model) == before and not any(m._forward_pre_hooks for m in model.modules())
+
+def test_failed_calls_change_nothing():
+    model,x = cnn(),inputs((3, 8, 8), 16)
+    before,training = repr(model),[m.training for m in model.modules()]
+    def broken():
+        yield x
+        raise OSError('no more data')
+    bad = [
+        (dict(calibrate=broken()), OSError, 'no more data'),
+        (dict(calibrate=[]), ValueError, 'calibrate gave no batch'),
+        (dict(calibrate=iter(())), ValueError, 'calibrate gave no batch'),
+        (dict(), ValueError, 'activations want calibrate='),
+        (dict(calibrate=[x*float('nan')]), ValueError, 'x must be finite'),
+        (dict(calibrate=[x], skip=['9']), ValueError, "skip names '9'"),
+        (dict(calibrate=[x], skip=lambda n, m: True), ValueError, 'no layer to quantize'),
+        (dict(weights=Quantizer(4, block=7), activations=None), ValueError, 'block must divide'),
+        (dict(weights=1, activations=None), ValueError, r'bits must be in \[2, 24\], got 1'),
+        (dict(weights=None, activations=None), ValueError, 'weights and activations are both None'),
+        (dict(weights=True), TypeError, 'weights must be bits, a Quantizer or None, got bool'),
+    ]
+    for kw,error,words in bad:
+        with pytest.raises(error, match=words): quantize_model_(model, **kw)
+        assert unchanged(model, before) and [m.training for m in model.modules()] == training
+    with pytest.raises(TypeError, match='model must be a torch.nn.Module, got function'): quantize_model_(mlp)
+    with pytest.raises(ValueError, match='no layer to quantize in ReLU'): quantize_model_(nn.ReLU())
+
+def test_ends_and_skip():
+    model,x = mlp(),inputs((16,), 64)
+    report = quantize_model_(model, 2, 8, calibrate=[x], ends=8)
+    assert [r.weights for r in report.rows] == ['-128 to 127', '-2 to 1', '-128 to 127']
+    model = mlp()
+    report = quantize_model_(model, 2, 8, calibrate=[x], ends=0)
+    assert [r.weights for r in report.rows] == ['skipped', '-2 to 1', 'skipped'] and type(model[0]) is nn.Linear
+    model = mlp()
+    quantize_model_(model, 2, None, skip=lambda n, m: m.out_features == 10)
+    assert type(model[4]) is nn.Linear and not hasattr(model[0], 'input_quantizer')
+
+BATCHES = dict(tensor=lambda x: x, pair=lambda x: (x, 3), names=lambda x: dict(input=x))
+
+@pytest.mark.parametrize('batch', BATCHES.values(), ids=BATCHES)
+def test_loaders(batch):
+    x = inputs((16,), 64)
+    a,b = mlp(),mlp()
+    b.load_state_dict(a.state_dict())
+    quantize_model_(a, 8, 8, calibrate=[x])
+    quantize_model_(b, 8, 8, calibrate=(batch(t) for t in x.split(16)))
+    with torch.no_grad(): assert torch.allclose(a.eval()(x), b.eval()(x), atol=.02)
+
+def test_large_batches_are_sampled():
+    "Ends always, and the calibrated step is that of all values to a percent."
+    x = torch.randn(4, 100_000, generator=generator())
+    x[1, 777],x[2, 5] = 9.,-12.
+    model = nn.Sequential(nn.Unflatten(1, (-1, 4)), nn.Linear(4, 2))
+    quantize_model_(model, 8, Quantizer(8, init='minmax'), calibrate=[x])
+    assert torch.allclose(model[1].input_quantizer.grid()[0], torch.tensor(12/127))
+    quantize_model_(other := nn.Sequential(nn.Unflatten(1, (-1, 4)), nn.Linear(4, 2)), 8, Quantizer(4), calibrate=[x])
+    whole = Quantizer(4).calibrate_(x).grid()[0]
+    assert torch.allclose(other[1].input_quantizer.grid()[0], whole, rtol=.02)
