@@ -55,8 +55,9 @@ class Dequantize(nn.Module):
 
     def forward(self, codes):
         if self.packed is not None: codes = unpack_int4(codes, self.packed)
-        if self.block is None and torch.onnx.is_in_onnx_export():
-            return _onnx_dequantize(codes, *self._for_onnx(), self.axis)
+        if torch.onnx.is_in_onnx_export():
+            axis = self.axis if self.block is None else codes.ndim-1
+            return _onnx_dequantize(codes, *self._for_onnx(), axis, self.block)
         v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
         def beside(t):
             if self.block is not None: return t.unsqueeze(-1)
@@ -68,7 +69,7 @@ class Dequantize(nn.Module):
 
     def _for_onnx(self):
         "One step for all is 0-d there."
-        if self.axis is not None: return self.scale,self.zero
+        if self.axis is not None or self.block is not None: return self.scale,self.zero
         return self.scale.view(()),None if self.zero is None else self.zero.view(())
 
     def extra_repr(self): return 'int4' if self.packed is not None else 'int8'

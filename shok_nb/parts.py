@@ -23,7 +23,7 @@ def either(eager, compiled):
     return choose
 
 def by_mode(eager, compile=None, transform=None, export=None):
-    "A function of a form for each way to be run; one that is not given is the one before it."
+    "A function of a form for each way to be run; the last two are `compile` if not given."
     compile = compile or eager
     transform,export = transform or compile,export or compile
     forms = dict(eager=eager, compile=compile, transform=transform, export=export)

@@ -18,17 +18,19 @@ from .quantize import _Bits, _range_of, fake_quantize, lsq_init
 from .ste import round_ste
 
 # %% ../nbs/57_quantizer.ipynb #57a00018
-def _symbolic(op, inputs, axis, dtype, shape):
+def _symbolic(op, inputs, axis, dtype, shape, block=None):
     attributes = {} if axis is None else dict(axis=axis)
-    kind:dict[str,Any] = dict(dtype=dtype, shape=shape, version=20)
+    if block is not None: attributes |= dict(block_size=block)          # from opset 21 on
+    version = 20 if block is None else 21
+    kind:dict[str,Any] = dict(dtype=dtype, shape=shape, version=version)
     return torch.onnx.ops.symbolic(op, inputs, attributes, **kind)
 
 def _onnx_quantize(x, scale, zero, axis=None):
     return _symbolic('QuantizeLinear', (x, scale, zero), axis, zero.dtype, x.shape)
 
-def _onnx_dequantize(codes, scale, zero, axis=None):
+def _onnx_dequantize(codes, scale, zero, axis=None, block=None):
     inputs = (codes, scale) if zero is None else (codes, scale, zero)
-    return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape)
+    return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
 
 # %% ../nbs/57_quantizer.ipynb #57a00006
 _INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,

@@ -209,3 +209,20 @@ def test_one_question():
         if f.name in ('compat.py', '_modidx.py', 'core.py', 'parts.py', 'pieces.py'): continue
         found = re.search(r'\b(is_compiling|is_exporting|is_dynamo_compiling|exporting|mode)\(\)', f.read_text('utf-8'))
         assert not found, f'{f.name}: {found[0]}; use by_mode or either of parts'
+
+def test_exporting():
+    "True while torch.export writes a graph, and nowhere else."
+    seen = []
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            seen.append(shok_nb.compat.exporting())
+            return x+1
+    Model()(X)
+    torch.vmap(Model())(X)
+    assert not any(seen)
+    torch.export.export(Model(), (X,))
+    assert seen[-1]
+    class Asks(torch.nn.Module):
+        def forward(self, x): return x+1 if shok_nb.compat.exporting() else x-1
+    assert torch.equal(torch.compile(Asks(), backend='eager', fullgraph=True)(X), X-1)
+    assert torch.equal(torch.export.export(Asks(), (X,), strict=False).module()(X), X+1)

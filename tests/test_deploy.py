@@ -374,3 +374,32 @@ def test_large_batches_are_sampled():
     quantize_model_(other := nn.Sequential(nn.Unflatten(1, (-1, 4)), nn.Linear(4, 2)), 8, Quantizer(4), calibrate=[x])
     whole = Quantizer(4).calibrate_(x).grid()[0]
     assert torch.allclose(other[1].input_quantizer.grid()[0], whole, rtol=.02)
+
+@pytest.mark.parametrize('bits', [4, 8])
+def test_blocks_in_the_runtime(bits, tmp_path):
+    "Opset 21 has blocks: one DequantizeLinear on the codes, and values to the last digits of a float sum."
+    onnx,ort = pytest.importorskip('onnx'),pytest.importorskip('onnxruntime')
+    torch.manual_seed(0)
+    model,x = nn.Sequential(nn.Linear(32, 4)).eval(),inputs((32,), 50)
+    quantize_model_(model, Quantizer(bits, axis=0, block=16), None)
+    deploy_(model, x)
+    program = torch.onnx.export(model, (x,), dynamo=True, opset_version=21, verbose=False)
+    program.save(tmp_path/'m.onnx')
+    graph = onnx.load(tmp_path/'m.onnx').graph
+    assert not OURS & {n.op_type for n in graph.node}
+    node, = (n for n in graph.node if n.op_type == 'DequantizeLinear')
+    assert [a.i for a in node.attribute if a.name == 'block_size'] == [16]
+    options = ort.SessionOptions()
+    options.add_session_config_entry('session.qdq_matmulnbits_accuracy_level', '1')
+    run = ort.InferenceSession(tmp_path/'m.onnx', options, providers=['CPUExecutionProvider'])
+    found, = run.run(None, {run.get_inputs()[0].name: x.numpy()})
+    assert np.allclose(found, model(x).detach().numpy(), atol=1e-5)
+
+def test_a_quantized_model_compiles():
+    model,x = cnn(),inputs((3, 8, 8), 8)
+    quantize_model_(model, 4, 8, calibrate=[x])
+    leaf = x.clone().requires_grad_()
+    def run(f): return torch.autograd.grad(f(leaf).square().sum(), [leaf, *model.parameters()])
+    model.eval()
+    for a,b in zip(run(torch.compile(model, backend='aot_eager', fullgraph=True)), run(model), strict=True):
+        assert torch.allclose(a, b, rtol=1e-3, atol=1e-3*b.abs().max())

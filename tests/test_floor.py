@@ -7,10 +7,10 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from estimators import FLOATS, HALVES, near, same
 from torch._subclasses.fake_tensor import FakeTensorMode
-from shok_nb import core, pieces
+from shok_nb import clipped_round, core, parts, pieces
 from shok_nb.arguments import check_count, check_input, check_knob
 from shok_nb.core import estimator, straight_through
-from shok_nb.parts import _cached, _finite, _minus_sine, _scalar, _sign, _spread, maths, pick
+from shok_nb.parts import _cached, _finite, _minus_sine, _saturate, _scalar, _sign, _spread, by_mode, maths, pick
 from shok_nb.staircases import staircase
 
 INF,NAN = math.inf,math.nan
@@ -517,3 +517,64 @@ def test_slope_is_checked_when_a_staircase_is_made():
     with FakeTensorMode(): staircase('wrong', *wrong)
     torch.vmap(lambda x: staircase('wrong', *wrong)(x))(torch.ones(2))
     with pytest.raises(ValueError, match='is nan'): staircase('nan', lambda q: q, lambda q: q/0*0)
+
+def test_open_and_closed_ends():
+    "The ends of a range, as numbers: in it or not, as it says, and nothing beyond."
+    x = torch.zeros(2)
+    ranges = (dict(lo=-1., hi=1.), True), (dict(lo=-1., hi=1., open=True), False), (dict(hi=1., open=True), False)
+    for kw,inside in ranges:
+        f,ends = estimator('f', lambda v, a: torch.round(v), a=kw),(-1., 1.) if 'lo' in kw else (0., 1.)
+        for a in ends:
+            if inside: assert torch.equal(f(x, a), x)
+            else:
+                with pytest.raises(ValueError, match='a must be in'): f(x, a)
+        for a in (ends[0]-1e-3, ends[1]+1e-3):
+            with pytest.raises(ValueError, match='a must be in'): f(x, a)
+        assert torch.equal(f(x, .999), x)
+
+def test_a_step_that_many_clip():
+    "What infinite values teach a step is large, and a sum of them finite."
+    s,x = torch.tensor(1., requires_grad=True),torch.full((8,), INF)
+    g, = torch.autograd.grad(clipped_round(x, -3e38, 3e38, step=s).sum(), s)
+    assert g == 8*torch.tensor(torch.finfo(torch.float32).max**.5)
+
+def test_by_mode(monkeypatch):
+    "One form for each way to be run: compiled as eager, transformed and exported as compiled, unless given."
+    def form(word): return lambda v: f'{word} {v}'
+    e,c,t,x = map(form, 'ectx')
+    cases = {
+        'eeee': by_mode(e), 'eccc': by_mode(e, c), 'eete': by_mode(e, transform=t), 'eeex': by_mode(e, export=x),
+        'ectc': by_mode(e, c, t), 'ectx': by_mode(e, c, t, x), 'eccx': by_mode(e, c, export=x),
+        'eetx': by_mode(e, transform=t, export=x),
+    }
+    for want,f in cases.items():
+        for how,letter in zip(('eager', 'compile', 'transform', 'export'), want):
+            monkeypatch.setattr(parts, 'mode', lambda how=how: how)
+            assert f(3) == f'{letter} 3', (want, how)
+
+ENDS = dict(numbers=(-1., 2.), tensors=(torch.tensor(-1.), torch.tensor(2.)), mixed=(-1., torch.tensor(2.)),
+    other=(torch.tensor([-1.]), 2.), lower=(-1., None), upper=(None, 2.))
+
+@pytest.mark.parametrize('ends', ENDS.values(), ids=ENDS)
+def test_saturate(ends):
+    "Values, and slopes: 1 inside and at the ends, an end has what lies beyond it; the same under transforms."
+    v = torch.tensor([-3., -1., 0., 2., 5.])
+    low,high = (INF*s if e is None else float(e) for s,e in zip((-1, 1), ends))
+    want,inside = v.clamp(low, high),(v >= low) & (v <= high)
+    learned = [t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for t in ends]
+    x = v.clone().requires_grad_()
+    for args in (ends, learned):
+        assert torch.equal(_saturate(v, *args), want) and torch.equal(_saturate(x, *args), want)
+        with torch.no_grad(): assert not _saturate(x, *args).requires_grad
+        g, = torch.autograd.grad(_saturate(x, *args).sum(), x)
+        assert torch.equal(g, inside.float())
+        slope = torch.func.grad(lambda x: _saturate(x, *args).sum())
+        assert torch.equal(slope(v), inside.float())
+        assert torch.equal(torch.func.vmap(lambda x: _saturate(x[None], *args)[0])(v), want)
+    for t,beyond in zip(learned, (v < low, v > high)):
+        if not isinstance(t, torch.Tensor): continue
+        for given in (v, x): assert torch.autograd.grad(_saturate(given, *learned).sum(), t)[0].sum() == beyond.sum()
+    assert not _saturate(v, *ends).requires_grad
+    nested = torch.nested.nested_tensor([v, v[1:3]], layout=torch.jagged)
+    if any(isinstance(t, torch.Tensor) for t in ends): return
+    for got,part in zip(_saturate(nested, *ends).unbind(), (v, v[1:3])): assert torch.equal(got, part.clamp(low, high))

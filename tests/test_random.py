@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
 from shok_nb.dither import expected_noise_grad
 from shok_nb.neighbours import local_expectation
-from shok_nb.random import fold_in, noise_like, philox, uniform_like
+from shok_nb.random import _toss, fold_in, noise_like, philox, uniform_like
 
 SEED = torch.tensor(2**40+7)
 BACKENDS = 'eager','aot_eager',INDUCTOR
@@ -625,3 +625,19 @@ def test_cuda(r):
         assert equal(r, compiled(lambda x, s: r.f(x, seed=s), 'inductor')(c, s).cpu(), seeded(r)(x))
     with pytest.raises(ValueError, match='generator is on cpu and x on cuda:0'): r.f(c, generator=generator())
     assert r.f(c, generator=torch.Generator('cuda').manual_seed(0)).is_cuda
+
+def test_a_toss_is_strict():
+    "Up where the number is below the fraction: an integer never leaves, whatever is drawn."
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        v = torch.tensor([2., -3., 0., .25, .25, -.75, -.75], dtype=dtype)
+        u = torch.tensor([0., 0., 0., .25, .2499, .25, .2499]).to(torch.promote_types(dtype, torch.float32))
+        assert _toss(v, u).tolist() == [2., -3., 0., 0., 1., -1., 0.]
+
+FOLDS = (0, 0), (1, 0), (0, 1), (2**63-1, -1), (-5, 2**40+7), (3, torch.tensor(9))
+
+@pytest.mark.parametrize('seed,n', FOLDS, ids=str)
+def test_fold_in_is_philox(seed, n):
+    "The same seed in every version: the numbers of a saved seed come again."
+    word,m = 2**32-1,int(n)
+    a,b,_,_ = philox((m & word, m >> 32 & word, 0, 2), (seed & word, seed >> 32 & word))
+    assert fold_in(torch.tensor(seed), n) == (a & (2**31-1))*2**32 + b
