@@ -7,7 +7,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from estimators import FLOATS, HALVES, near, same
 from torch._subclasses.fake_tensor import FakeTensorMode
-from shok_nb import clipped_round, core, parts, pieces
+from shok_nb import clipped_round, core, parts, pieces, soft_round
 from shok_nb.arguments import check_count, check_input, check_knob
 from shok_nb.core import estimator, straight_through
 from shok_nb.parts import _cached, _finite, _minus_sine, _saturate, _scalar, _sign, _spread, by_mode, maths, pick
@@ -578,3 +578,12 @@ def test_saturate(ends):
     nested = torch.nested.nested_tensor([v, v[1:3]], layout=torch.jagged)
     if any(isinstance(t, torch.Tensor) for t in ends): return
     for got,part in zip(_saturate(nested, *ends).unbind(), (v, v[1:3])): assert torch.equal(got, part.clamp(low, high))
+
+@pytest.mark.parametrize('shape', [(1, 5000), (5000,), (64, 1), (1, 1)], ids=str)
+def test_knobs_beside_pieces(shape):
+    "A tensor of several pieces with knobs that are cut, whole, or of one: as row by row."
+    x = torch.linspace(-4, 4, 64*5000).view(64, 5000)
+    a = torch.rand(shape, generator=torch.Generator().manual_seed(0))*5+1
+    rows = a.expand(64, 5000)
+    y = soft_round(x, a)
+    for i in (0, 1, 31, 63): assert near(y[i], soft_round(x[i], rows[i]))

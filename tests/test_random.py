@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
 from shok_nb.dither import expected_noise_grad
 from shok_nb.neighbours import local_expectation
-from shok_nb.random import _toss, fold_in, noise_like, philox, uniform_like
+from shok_nb.random import _broad, _peaked, _toss, fold_in, noise_like, philox, uniform_like
 
 SEED = torch.tensor(2**40+7)
 BACKENDS = 'eager','aot_eager',INDUCTOR
@@ -641,3 +641,18 @@ def test_fold_in_is_philox(seed, n):
     word,m = 2**32-1,int(n)
     a,b,_,_ = philox((m & word, m >> 32 & word, 0, 2), (seed & word, seed >> 32 & word))
     assert fold_in(torch.tensor(seed), n) == (a & (2**31-1))*2**32 + b
+
+@pytest.mark.parametrize('shape', [1., 1.5, 3., 10., torch.tensor(2.5)], ids=str)
+def test_kumaraswamy_is_its_inverse(shape):
+    "The distribution 1-(1-t^a)^b of the noise plus a half takes it back to where it came from."
+    u = torch.linspace(0, .999, 100, dtype=torch.float64)
+    a = float(shape)
+    t = _broad(u, shape)+.5
+    b = (2**a*(a-1)+1)/a
+    assert torch.allclose(1-(1-t**a)**b, u, atol=1e-9)
+
+@pytest.mark.parametrize('shape', [60., torch.tensor(60.).double()], ids=['number', 'tensor'])
+def test_both_forms_of_kumaraswamy_meet(shape):
+    "Where the one ends and the other begins: the same noise to 1e-12."
+    u = torch.linspace(0, 1-1e-9, 200, dtype=torch.float64)
+    assert torch.allclose(_peaked(u, shape)[1:], _broad(u, shape)[1:], rtol=0, atol=1e-12)

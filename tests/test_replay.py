@@ -488,3 +488,21 @@ def test_unproved_is_not_used(early, monkeypatch):
     monkeypatch.setattr(replay, 'same_bits', lambda a, b: False)
     calls_agree(soft_round, x)
     assert early and not any(early.values())
+
+def test_memory_made_in_inference_mode(early):
+    "A thread whose first calls are without gradients trains afterwards in the same memory."
+    failed = []
+    def work():
+        try:
+            x = torch.linspace(-2, 2, 50)
+            for _ in range(4):
+                with torch.inference_mode(): soft_round(x, 5.)
+            for _ in range(4):
+                leaf = x.clone().requires_grad_()
+                soft_round(leaf, 5.).sum().backward()
+                assert leaf.grad.isfinite().all() and soft_round(x, 5.).isfinite().all()
+        except Exception as e: failed.append(e)
+    t = threading.Thread(target=work)
+    t.start()
+    t.join()
+    assert not failed, failed
