@@ -1,11 +1,12 @@
 """Small networks trained at few bits beside Brevitas and torchao: the same data, network, loop, bits and range of
 codes, five seeds.
 
-Accuracy of five runs on 497 images: a mean may lie below the other's by its standard deviation. Brevitas quantizes
-the convolutional network; torchao Linear layers alone, whose activations have a grid for each row there. The lines
-that a user writes are counted from the functions below."""
+Accuracy of five runs on 497 images. Brevitas quantizes the convolutional network; a mean may lie below its by its
+standard deviation. torchao quantizes Linear layers alone, with a grid for each row of activations where ours is one for
+all: there by what both means are uncertain together. The lines that a user writes are counted from the functions below."""
 import copy
 import inspect
+import math
 import brevitas.nn as bnn
 import pytest
 import torch
@@ -84,7 +85,10 @@ def test_accuracy(network, theirs, range_of):
     means = {k: (torch.stack(v).mean().item(), torch.stack(v).std().item()) for k,v in found.items()}
     for k,(mean,deviation) in means.items(): print(theirs.__name__, k, f'{mean:.2f} ± {deviation:.2f}')
     assert means[8, 'ours'][0] > means['floats'][0]-1
-    for bits in (8, 4, 3, 2): assert means[bits, 'ours'][0] >= means[bits, 'theirs'][0] - means[bits, 'theirs'][1]
+    for bits in (8, 4, 3, 2):
+        (mean,deviation),(other,spread) = (means[bits, who] for who in ('ours', 'theirs'))
+        slack = spread if theirs is brevitas else math.hypot(spread, deviation)
+        assert mean >= other-slack
 
 def test_lines():
     "Of the body of each function above: what a user writes to quantize a float network."
