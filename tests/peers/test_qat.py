@@ -2,8 +2,9 @@
 codes, five seeds.
 
 Accuracy of five runs on 497 images. Brevitas quantizes the convolutional network; a mean may lie below its by its
-standard deviation. torchao quantizes Linear layers alone, with a grid for each row of activations where ours is one for
-all: there by what both means are uncertain together. The lines that a user writes are counted from the functions below."""
+standard deviation. torchao quantizes Linear layers alone, with a grid for each row of activations where ours is one
+for all: there by what both means are uncertain together. The lines that a user writes are counted from the functions
+below."""
 import copy
 import inspect
 import math
