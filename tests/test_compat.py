@@ -226,3 +226,19 @@ def test_exporting():
         def forward(self, x): return x+1 if shok_nb.compat.exporting() else x-1
     assert torch.equal(torch.compile(Asks(), backend='eager', fullgraph=True)(X), X-1)
     assert torch.equal(torch.export.export(Asks(), (X,), strict=False).module()(X), X+1)
+
+def test_mode():
+    "The first level of forward mode too, whose number is 0."
+    seen,forward_ad = [],torch.autograd.forward_ad
+    def f(x):
+        seen.append(shok_nb.compat.mode())
+        return x*1
+    f(X)
+    torch.vmap(f)(X)
+    torch.func.jvp(f, (X,), (X,))
+    torch.func.grad(lambda x: f(x).sum())(X)
+    with forward_ad.dual_level(): f(forward_ad.make_dual(X, X))
+    torch.jit.trace(f, X, check_trace=False)
+    assert seen == ['eager', *['transform']*5]
+    def g(x): return x+1 if shok_nb.compat.mode() == 'compile' else x-1
+    assert torch.equal(torch.compile(g, backend='eager', fullgraph=True)(X), X+1)

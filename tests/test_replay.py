@@ -506,3 +506,11 @@ def test_memory_made_in_inference_mode(early):
     t.start()
     t.join()
     assert not failed, failed
+
+def test_larger_scratch_leaves_no_smaller():
+    "Registers cut from rows that are replaced would keep them."
+    memory,row = replay.Memory(), (torch.float32, 0)
+    first = memory.row(row, 10)
+    memory.frames['a program'] = first
+    assert memory.row(row, 5) is first and memory.frames
+    assert memory.row(row, 100).numel() == 100 and not memory.frames
