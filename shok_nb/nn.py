@@ -83,6 +83,7 @@ def _hard_in_evaluation(rounding, fn):
 # %% ../nbs/51_modules.ipynb #3c79bc21
 class Rounding(nn.Module):
     "A rounding function as a layer: `.train()` runs it, `.eval()` its hard twin. None raises."
+    rounds = True                    # `bake_` may remove it from a weight
     def __init__(self,
         f:Callable,                  # Called as `f(x, **knobs)`
         # What evaluation calls: `f` itself, or a function of x, step and offset;
@@ -269,4 +270,4 @@ def _own_class(m):
 
 def _rounded(m, name):
     if not parametrize.is_parametrized(m, name): return False
-    return any(isinstance(p, Rounding) for p in m.parametrizations[name])
+    return any(getattr(p, 'rounds', False) for p in m.parametrizations[name])

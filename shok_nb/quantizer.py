@@ -38,6 +38,7 @@ _INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
 
 class Quantizer(nn.Module):
     "A grid of integers as a layer, calibrated or learned (arXiv:1902.08153). Bad bits raise."
+    rounds = True                # `bake_` may remove it from a weight
     step:Tensor
     log_step:Tensor
     zero:Tensor

@@ -16,7 +16,7 @@ from estimators import generator
 from torch import nn
 from shok_nb.deploy import Dequantize, IntegerLayer, deploy_, pack_int4, unpack_int4
 from shok_nb.models import quantize_model_, unquantize_
-from shok_nb.nn import SoftRound
+from shok_nb.nn import SoftRound, bake_
 from shok_nb.quantizer import Quantizer
 from shok_nb.soft import soft_round
 
@@ -314,6 +314,14 @@ def test_undo():
     assert {*model.state_dict()} == {*state}
     assert all(torch.equal(t, state[k]) for k,t in model.state_dict().items())
     assert not any(m._forward_pre_hooks or 'Parametrized' in type(m).__name__ for m in model.modules())
+
+def test_baked():
+    "`bake_` makes the quantized weights permanent, in floats, and leaves the activations' quantizers."
+    model,x = mlp(),inputs((16,), 64)
+    quantize_model_(model, 4, 8, calibrate=[x])
+    want = model.eval()(x)
+    bake_(model)
+    assert torch.equal(model(x), want) and type(model[0]) is nn.Linear and isinstance(model[0].input_quantizer, Quantizer)
 
 def unchanged(model, before): return repr(model) == before and not any(m._forward_pre_hooks for m in model.modules())
 
