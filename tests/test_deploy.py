@@ -321,7 +321,8 @@ def test_baked():
     quantize_model_(model, 4, 8, calibrate=[x])
     want = model.eval()(x)
     bake_(model)
-    assert torch.equal(model(x), want) and type(model[0]) is nn.Linear and isinstance(model[0].input_quantizer, Quantizer)
+    assert torch.equal(model(x), want) and type(model[0]) is nn.Linear
+    assert isinstance(model[0].input_quantizer, Quantizer)
 
 def unchanged(model, before): return repr(model) == before and not any(m._forward_pre_hooks for m in model.modules())
 
