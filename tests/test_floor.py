@@ -587,3 +587,19 @@ def test_knobs_beside_pieces(shape):
     rows = a.expand(64, 5000)
     y = soft_round(x, a)
     for i in (0, 1, 31, 63): assert near(y[i], soft_round(x[i], rows[i]))
+
+def test_knobs_by_place_and_by_name():
+    "Some by position, the rest by name or by default."
+    f = estimator('f', lambda v, a, b: v*a+b, a=dict(lo=-INF, default=3.), b=dict(lo=-INF, default=.5))
+    x = torch.tensor([1., -2.])
+    for given,(a,b) in (((), (3., .5)), ((2.,), (2., .5)), ((2., 4.), (2., 4.))):
+        assert torch.equal(f(x, *given), x*a+b)
+    assert torch.equal(f(x, 2., b=7.), x*2+7) and torch.equal(f(x, b=7.), x*3+7)
+    assert torch.equal(f(x, b=1., a=5.), x*5+1)
+
+def test_nested_staircases_at_integers():
+    "A rise that is right for one side alone, where the error is 0."
+    f = staircase('f', lambda q: q*(1-q), lambda q: 1-2*q)
+    rows = torch.tensor([0., -0., 1., -2., .3, -.3]),torch.tensor([5., 1.7])
+    y = f(torch.nested.nested_tensor(list(rows), layout=torch.jagged))
+    for got,x in zip(y.unbind(), rows): assert same(got, f(x))

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
 from shok_nb.dither import expected_noise_grad
 from shok_nb.neighbours import local_expectation
-from shok_nb.random import _broad, _peaked, _toss, fold_in, noise_like, philox, uniform_like
+from shok_nb.random import _broad, _gaussian, _kumaraswamy, _peaked, _toss, fold_in, noise_like, philox, uniform_like
 
 SEED = torch.tensor(2**40+7)
 BACKENDS = 'eager','aot_eager',INDUCTOR
@@ -656,3 +656,26 @@ def test_both_forms_of_kumaraswamy_meet(shape):
     "Where the one ends and the other begins: the same noise to 1e-12."
     u = torch.linspace(0, 1-1e-9, 200, dtype=torch.float64)
     assert torch.allclose(_peaked(u, shape)[1:], _broad(u, shape)[1:], rtol=0, atol=1e-12)
+
+def test_noise_of_a_large_learned_shape():
+    "Both forms stand side by side for a tensor, and neither may overflow in the other's place."
+    shape = torch.tensor([1., 3., 59., 61., 1e4, 1e30], requires_grad=True)
+    u = torch.rand(1000, 1, generator=generator())
+    y = _kumaraswamy(u, None, shape)
+    g, = torch.autograd.grad(y.square().sum(), shape)
+    assert y.isfinite().all() and g.isfinite().all() and (y.abs() <= .5).all()
+
+def test_gaussian_noise_of_two_uniforms():
+    "Box and Muller: mean 0 and variance 1/12 over a grid of both."
+    n = 1000
+    u,w = torch.meshgrid((torch.arange(n)+.5).double()/n, (torch.arange(n)+.5).double()/n, indexing='ij')
+    y = _gaussian(u, lambda: w, None)
+    assert y.mean().abs() < 1e-9 and abs(y.var()*12-1) < 2e-3                 # the grid misses the far tail
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64], ids=str)
+def test_without_a_seed_the_numbers_are_torchs_own(dtype):
+    x = torch.empty(7, 5, dtype=dtype)
+    torch.manual_seed(3)
+    u = uniform_like(x)
+    torch.manual_seed(3)
+    assert torch.equal(u, torch.rand(7, 5, dtype=dtype))
