@@ -286,7 +286,8 @@ def _integer(m, norm):
     if most.max() >= 2**31:
         raise ValueError(f'deploy_: a sum of {type(m).__name__} may reach {most.max():.3g}, '
             'beyond int32; train with a larger step or a smaller bias')
-    bias = whole.to(torch.int32) if whole.any() else None
+    needed = whole.any() or isinstance(m, nn.Linear)    # a Gemm has one, or is a MatMul
+    bias = whole.to(torch.int32) if needed else None
     return IntegerLayer(m, codes.to(torch.int8), scale, bias, step, zero)
 
 def _store_codes(m, name, pack):
@@ -316,6 +317,7 @@ def _planned(flow, layers):
         behind = flow.norms.get((m, 0), [])
         alone = (m, 0) not in flow.elsewhere and (m, 0) not in flow.next
         fold = len(behind) == 1 and alone and behind[0] not in norms
+        fold = fold and behind[0].running_var is not None
         with torch.no_grad(): made[m] = _integer(m, behind[0] if fold else None)
         if fold: norms[behind[0]] = nn.Identity()
         end = m,int(fold)

@@ -41,7 +41,9 @@ class Feed(nn.Module):
         self.norm,self.up,self.down = nn.LayerNorm(16),nn.Linear(16, 32),nn.Linear(32, 16)
     def forward(self, x): return self.down(self.up(self.norm(x)).relu())
 
-NETWORKS = dict(mlp=(mlp, (16,)), cnn=(cnn, (3, 8, 8)), line=(line, (2, 15)))
+def bare(): return nn.Sequential(nn.Linear(16, 24, bias=False), nn.ReLU(), nn.Linear(24, 10, bias=False))
+
+NETWORKS = dict(mlp=(mlp, (16,)), cnn=(cnn, (3, 8, 8)), line=(line, (2, 15)), bare=(bare, (16,)))
 
 def inputs(shape, n, seed=0): return torch.randn(n, *shape, generator=generator(seed))
 
@@ -154,6 +156,16 @@ def test_normalization_is_folded():
     for i,s in enumerate((1, -1, 1, -1, 1, 0, 1, 1)): assert torch.equal(turned[i].int(), codes[i]*s)
     with torch.no_grad(): got = model(x)
     assert (got-want).abs().mean() < .01*want.abs().mean()
+
+def test_normalization_without_statistics():
+    "It stays a float operation between two layers."
+    norm,x = nn.BatchNorm1d(3, track_running_stats=False),inputs((4,), 50)
+    model = nn.Sequential(nn.Linear(4, 3), norm, nn.Linear(3, 2))
+    quantize_model_(model, 8, 8, calibrate=[x])
+    with torch.no_grad(): want = model.eval()(x)
+    report = deploy_(model, x)
+    assert [r.activations for r in report.rows] == ['codes to floats']*2 and isinstance(model[1], nn.BatchNorm1d)
+    with torch.no_grad(): assert (model(x)-want).abs().max() < .05*want.abs().max()
 
 def test_normalization_beyond_int8():
     model,x = nn.Sequential(nn.Linear(2, 1, bias=False), nn.BatchNorm1d(1)).eval(),inputs((2,), 100)
