@@ -68,9 +68,11 @@ class Dequantize(nn.Module):
         return (n*beside(self.scale)).reshape(codes.shape)
 
     def _for_onnx(self):
-        "One step for all is 0-d there."
-        if self.axis is not None or self.block is not None: return self.scale,self.zero
-        return self.scale.view(()),None if self.zero is None else self.zero.view(())
+        "One step for all is 0-d there; codes without a zero point may be taken for uint8."
+        zero = self.zero
+        if zero is None: zero = torch.zeros_like(self.scale, dtype=torch.int8)
+        if self.axis is not None or self.block is not None: return self.scale,zero
+        return self.scale.view(()),zero.view(())
 
     def extra_repr(self): return 'int4' if self.packed is not None else 'int8'
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from estimators import FLOATS, generator
+from estimators import FLOATS, generator, older
 from processes import join_group, spawn
 from torch import nn
 from shok_nb.calibrate import minmax_init, mse_init, percentile_init
@@ -200,6 +200,7 @@ def parallel(rank, world, port, queue):
         ddp = step(DistributedDataParallel(made()), mine).module
         out['ddp'] = all(torch.allclose(a, b, atol=1e-5)
             for a,b in zip(one.parameters(), ddp.parameters(), strict=True))
+        if older('2.9'): return                             # its FSDP2 adds gradients on gloo, where it should average
         mesh = init_device_mesh('cpu', (world,))
         sharded = step(fully_shard(made(), mesh=mesh), mine)
         out['fsdp'] = all(torch.allclose(a, b.full_tensor(), atol=1e-5)
@@ -208,8 +209,9 @@ def parallel(rank, world, port, queue):
     except Exception:
         import traceback
         out['error'] = traceback.format_exc()[-1500:]
-    torch.distributed.destroy_process_group()
-    queue.put((rank, out))
+    finally:
+        torch.distributed.destroy_process_group()
+        queue.put((rank, out))
 
 @pytest.mark.slow
 def test_two_processes():
