@@ -7,12 +7,13 @@ __all__ = ['minmax_init', 'percentile_init', 'mse_init']
 
 # %% ../nbs/56_calibrate.ipynb #56a00003
 import math
+from functools import partial
 from typing import Any, Literal
 import torch
 from torch import Tensor
 from .arguments import check_input, check_knob
 from .pieces import _wide
-from .quantize import _Bits, _Dims, _groups, _range_of
+from .quantize import _Bits, _Dims, _groups, _range_of, fake_quantize
 
 # %% ../nbs/56_calibrate.ipynb #56a00005
 def _settle(x, fn, bits, signed, dim, block):
@@ -38,10 +39,12 @@ def _given(grid, dim)->Any:
     step,zero = grid if dim is not None else [t if t is None else t.reshape(()) for t in grid]
     return step if zero is None else (step, zero.to(torch.int32))
 
-def _reach(v, dims, qmin, zero_point):
+def _largest_of(v, dims): return v.amax(dims, keepdim=True)
+
+def _reach(v, dims, qmin, zero_point, top=_largest_of):
     "The ends of each group; without a zero point 0 and the farthest value that has a code."
-    if zero_point: return v.amin(dims, keepdim=True),v.amax(dims, keepdim=True)
-    high = (v.abs() if qmin else v.clamp(min=0)).amax(dims, keepdim=True)
+    if zero_point: return -top(-v, dims),top(v, dims)
+    high = top(v.abs() if qmin else v.clamp(min=0), dims)
     return torch.zeros_like(high),high
 
 # %% ../nbs/56_calibrate.ipynb #56a00007
@@ -59,7 +62,7 @@ def minmax_init(
     low,high = _reach(v, dims, qmin, zero_point)
     return _given(_grid(low, high, qmin, qmax, zero_point), dim)
 
-def _nth(v, dims, share):
+def _nth(share, v, dims):
     "The value that a `share` of each group does not exceed, keeping dims."
     rest = [d for d in range(v.ndim) if d not in dims]
     flat = v.permute(*rest, *dims).flatten(len(rest)) if v.ndim else v[None]
@@ -80,18 +83,14 @@ def percentile_init(
     "The finest grid that clips few (arXiv:2004.09602, 4). Bad bits, nan or empty raises."
     v,dims,qmin,qmax = _settle(x, 'percentile_init', bits, signed, dim, block)
     share = check_knob(percentile, None, 'percentile_init', 'percentile', 50., 100.)/100
-    if zero_point: low,high = -_nth(-v, dims, share),_nth(v, dims, share)
-    else:
-        high = _nth(v.abs() if qmin else v.clamp(min=0), dims, share)
-        low = torch.zeros_like(high)
+    low,high = _reach(v, dims, qmin, zero_point, partial(_nth, share))
     return _given(_grid(low, high, qmin, qmax, zero_point), dim)
 
 # %% ../nbs/56_calibrate.ipynb #56a00008
 def _error(v, dims, grid, qmin, qmax):
     "Mean squared error of each group on a grid."
     step,zero = grid
-    zero = 0 if zero is None else zero
-    y = ((v/step).round()+zero).clamp(qmin, qmax).sub(zero).mul(step)
+    y = fake_quantize(v, step, 0 if zero is None else zero, qmin, qmax)
     return (y-v).square().mean(dims, keepdim=True)
 
 def _golden(f, a, b, steps):

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from .models import Report, Treated, _evaluating, _feed
 from .nn import _own_class
-from .quantizer import Quantizer, _onnx_dequantize, _onnx_quantize
+from .quantizer import Quantizer, _beside, _onnx_dequantize, _onnx_quantize
 
 # %% ../nbs/59_deploy.ipynb #59a00006
 def pack_int4(
@@ -59,10 +59,7 @@ class Dequantize(nn.Module):
             axis = self.axis if self.block is None else codes.ndim-1
             return _onnx_dequantize(codes, *self._for_onnx(), axis, self.block)
         v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
-        def beside(t):
-            if self.block is not None: return t.unsqueeze(-1)
-            if self.axis is None: return t
-            return t.view([-1 if d == self.axis % v.ndim else 1 for d in range(v.ndim)])
+        def beside(t): return _beside(t, v, self.axis, self.block)
         n = v.to(self.scale.dtype)
         if self.zero is not None: n = n - beside(self.zero)
         return (n*beside(self.scale)).reshape(codes.shape)
@@ -162,14 +159,13 @@ class IntegerLayer(nn.Module):
         return ', '.join([*shown, 'floats out' if self.out_step is None else 'codes out'])
 
 # %% ../nbs/59_deploy.ipynb #59a0000b
+_order = ('relu', 'relu_', 'flatten', 'reshape', 'permute', 'transpose', 'squeeze',
+    'unsqueeze', 'max_pool1d', 'max_pool2d', 'max_pool3d')
 _ORDERLY = {F.relu, F.dropout, F.dropout2d, F.max_pool1d, F.max_pool2d, F.max_pool3d,
     Tensor.contiguous, Tensor.view}
-for _name in ('relu', 'relu_', 'flatten', 'reshape', 'permute', 'transpose', 'squeeze',
-        'unsqueeze', 'max_pool1d', 'max_pool2d', 'max_pool3d'):
-    _ORDERLY |= {getattr(t, _name) for t in (torch, Tensor) if hasattr(t, _name)}
-_LOOKS = {Tensor.size, Tensor.dim}
-for _name in ('shape', 'ndim', 'dtype', 'device', 'requires_grad', 'is_nested', 'layout'):
-    _LOOKS.add(getattr(Tensor, _name).__get__)
+_ORDERLY |= {getattr(t, k) for k in _order for t in (torch, Tensor) if hasattr(t, k)}
+_facts = 'shape', 'ndim', 'dtype', 'device', 'requires_grad', 'is_nested', 'layout'
+_LOOKS = {Tensor.size, Tensor.dim, *[getattr(Tensor, k).__get__ for k in _facts]}
 _NORMS = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d
 
 class _Follow(TorchFunctionMode):
@@ -246,7 +242,7 @@ def _floats_because(m):
     if entering is None: return 'float activations'
     low,high = entering.range()
     if high-low != 255: return f'activations of {high-low+1} codes'
-    if not entering.axis is entering.block is None: return 'activations per channel'
+    if (entering.axis, entering.block) != (None, None): return 'activations per channel'
     low,high = weight.range()
     if weight.has_zero or weight.block is not None: return 'weights with zero points or blocks'
     if weight.axis not in (None, 0): return 'weights not per channel'
@@ -295,7 +291,7 @@ def _integer(m, norm):
 def _store_codes(m, name, pack):
     "Codes and a `Dequantize` in place of a weight and its quantizer."
     q = _weight_quantizer(m, name)
-    with torch.no_grad(): codes = q.to_codes(getattr(m.parametrizations, name).original)
+    codes = q.to_codes(getattr(m.parametrizations, name).original)
     scale,zero = q.grid()
     low,high = q.range()
     small = pack and low >= -8 and high <= 7

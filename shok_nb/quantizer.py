@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .arguments import check_count, check_input
 from .calibrate import minmax_init, mse_init, percentile_init
 from .gradient import scale_grad
-from .nn import _hard_in_evaluation, _name
+from .nn import _hard_in_evaluation, _hold, _name
 from .quantize import _Bits, _range_of, fake_quantize, lsq_init
 from .ste import round_ste
 
@@ -33,6 +33,12 @@ def _onnx_dequantize(codes, scale, zero, axis=None, block=None):
     return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
 
 # %% ../nbs/57_quantizer.ipynb #57a00006
+def _beside(t, v, axis, block):
+    "A step or zero point of each channel or block, to broadcast with `v`."
+    if block is not None: return t.unsqueeze(-1)
+    if axis is None: return t if v.ndim else t.view(())
+    return t.view([-1 if d == axis % v.ndim else 1 for d in range(v.ndim)])
+
 _INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
     mse=mse_init, lsq=lsq_init)
 
@@ -70,11 +76,7 @@ class Quantizer(nn.Module):
 
     def _keep(self, step, zero):
         "Hold a grid, in Parameters or buffers."
-        def hold(name, t):
-            self.__dict__['_parameters'].pop(name, None)
-            self.__dict__['_buffers'].pop(name, None)
-            if self.learn: self.register_parameter(name, nn.Parameter(t))
-            else: self.register_buffer(name, t)
+        def hold(name, t): _hold(self, name, nn.Parameter(t) if self.learn else t)
         if self.learn: hold('log_step', step.log())
         else: hold('step', step)
         if zero is not None: hold('zero', zero.to(step.dtype))
@@ -102,11 +104,7 @@ class Quantizer(nn.Module):
             raise ValueError(f'Quantizer: {told}, got {self.block}')
         return x.unflatten(-1, (-1, self.block))
 
-    def _beside(self, t, v):
-        "A step or zero point of each channel or block, to broadcast with `v`."
-        if self.block is not None: return t.unsqueeze(-1)
-        if self.axis is None: return t if v.ndim else t.view(())
-        return t.view([-1 if d == self.axis % v.ndim else 1 for d in range(v.ndim)])
+    def _beside(self, t, v): return _beside(t, v, self.axis, self.block)
 
     def grid(self)->tuple[Tensor, Tensor|None]: # Step and zero point, of one axis or more
         "The grid as it is now; a gradient goes through. Before calibration raises."
