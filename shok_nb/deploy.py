@@ -42,7 +42,7 @@ class Dequantize(nn.Module):
     zero:Tensor|None
     def __init__(self,
         scale:Tensor,           # Steps, one for all, per channel or per block
-        zero:Tensor|None=None,  # Zero points, of the same shape
+        zero:Tensor|None=None,  # Zero points in the dtype of the codes, of the same shape
         *,
         axis:int|None=None,     # Of the channels
         block:int|None=None,    # Values in a run along the last axis that share a step
@@ -51,23 +51,24 @@ class Dequantize(nn.Module):
         super().__init__()
         self.axis,self.block,self.packed = axis,block,packed
         self.register_buffer('scale', scale.detach().clone())
-        self.register_buffer('zero', None if zero is None else zero.detach().to(torch.int8))
+        self.register_buffer('zero', None if zero is None else zero.detach().clone())
 
     def forward(self, codes):
         if self.packed is not None: codes = unpack_int4(codes, self.packed)
         if torch.onnx.is_in_onnx_export():
             axis = self.axis if self.block is None else codes.ndim-1
-            return _onnx_dequantize(codes, *self._for_onnx(), axis, self.block)
+            grid = self._for_onnx(codes.dtype)
+            return _onnx_dequantize(codes, *grid, axis, self.block)
         v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
         def beside(t): return _beside(t, v, self.axis, self.block)
         n = v.to(self.scale.dtype)
         if self.zero is not None: n = n - beside(self.zero)
         return (n*beside(self.scale)).reshape(codes.shape)
 
-    def _for_onnx(self):
+    def _for_onnx(self, dtype):
         "One step for all is 0-d there; codes without a zero point may be taken for uint8."
         zero = self.zero
-        if zero is None: zero = torch.zeros_like(self.scale, dtype=torch.int8)
+        if zero is None: zero = torch.zeros_like(self.scale, dtype=dtype)
         if self.axis is not None or self.block is not None: return self.scale,zero
         return self.scale.view(()),zero.view(())
 
@@ -299,6 +300,7 @@ def _store_codes(m, name, pack):
     shape = tuple(codes.shape)
     stored = pack_int4(codes) if small else codes.to(kind)
     packed = shape if small else None
+    if zero is not None: zero = zero.to(kind)
     weight = Dequantize(scale, zero, axis=q.axis, block=q.block, packed=packed)
     _own_class(m)
     parametrize.remove_parametrizations(m, name, leave_parametrized=True)
@@ -348,6 +350,7 @@ def deploy_(
     because = {m: _floats_because(m) for m in weights}
     integer = [m for m in weights if not because[m]]
     made,norms = _planned(_followed(model, integer, example), integer)
+    if made.pop(model, None): because[model] = 'the layer is the model, nothing holds it'
     # from here on nothing fails
     swapped = made | norms
     for parent in list(model.modules()):
@@ -363,5 +366,5 @@ def deploy_(
         else:
             stored = ', '.join(sorted({_store_codes(m, w, pack) for w in ws}))
             way = f'floats: {because[m]}'
-        rows.append(Treated(layers[m], kind, stored, way))
+        rows.append(Treated(layers[m] or '(model)', kind, stored, way))
     return Report(rows)

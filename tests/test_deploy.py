@@ -246,6 +246,24 @@ def test_blocks_and_zero_points():
     report = deploy_(model, x)
     assert torch.equal(model(x), want) and report.rows[0].activations == 'floats: weights with zero points or blocks'
 
+@pytest.mark.parametrize('bits', [(0, 255), 12], ids=str)
+def test_zero_points_beyond_int8(bits):
+    torch.manual_seed(0)
+    model,x = nn.Linear(32, 4).eval(),inputs((32,), 5)
+    quantize_model_(model, Quantizer(bits, axis=0, zero_point=True), None)
+    want = model(x)
+    report = deploy_(model, x)
+    assert torch.equal(model(x), want) and report.rows[0].weights == 'int32'
+
+def test_a_model_that_is_one_layer():
+    "Nothing holds it, so it cannot be put in its own place: codes for its weight, and the report says so."
+    model,x = nn.Linear(32, 4).eval(),inputs((32,), 5)
+    quantize_model_(model, 8, 8, calibrate=[x])
+    want = model(x)
+    row, = deploy_(model, x).rows
+    assert torch.equal(model(x), want) and model.parametrizations.weight.original.dtype == torch.int8
+    assert row.name == '(model)' and row.activations == 'floats: the layer is the model, nothing holds it'
+
 @pytest.mark.parametrize('n', [0, 1, 2, 7])
 def test_int4(n):
     codes = torch.randint(-8, 8, (n, 3), generator=generator())
