@@ -364,7 +364,7 @@ def _may(to):
 def run(f, to, ts, key=None)->Any:
     "`f(*ts)`: the first result goes into `to`, others are returned. Replayed if `key` allows."
     if key is not None and _may(to):
-        kind = [torch.get_default_dtype(), key]
+        kind = [key, torch.get_default_dtype()]
         for t in (to, *ts): kind += t.dtype,t.shape,t.stride()
         kind = tuple(kind)
         program = _programs.get(kind)
