@@ -223,6 +223,7 @@ def lab(tmp_path_factory):
         try: server.wait(20)
         except subprocess.TimeoutExpired: server.kill()
 
+@pytest.mark.slow
 def test_jupyterlab(browser, lab):
     "The same cell, live: the kernel redraws while the mouse drags, and the player stays away."
     browser.get(lab)
