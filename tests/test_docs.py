@@ -91,7 +91,7 @@ def players(nb):
     "The row of each player that a page calls for, and what is stored of it."
     rows = {r.name: r for r in catalog}
     for c in json.loads(nb.read_text('utf-8'))['cells']:
-        if c['cell_type'] != 'code' or not (m := re.match(r'tune\((\w+)', ''.join(c['source']))): continue
+        if c['cell_type'] != 'code' or not (m := re.search(r'(?m)^tune\((\w+)', ''.join(c['source']))): continue
         pages = [o['data']['text/html'] for o in c['outputs'] if 'text/html' in o.get('data', {})]
         yield rows[m[1]],''.join(''.join(p) for p in pages)
 
