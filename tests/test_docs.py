@@ -1,5 +1,6 @@
 "Every public name explains itself: one line, its source, and a comment on each parameter and on the result."
 import inspect
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ from shok_nb.catalog import catalog
 
 ROOT = Path(__file__).parent.parent
 MODULES = [p.stem for p in (ROOT/'shok_nb').glob('*.py') if not p.stem.startswith('_')]
+PAGES = sorted((ROOT/'nbs').glob('[1-4][0-9]_*.ipynb'))
 def public(m):
     module = import_module(f'shok_nb.{m}')
     return [(m, n) for n in module.__all__ if callable(getattr(module, n))]
@@ -53,7 +55,6 @@ def test_arrows_go_down():
     """A page imports only from lower floors. The tens digit is the floor. From 50 on the whole number
     counts: a model is made of quantizers, and plots read the catalog. On the ground floor no page
     imports itself by way of others; the order there is the reader's."""
-    import json
     from graphlib import TopologicalSorter
     floor = {}
     for nb in (ROOT/'nbs').glob('[0-9]*.ipynb'):
@@ -81,24 +82,27 @@ def test_arrows_go_down():
 
 def test_references():
     "Every arXiv id that a page cites has its title on the page of references, and every one there is cited."
-    import json
     arxiv = re.compile(r'\b[012]\d(?:0[1-9]|1[0-2])\.\d{4,5}\b')
     def text(p): return ''.join(s for c in json.loads(p.read_text('utf-8'))['cells'] for s in c['source'])
     ids = {p.stem: set(arxiv.findall(text(p))) for p in (ROOT/'nbs').glob('*.ipynb')}
     assert ids.pop('66_references') == set().union(*ids.values())
 
-@pytest.mark.parametrize('nb', sorted((ROOT/'nbs').glob('[1-3][0-9]_*.ipynb')), ids=lambda p: p.stem)
-def test_every_knob_has_a_slider(nb):
-    """On the page of an estimator with knobs, the stored player of `tune` shows a slider for each, a menu for each
-    choice, and the toggle of a smooth one."""
-    import json
-    from shok_nb.catalog import catalog
-    rows,seen = {r.name: r for r in catalog},0
+def players(nb):
+    "The row of each player that a page calls for, and what is stored of it."
+    rows = {r.name: r for r in catalog}
     for c in json.loads(nb.read_text('utf-8'))['cells']:
-        if c['cell_type'] != 'code' or not (m := re.match(r'tune\((\w+)', ''.join(c['source']))): continue
-        r,pages = rows[m[1]],[o['data']['text/html'] for o in c['outputs'] if 'text/html' in o.get('data', {})]
-        page = ''.join(''.join(p) for p in pages)
+        if c['cell_type'] != 'code' or not (m := re.search(r'(?m)^tune\((\w+)', ''.join(c['source']))): continue
+        pages = [o['data']['text/html'] for o in c['outputs'] if 'text/html' in o.get('data', {})]
+        yield rows[m[1]],''.join(''.join(p) for p in pages)
+
+@pytest.mark.parametrize('nb', PAGES, ids=lambda p: p.stem)
+def test_every_knob_has_a_slider(nb):
+    """The stored player of `tune` shows a slider for each knob, a menu for each choice, and the toggle of a
+    smooth estimator."""
+    for r,page in players(nb):
         assert page.count('type="range"') >= len(r.knobs), r.name
         assert page.count('<select') == len(r.choices) and page.count('type="checkbox"') == r.smooth, r.name
-        seen += 1
-    assert seen, 'a page without a slider'
+
+@pytest.mark.parametrize('r', [r for r in catalog if r.knobs], ids=lambda r: r.name)
+def test_every_estimator_with_a_knob_has_a_player(r):
+    assert r in [played for nb in PAGES for played,_ in players(nb)], f'{r.page} has no tune({r.name})'
