@@ -16,6 +16,8 @@ from .core import estimator
 from .parts import _cached, _finite, _saturate, _scalar
 from .pieces import _wide, _widen
 from .random import _grid, _toss, uniform_like
+
+# %% ../nbs/32_neighbours.ipynb #09670889
 def local_expectation(
     f:Callable[[Tensor], Tensor], # Elementwise; called with Tensors of grid points, twice
     x:Tensor,                     # Values; any shape, floating dtype
