@@ -6,7 +6,9 @@
 __all__ = ['pack_int4', 'unpack_int4', 'Dequantize', 'IntegerLayer', 'deploy_', 'to_onnx', 'onnx_session']
 
 # %% ../nbs/59_deploy.ipynb #59a00003
+import logging
 import warnings
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 import torch
@@ -373,6 +375,18 @@ def deploy_(
     return Report(rows)
 
 # %% ../nbs/59_deploy.ipynb #59b00001
+@contextmanager
+def _quiet_export():
+    "Without what the exporter says of itself; its errors are raised."
+    log = logging.getLogger('torch.onnx')
+    level = log.level
+    log.setLevel('ERROR')
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            yield
+    finally: log.setLevel(level)
+
 def to_onnx(
     model:nn.Module,       # Any model; what is written is what it computes in `.eval()`
     example:object,        # A batch, as the model takes it or as a loader gives it
@@ -396,8 +410,7 @@ def to_onnx(
     if shapes and not named: shapes = tuple(shapes.values())
     blocks = any(isinstance(m, Dequantize) and m.block is not None for m in model.modules())
     opset = 21 if blocks else 20
-    with warnings.catch_warnings(), _evaluating(model):
-        warnings.simplefilter('ignore')                     # of the exporter, about itself
+    with _quiet_export(), _evaluating(model):
         program:Any = torch.onnx.export(model, args, kwargs=kwargs, dynamo=True, verbose=False,
             opset_version=opset, dynamic_shapes=shapes)
     program.save(file)
