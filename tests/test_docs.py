@@ -77,7 +77,7 @@ def test_arrows_go_down():
         if src.exists():
             roots = set(re.findall(r'^(?:from|import) (\w+)', src.read_text('utf-8'), re.M))
             known = {'torch', 'math', 'numbers', 'os', 'shok_nb', 'functools', 'collections', 'dataclasses',
-                'contextlib', 'threading', 'warnings', 'copy', 'types', 'typing', 'inspect'}
+                'contextlib', 'threading', 'warnings', 'logging', 'copy', 'types', 'typing', 'inspect'}
             assert roots <= known, (n, roots)
 
 def test_references():
