@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from email.parser import Parser
 from html.parser import HTMLParser
 from importlib.metadata import distribution, version
 from pathlib import Path
+from unittest import mock
 import pytest
 from estimators import batches, grouped, variants
 from packaging.requirements import Requirement
@@ -22,7 +24,7 @@ from packaging.utils import canonicalize_name
 from pages import HTML, SOURCE, cache_of, execute
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT/'bench'))
+sys.path[:0] = [str(ROOT/'bench'), str(ROOT/'docs'), str(ROOT/'docs'/'_ext')]
 NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 site_group = pytest.mark.xdist_group('site')
@@ -310,12 +312,29 @@ def test_range_of_torch():
     assert set(str(spec).split(',')) == {f'>={major}.{minor}', f'<{major}.{newest+1}'}
     assert version('torch') in spec
 
-def test_the_floor_is_not_the_first_page():
-    "Readers meet estimators first; what they stand on comes last."
-    sys.path.insert(0, str(ROOT/'docs'/'_ext'))
+def conf():
+    "The configuration of the site."
+    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [str(ROOT/'docs'/'_ext'), *sys.path]):
+        return runpy.run_path(str(ROOT/'docs'/'conf.py'))
+
+def test_each_page_has_one_place():
+    "In the reader's order, which begins with the overview and ends with what is under the floor."
+    from literate import slug
+    order = conf()['literate_order']
+    places = [n for names in order.values() for n in names]
+    for nb in NBS: assert places.count(slug(nb)) == 1, f'{nb.stem}: one place in literate_order of docs/conf.py, please'
+    assert len({*places}) == len(places) and places[0] == 'index'
+    assert list(order) == ['Start', 'Estimators', 'Training', 'Studies', 'Reference', 'How it is made']
+
+def test_table_of_contents(caplog):
+    "In the order given; a page without a place is named, and a place without its page is skipped."
     from literate import toctree
-    out = toctree(['01_core', '10_ste', '71_jpeg', 'index'], {'0': 'The floor', '1': 'Hard', '7': 'Studies'})
-    assert out.index('Hard') < out.index('Studies') < out.index('The floor')
+    order = dict(Start=['index', 'first'], Floor=['core'], None_yet=['later'])
+    out = toctree({'core', 'index', 'first'}, order)
+    assert re.findall(r'caption: (.*)', out) == ['Start', 'Floor'] and not caplog.records
+    assert out.index('Overview <self>') < out.index('first') < out.index('core')
+    out = toctree({'core', 'index', 'stray'}, order)
+    assert 'stray: no place in literate_order' in caplog.text and out.index('core') < out.index('stray')
 
 def test_workflows():
     "They run the commands of README, on the torch and Python versions of the table."

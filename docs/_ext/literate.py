@@ -1,8 +1,8 @@
 """Sphinx extension: turns the notebooks of ../nbs into pages, without showing readers the `#|` directives.
 
 Each notebook becomes a page of the source folder (which git ignores). A cell that exports public names becomes their
-API entries (autodoc, parameters from the docments comments) and its source, folded. The table of contents comes from
-the numbers in the file names."""
+API entries (autodoc, parameters from the docments comments) and its source, folded. The table of contents follows
+`literate_order`, the reader's order, and not the numbers in the file names, which say what imports what."""
 import ast
 import dataclasses
 import hashlib
@@ -38,12 +38,15 @@ def repo_links(git_url, branch, nb):
         links.insert(0, f'[Open in Colab](https://colab.research.google.com/github/{m[1]}/blob/{branch}/nbs/{nb})')
     return '{.repo-links}\n' + ' · '.join(links)
 
-def toctree(names, floors):
-    "Table of contents: one group per first digit, pages in the order of their numbers, the floor last."
-    groups = {'Start': ['Overview <self>']}
-    for n in sorted(names, key=lambda n: (n[0] == '0', n)):           # the floor is for those who look under it
-        if n != 'index': groups.setdefault(floors.get(n[0], 'More'), []).append(slug(n))
-    return '\n'.join(f'```{{toctree}}\n:hidden:\n:caption: {k}\n\n' + '\n'.join(v) + '\n```' for k,v in groups.items())
+def toctree(pages, order):
+    "Table of contents: `order` is groups of pages by name. Who is not there yet is skipped, who has no place warned of."
+    groups = {k: [n for n in names if n in pages] for k,names in order.items()}
+    if loose := sorted(pages - {n for names in order.values() for n in names}):
+        from sphinx.util.logging import getLogger
+        getLogger(__name__).warning(f"{', '.join(loose)}: no place in literate_order of docs/conf.py")
+        groups['More'] = loose
+    lines = {k: ['Overview <self>' if n == 'index' else n for n in names] for k,names in groups.items() if names}
+    return '\n'.join(f'```{{toctree}}\n:hidden:\n:caption: {k}\n\n' + '\n'.join(v) + '\n```' for k,v in lines.items())
 
 def prose(text, syms):
     "Markdown for MyST: `name` links to the API entry of that name, and `$$` lines stand apart from their paragraph."
@@ -117,8 +120,8 @@ def write_pages(app):
         hidden['metadata'] = dict(tags=['remove-cell'])
         nb['cells'].insert(1, hidden)                     # after the title, which MyST-NB wants first
         if p.stem == 'index':
-            pages = toctree([o.stem for o in nbs], cfg.literate_floors)
-            nb['cells'].append(_cell('markdown', 'toc', pages))
+            made = {f.stem for f in dst.glob('*.md')}     # by other extensions
+            nb['cells'].append(_cell('markdown', 'toc', toctree({*map(slug, nbs)} | made, cfg.literate_order)))
         f,text = dst/f'{slug(p)}.ipynb',json.dumps(nb, indent=1, ensure_ascii=False)
         if not f.exists() or f.read_text('utf-8') != text: f.write_text(text, 'utf-8')
     for f in {*dst.glob('*.ipynb')} - {dst/f'{slug(p)}.ipynb' for p in nbs}: f.unlink()
@@ -141,7 +144,7 @@ def docments_fields(app, what, name, obj, options, lines):
             lines += ['', f"{':returns' if k == 'return' else ':param ' + k}: {_rst(' '.join(v.split()))}"]
 
 def setup(app):
-    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', floors={}).items():
+    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', order={}).items():
         app.add_config_value(f'literate_{k}', v, 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
