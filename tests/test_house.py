@@ -336,6 +336,54 @@ def test_table_of_contents(caplog):
     out = toctree({'core', 'index', 'stray'}, order)
     assert 'stray: no place in literate_order' in caplog.text and out.index('core') < out.index('stray')
 
+def as_page(*cells):
+    "The code cells of the page that these sources become: (source, tags)."
+    from literate import convert
+    nb = dict(cells=[dict(cell_type='code', id=f'c{i}', source=c, metadata={}) for i,c in enumerate(cells)])
+    made = convert(nb, {}, 'shok_nb')['cells']
+    return [(c['source'], set(c['metadata']['tags'])) for c in made if c['cell_type'] == 'code']
+
+def test_what_folds():
+    "Exports, private or not, and what is longer than 20 lines, unless the cell says no; imports are not seen at all."
+    long = '\n'.join(f'x{i} = {i}' for i in range(21))
+    cells = as_page('#| exporti\ndef _f(): pass', '#| export\nA = 1', long, long[:-9], '#| code-fold: false\n'+long,
+        '#| code-fold: true\n1', '1', '#| export\nimport torch')
+    assert ['hide-input' in tags for _,tags in cells[:7]] == [True, True, True, False, False, True, False]
+    assert 'remove-cell' in cells[7][1] and 'remove-cell' not in cells[0][1]
+
+def test_figure_alt():
+    "What `#| fig-alt` says is heard by the cell that draws and by no other, and is not seen."
+    (said,tags),(drawn,seen) = as_page('#| fig-alt: A "steep" line\nplot()')
+    assert said == """figures.alt('A "steep" line')""" and 'remove-cell' in tags and (drawn, seen) == ('plot()', set())
+
+def test_figures_say_what_is_seen():
+    "By fig-alt, or by all that is written in them; and no rule of theirs reaches the rest of the page."
+    import figures
+    import matplotlib
+    from shok_nb.plots import curves
+    from shok_nb.soft import soft_round
+    with matplotlib.rc_context(dict(backend='agg')):
+        fig = curves(soft_round, alpha=(0., 2., 5.))[0].figure
+        own,label = figures.svg(fig),figures.label(fig)
+        figures.alt('a "b" < c')
+        given = figures.svg(fig)
+        figures._said.clear()
+    assert 'alpha = 0, 2, 5' in label and 'what backward sees: slope over x [steps]' in label
+    assert f'aria-label="{label}"' in own and 'aria-label="a &quot;b&quot; &lt; c"' in given
+    rules = re.findall(r'<style[^>]*>(.*?)</style>', own, re.S)
+    assert rules and all(r.startswith('.figure *{') for r in rules)
+
+def test_links_of_tables():
+    "Each name of the catalog leads to the notebook that makes it: there, in README, and on the site."
+    from literate import relink, slug
+    from shok_nb.catalog import catalog, table
+    for claims in (True, False):
+        links = re.findall(r'\| \[`(\w+)`\]\((\w+)\.ipynb\)', table(claims=claims))
+        assert [n for n,_ in links] == [r.name for r in catalog]
+        assert [slug(p) for _,p in links] == [r.page for r in catalog]
+        assert {p for _,p in links} <= {nb.stem for nb in NBS}
+    assert '[`soft_round`](soft.ipynb)' in relink(table(), lambda stem: slug(stem) + '.ipynb')
+
 def test_workflows():
     "They run the commands of README, on the torch and Python versions of the table."
     flows = {f.stem: f.read_text('utf-8') for f in (ROOT/'.github'/'workflows').glob('*.yml')}

@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 
 HIDDEN = {'hide', 'default_exp'}
+LONG = 20      # lines; a longer cell is folded
 _directive = re.compile(r'\s*#\|\s*([\w-]+)\s*:?\s*(.*?)\s*$')
 
 def directives(src):
@@ -39,7 +40,7 @@ def repo_links(git_url, branch, nb):
     return '{.repo-links}\n' + ' · '.join(links)
 
 def toctree(pages, order):
-    "Table of contents: `order` is groups of pages by name. Who is not there yet is skipped, who has no place warned of."
+    "Table of contents in groups. A name without its page is skipped; a page without a place is warned of."
     groups = {k: [n for n in names if n in pages] for k,names in order.items()}
     if loose := sorted(pages - {n for names in order.values() for n in names}):
         from sphinx.util.logging import getLogger
@@ -54,11 +55,15 @@ def prose(text, syms):
     out,fence = [],False
     for l in re.sub(r'^\$\$[^$]+\$\$$', r'\n\g<0>\n', text, flags=re.M).split('\n'):
         if l.lstrip().startswith('```'): fence = not fence
-        elif not fence and not l.startswith(('    ', '#')): l = re.sub(r'(?<![`}])`(\w+)`(?!`)', link, l)
+        elif not fence and not l.startswith(('    ', '#')): l = re.sub(r'(?<![`}])`(\w+)`(?!`|\]\()', link, l)
         out.append(l)
     return '\n'.join(out)
 
 def _cell(kind, id, src, **kw): return dict(cell_type=kind, id=id, metadata={}, source=src, **kw)
+
+def _hidden(id, src):
+    "A code cell that runs and is not seen."
+    return _cell('code', id, src, execution_count=None, outputs=[]) | dict(metadata=dict(tags=['remove-cell']))
 
 def _api(mod, node):
     kind = 'class' if isinstance(node, ast.ClassDef) else 'function'
@@ -71,13 +76,17 @@ def _code(c, mod):
     if d.get('echo') == 'false': tags.add('remove-input')
     if d.get('output') == 'false': tags.add('remove-output')
     if d.get('eval') == 'false': tags.add('skip-execution')
-    if 'fig-alt' in d: meta['mystnb'] = dict(image=dict(alt=d['fig-alt']))
-    fold,show = d.get('code-fold') == 'true',shown(d) and bool(code)
+    before = []
+    if 'fig-alt' in d:                                    # for a PNG, and for inline SVG
+        meta['mystnb'] = dict(image=dict(alt=d['fig-alt']))
+        before = [_hidden(f"alt-{c['id']}", f"figures.alt({d['fig-alt']!r})")]
+    show = shown(d) and bool(code)
+    fold = d.get('code-fold', str(len(code.splitlines()) > LONG).lower()) == 'true'
     if {'export', 'exports', 'exporti'} & d.keys():
         body = ast.parse(code).body
         public = [n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_')]
         if 'exporti' not in d and show: api = [_api(mod, n) for n in public]
-        fold = fold or bool(api)
+        fold = True
         show = show and not all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in body)
         tags.add('remove-output')
     if fold:
@@ -85,7 +94,7 @@ def _code(c, mod):
         prompts = dict(code_prompt_show='Show the source', code_prompt_hide='Hide the source')
         meta['mystnb'] = meta.get('mystnb', {}) | prompts
     if not show: tags.add('remove-cell')                  # still runs, never seen
-    return [*api, c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))]
+    return [*api, *before, c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))]
 
 def convert(nb, syms, pkg, links=''):
     "An nbdev notebook as a MyST-NB one."
@@ -116,9 +125,7 @@ def write_pages(app):
     for p in nbs:
         links = repo_links(cfg.literate_git_url, cfg.literate_branch, p.name)
         nb = convert(json.loads(p.read_text('utf-8')), syms, pkg.__name__, links)
-        hidden = _cell('code', 'start', start, execution_count=None, outputs=[])
-        hidden['metadata'] = dict(tags=['remove-cell'])
-        nb['cells'].insert(1, hidden)                     # after the title, which MyST-NB wants first
+        nb['cells'].insert(1, _hidden('start', start))    # after the title, which MyST-NB wants first
         if p.stem == 'index':
             made = {f.stem for f in dst.glob('*.md')}     # by other extensions
             nb['cells'].append(_cell('markdown', 'toc', toctree({*map(slug, nbs)} | made, cfg.literate_order)))
