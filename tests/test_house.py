@@ -511,3 +511,4 @@ def test_links_only_where_configured(url, tmp_path):
     assert (f'href="{url}/blob/main/nbs/10_ste.ipynb"' in page) == bool(url)
     assert ('colab' in page) == ('github' in url)
     assert url or 'Notebook source' not in page
+    assert page.count('<summary>Parameters</summary>') >= 5 and page.count('<details') == page.count('</details>')

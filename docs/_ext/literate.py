@@ -150,9 +150,20 @@ def docments_fields(app, what, name, obj, options, lines):
         if v and k not in ('self', 'cls'):
             lines += ['', f"{':returns' if k == 'return' else ':param ' + k}: {_rst(' '.join(v.split()))}"]
 
+def fold_fields(app, domain, objtype, content):
+    "Parameters and results of an entry open on demand: its signature and its line are what one looks for first."
+    from docutils import nodes
+    for fields in content.findall(nodes.field_list):
+        if fields.parent is not content: continue
+        start,end = ('<details class="fields"><summary>Parameters</summary>', '</details>')
+        content[content.index(fields):content.index(fields)+1] = [
+            nodes.raw('', start, format='html'), fields, nodes.raw('', end, format='html')]
+        break
+
 def setup(app):
     for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', order={}).items():
         app.add_config_value(f'literate_{k}', v, 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
+    app.connect('object-description-transform', fold_fields, priority=900)   # after autodoc has put the types in
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)
