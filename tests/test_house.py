@@ -3,6 +3,7 @@ same thing, and nothing of this machine."""
 import ast
 import filecmp
 import functools
+import inspect
 import json
 import os
 import re
@@ -24,10 +25,11 @@ from packaging.utils import canonicalize_name
 from pages import HTML, SOURCE, cache_of, execute
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT/'bench'), str(ROOT/'docs'), str(ROOT/'docs'/'_ext')]
+sys.path.insert(0, str(ROOT/'bench'))
 NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 site_group = pytest.mark.xdist_group('site')
+sys.path.append(str(ROOT/'docs'/'_ext'))      # for what makes the site
 
 def settings(folder=ROOT):
     ini = ConfigParser(delimiters=['='], interpolation=None)
@@ -143,10 +145,56 @@ def test_exported(tmp_path):
 
 def test_readme(): run('docs/readme.py', '--check')
 
-def test_readme_says_both_commands_first():
-    "Before anything else that one has to scroll to."
-    top = '\n'.join((ROOT/'README.md').read_text('utf-8').splitlines()[:40])
-    assert 'make demo' in top and 'make test' in top
+def test_readme_is_in_the_order_of_readers():
+    "What it does and one line of code, install, a picture, six lines, which one, what is special; and then the rest."
+    text = (ROOT/'README.md').read_text('utf-8')
+    marks = ['\n> ', 'R.round_ste(x)', 'pip install .', '![', 'backward()', '## Which one?', '## What is special',
+        'make demo', 'make test ', '## Limitations', '## Citing', '](CITATION.cff)']
+    places = [text.find(m) for m in marks]
+    assert -1 not in places and places == sorted(places)
+    six = re.findall(r'```python\n(.*?)\n```', text, re.S)[1]
+    assert len(six.splitlines()) == 6
+    which = re.search(r'## Which one\?\n(.*?)\n\n', text, re.S)[1].splitlines()[2:]
+    assert len(which) == 4 and all(re.search(r'\| \[[^|]+\]\(nbs/\w+\.ipynb\) \|$', row) for row in which)
+    special = re.search(r'## What is special\n(.*?)\n\n', text, re.S)[1].split('\n- ')
+    assert all('](nbs/' in claim for claim in special)
+
+def test_readme_numbers():
+    "What it counts is what there is."
+    from shok_nb.catalog import catalog
+    from shok_nb.schedules import linear_schedule
+    text = (ROOT/'README.md').read_text('utf-8')
+    assert f'{len(catalog)} estimators' in text and f'each of the {len(catalog)} claims' in text
+    assert [r.name for r in catalog if not r.linear] == ['ewgs_round'] and 'The one estimator' in text
+    ends = [inspect.signature(linear_schedule).parameters[k].default for k in ('init_value', 'end_value')]
+    assert 'from {:g} to {:g}'.format(*ends) in text
+
+def elsewhere(git_url):
+    "README as setup.py gives it to a package index."
+    made,ini = {},(ROOT/'settings.ini').read_text('utf-8')
+    ini = re.sub(r'(?m)^git_url =.*$', f'git_url = {git_url}', ini)
+    def read(self, f, **kw): self.read_string(ini)
+    with mock.patch('setuptools.setup', made.update), mock.patch.object(ConfigParser, 'read', read):
+        runpy.run_path(str(ROOT/'setup.py'))
+    return made['long_description']
+
+def test_readme_elsewhere():
+    "Without a repository no link of it is broken, with one each leads there; code and links to other sites stay."
+    text = (ROOT/'README.md').read_text('utf-8')
+    code = re.findall(r'(?ms)^```.*?^```$', text)
+    ours = r'(!?)\[[^\]]*\]\((?!https:)([^)]*)\)'
+    assert len(re.findall(ours, text)) > 20
+    plain,linked = elsewhere(''),elsewhere('https://example.org/me/it')
+    for t in (plain, linked):
+        assert re.findall(r'(?ms)^```.*?^```$', t) == code
+        assert not re.findall(ours, t) and '](https://arxiv.org/abs/' in t
+    assert '![' not in plain and 'example.org' not in plain and '[' not in plain.partition('## Citing')[2]
+    for picture,path in re.findall(ours, text):
+        assert f"](https://example.org/me/it/{'raw' if picture else 'blob'}/main/{path})" in linked
+
+def test_links_of_readme_lead_somewhere():
+    for path in re.findall(r'\]\((?!https:)([^)#]*)\)', (ROOT/'README.md').read_text('utf-8')):
+        assert (ROOT/path).exists(), path
 
 # --- the tests
 def test_make_test_and_make_test_all():
@@ -511,4 +559,7 @@ def test_links_only_where_configured(url, tmp_path):
     assert (f'href="{url}/blob/main/nbs/10_ste.ipynb"' in page) == bool(url)
     assert ('colab' in page) == ('github' in url)
     assert url or 'Notebook source' not in page
+    citing = (tmp_path/'out'/'index.html').read_text('utf-8').partition('id="citing"')[2]
+    assert (f'href="{url}/blob/main/CITATION.cff"' in citing) == bool(url) and 'CITATION.cff' in citing
+    assert '../CITATION' not in citing
     assert page.count('<summary>Parameters</summary>') >= 5 and page.count('<details') == page.count('</details>')

@@ -26,16 +26,17 @@ def _shared(labels):
     if len(labels) < 2 or len(heads) > 1 or not all(' = ' in l for l in labels): return ', '.join(labels)
     return f"{heads.pop()} = {', '.join(l.partition(' = ')[2] for l in labels)}"
 
+def _lines(legend): return _shared([t.get_text() for t in legend.get_texts()]) if legend else ''
+
 def _panel(ax):
     "Title, axes and legend of one panel, in words."
     over = ' over '.join(t for t in (ax.get_ylabel(), ax.get_xlabel()) if t)
-    lines = [t.get_text() for t in ax.get_legend().get_texts()] if ax.get_legend() else []
-    return ': '.join(t for t in (ax.get_title(), over, _shared(lines)) if t)
+    return ': '.join(t for t in (ax.get_title(), over, _lines(ax.get_legend())) if t)
 
 def label(fig):
     "What is seen, for those who do not see it: `#| fig-alt`, or else all that is written in the figure."
     if _said: return _said[-1]
-    parts = [fig.get_label(), fig.get_suptitle(), *map(_panel, fig.axes)]
+    parts = [fig.get_suptitle(), *map(_lines, fig.legends), *map(_panel, fig.axes)]
     return '; '.join(dict.fromkeys(p for p in parts if p)) or f'{len(fig.axes)} panels without words'
 
 def svg(fig):

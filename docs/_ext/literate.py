@@ -31,6 +31,10 @@ def relink(text, to):
     "Rewrite links to other notebooks: `to(stem)` is the new target."
     return re.sub(r'\]\(([\w-]+)\.ipynb(#[^)]*)?\)', lambda m: f"]({to(m[1])}{m[2] or ''})", text)
 
+def outside(text, base):
+    "Links to files of the repository that are no pages, `../X`: under `base`, or plain text where that is empty."
+    return re.sub(r'\[([^\]]+)\]\(\.\./([^)]+)\)', rf'[\1]({base}\2)' if base else r'\1', text)
+
 def repo_links(git_url, branch, nb):
     "One line of links from a page to its notebook, empty without a repository."
     if not git_url: return ''
@@ -96,13 +100,13 @@ def _code(c, mod):
     if not show: tags.add('remove-cell')                  # still runs, never seen
     return [*api, *before, c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))]
 
-def convert(nb, syms, pkg, links=''):
-    "An nbdev notebook as a MyST-NB one."
+def convert(nb, syms, pkg, links='', base=''):
+    "An nbdev notebook as a MyST-NB one; `base` is where the repository shows its files."
     out,mod = [],pkg
     for c in nb['cells']:
         src = ''.join(c['source'])
         if c['cell_type'] == 'markdown':
-            src = relink(prose(src, syms), lambda stem: slug(stem) + '.ipynb')
+            src = outside(relink(prose(src, syms), lambda stem: slug(stem) + '.ipynb'), base)
             if links and src.startswith('# '):
                 title,_,rest = src.partition('\n')
                 src,links = f'{title}\n\n{links}\n{rest}',''
@@ -121,10 +125,11 @@ def write_pages(app):
             and not name.startswith('_') and '.' not in name}
     lib = b''.join(f.read_bytes() for f in sorted(Path(pkg.__file__).parent.rglob('*.py')))
     start = f'import figures; figures.install()    # {hashlib.sha1(lib).hexdigest()[:12]}: a changed library runs again'
+    base = f'{cfg.literate_git_url}/blob/{cfg.literate_branch}/' if cfg.literate_git_url else ''
     nbs = sorted((Path(app.confdir)/cfg.literate_nbs).glob('[!_.]*.ipynb'))
     for p in nbs:
         links = repo_links(cfg.literate_git_url, cfg.literate_branch, p.name)
-        nb = convert(json.loads(p.read_text('utf-8')), syms, pkg.__name__, links)
+        nb = convert(json.loads(p.read_text('utf-8')), syms, pkg.__name__, links, base)
         nb['cells'].insert(1, _hidden('start', start))    # after the title, which MyST-NB wants first
         if p.stem == 'index':
             made = {f.stem for f in dst.glob('*.md')}     # by other extensions
