@@ -399,6 +399,20 @@ def test_what_folds():
     assert ['hide-input' in tags for _,tags in cells[:7]] == [True, True, True, False, False, True, False]
     assert 'remove-cell' in cells[7][1] and 'remove-cell' not in cells[0][1]
 
+def test_a_page_runs_again(tmp_path):
+    "When what it reads has changed: the library, or a file of figures that it names."
+    from literate import known
+    (tmp_path/'bench').mkdir()
+    (tmp_path/'bench'/'results.json').write_text('1')
+    (tmp_path/'bench'/'other.json').write_text('1')
+    def code(text="read('results.json')", lib=b'', nbs=()): return known(lib, text, tmp_path, list(nbs))
+    first = code()
+    (tmp_path/'bench'/'other.json').write_text('2')
+    assert code() == first != code(lib=b'2')
+    assert code("glob('[0-9]*.ipynb')") != code("glob('[0-9]*.ipynb')", nbs=NBS[:1])
+    (tmp_path/'bench'/'results.json').write_text('2')
+    assert code() != first
+
 def test_figure_alt():
     "What `#| fig-alt` says is heard by the cell that draws and by no other, and is not seen."
     (said,tags),(drawn,seen) = as_page('#| fig-alt: A "steep" line\nplot()')

@@ -116,6 +116,12 @@ def convert(nb, syms, pkg, links='', base=''):
             out += _code(c, mod)
     return nb | dict(cells=out)
 
+def known(lib, text, root, nbs):
+    "Stands for all that a page reads besides its own cells: the library, and the files that its `text` names."
+    data = [f for f in (*root.glob('bench/*.*'), *root.glob('docs/*.bib')) if f.name in text]
+    files = sorted(data) + (nbs if "*.ipynb')" in text else [])
+    return hashlib.sha1(b''.join([lib, *(f.read_bytes() for f in files)])).hexdigest()[:12]
+
 def write_pages(app):
     "Write the pages into the source folder; unchanged ones keep their time stamp."
     cfg,dst = app.config,Path(app.srcdir)
@@ -124,12 +130,14 @@ def write_pages(app):
     syms = {name: full for mod,d in idx.items() for full in d if '._' not in (name := full.removeprefix(mod + '.'))
             and not name.startswith('_') and '.' not in name}
     lib = b''.join(f.read_bytes() for f in sorted(Path(pkg.__file__).parent.rglob('*.py')))
-    start = f'import figures; figures.install()    # {hashlib.sha1(lib).hexdigest()[:12]}: a changed library runs again'
     base = f'{cfg.literate_git_url}/blob/{cfg.literate_branch}/' if cfg.literate_git_url else ''
     nbs = sorted((Path(app.confdir)/cfg.literate_nbs).glob('[!_.]*.ipynb'))
     for p in nbs:
         links = repo_links(cfg.literate_git_url, cfg.literate_branch, p.name)
-        nb = convert(json.loads(p.read_text('utf-8')), syms, pkg.__name__, links, base)
+        text = p.read_text('utf-8')
+        code = known(lib, text, Path(app.confdir).parent, nbs)
+        start = f'import figures; figures.install()    # {code}: what the page reads; if that changes, it runs again'
+        nb = convert(json.loads(text), syms, pkg.__name__, links, base)
         nb['cells'].insert(1, _hidden('start', start))    # after the title, which MyST-NB wants first
         if p.stem == 'index':
             made = {f.stem for f in dst.glob('*.md')}     # by other extensions
