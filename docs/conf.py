@@ -33,6 +33,14 @@ literate_order = {k: v.split() for k,v in {                  # the reader's orde
     'How it is made': 'core grid staircases pieces replay random compat arguments parts plots widgets',
 }.items()}
 
+literate_words = dict(                                       # what readers search for where a page says it otherwise
+    ste='straight through estimator stop gradient detach', soft='differentiable round anneal',
+    stochastic='reproducible seed unbiased', schedules='anneal annealing warmup learning rate scheduler temperature',
+    modules='layer train eval per channel', quantize='fake quantization qat quantization-aware training per channel',
+    grid='per channel scale zero point', calibrate='per channel post-training ptq', models='qat swap layers',
+    deploy='onnx onnxruntime export int8 int4', digits='onnx onnxruntime mnist learning rate', learned='adaround ptq',
+    jpeg='codec compression watermark', neighbours='gumbel anneal annealing', signs='binary xnor', checks='custom own')
+
 nb_execution_mode = 'cache'
 nb_execution_timeout = 300
 nb_execution_show_tb = True

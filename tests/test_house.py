@@ -559,6 +559,25 @@ def test_api_entries(site):
                     page = pages[re.sub(r'^\d+[a-z]?_', '', nb.stem)]
                     assert re.search(rf'<dt class="sig[^>]*id="shok_nb\.\w+\.{n.name}"', page), f'{nb.stem}: {n.name}'
 
+def found(site, query):
+    "Pages of the site that hold every word of `query`, as the search of the site looks for them."
+    from sphinx.search.en import SearchEnglish
+    english = SearchEnglish({})
+    index = json.loads((site/'searchindex.js').read_text('utf-8').removeprefix('Search.setIndex(').rstrip(';\n)'))
+    def pages(word):
+        hits = [index[kind].get(english.stem(word), []) for kind in ('terms', 'titleterms')]
+        return {index['docnames'][i] for h in hits for i in (h if isinstance(h, list) else [h])}
+    return set.intersection(*(pages(w) for w in re.findall(r'\w+', query.lower()) if w not in english.stopwords))
+
+WANTED = {'onnx': 'deploy digits', 'anneal': 'schedules', 'straight-through': 'ste', 'fake quantization': 'quantize',
+    'learning rate': 'schedules', 'per channel': 'quantize grid calibrate', 'codec': 'jpeg', 'vmap': 'core'}
+
+@site_group
+@pytest.mark.parametrize('query', WANTED)
+def test_search_finds(site, query):
+    "What people type leads to the page that answers."
+    assert set(WANTED[query].split()) <= found(site, query)
+
 URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')
 
 @site_group

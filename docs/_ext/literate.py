@@ -139,6 +139,9 @@ def write_pages(app):
         start = f'import figures; figures.install()    # {code}: what the page reads; if that changes, it runs again'
         nb = convert(json.loads(text), syms, pkg.__name__, links, base)
         nb['cells'].insert(1, _hidden('start', start))    # after the title, which MyST-NB wants first
+        if words := cfg.literate_words.get(slug(p)):
+            meta = f'```{{eval-rst}}\n.. meta::\n   :keywords: {", ".join(words.split())}\n```'
+            nb['cells'].insert(1, _cell('markdown', 'words', meta))
         if p.stem == 'index':
             made = {f.stem for f in dst.glob('*.md')}     # by other extensions
             nb['cells'].append(_cell('markdown', 'toc', toctree({*map(slug, nbs)} | made, cfg.literate_order)))
@@ -174,7 +177,7 @@ def fold_fields(app, domain, objtype, content):
         break
 
 def setup(app):
-    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', order={}).items():
+    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', order={}, words={}).items():
         app.add_config_value(f'literate_{k}', v, 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
