@@ -547,6 +547,14 @@ def test_site_shows_no_directives(site):
         assert not re.search(r'#\|\s*\w', text), nb.name
 
 @site_group
+def test_next_page_is_the_readers(site):
+    "From each page one goes on to the next of the order, over the ends of the groups too."
+    pages = [n for names in conf()['literate_order'].values() for n in names if (site/f'{n}.html').exists()]
+    for page,after in zip(pages, pages[1:]):
+        link = re.search(r'<a class="next-page" href="([^"#]+)', (site/f'{page}.html').read_text('utf-8'))
+        assert link[1] == f'{after}.html', f'{page} leads to {link[1]}'
+
+@site_group
 def test_api_entries(site):
     "Every public function of a page has its entry, and each parameter its line."
     pages = {p.stem: p.read_text('utf-8') for p in site.glob('*.html')}

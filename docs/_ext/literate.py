@@ -167,14 +167,14 @@ def docments_fields(app, what, name, obj, options, lines):
             lines += ['', f"{':returns' if k == 'return' else ':param ' + k}: {_rst(' '.join(v.split()))}"]
 
 def fold_fields(app, domain, objtype, content):
-    "Parameters and results of an entry open on demand: its signature and its line are what one looks for first."
+    """Beside its source an entry shows its signature and its line; parameters, result and example open on demand, and
+    are open on the page of the API."""
     from docutils import nodes
-    for fields in content.findall(nodes.field_list):
-        if fields.parent is not content: continue
-        start,end = ('<details class="fields"><summary>Parameters</summary>', '</details>')
-        content[content.index(fields):content.index(fields)+1] = [
-            nodes.raw('', start, format='html'), fields, nodes.raw('', end, format='html')]
-        break
+    fields = next((n for n in content.children if isinstance(n, nodes.field_list)), None)
+    if fields is None or app.env.docname == 'api': return
+    i = content.index(fields)
+    content.insert(i, nodes.raw('', '<details class="fields"><summary>Parameters</summary>', format='html'))
+    content.append(nodes.raw('', '</details>', format='html'))
 
 def setup(app):
     for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', order={}, words={}).items():
