@@ -176,10 +176,22 @@ def fold_fields(app, domain, objtype, content):
     content.insert(i, nodes.raw('', '<details class="fields"><summary>Parameters</summary>', format='html'))
     content.append(nodes.raw('', '</details>', format='html'))
 
+def neighbours(app, pagename, templatename, context, doctree):
+    "Previous and next are those of the reader's order, whatever else the table of contents holds."
+    pages = [n for names in app.config.literate_order.values() for n in names if n in app.env.titles]
+    if pagename not in pages: return
+    i = pages.index(pagename)
+    def link(n):
+        title = app.builder.render_partial(app.env.titles[n])['title']
+        return dict(link=app.builder.get_relative_uri(pagename, n), title=title)
+    context['prev'] = link(pages[i-1]) if i else None
+    context['next'] = link(pages[i+1]) if i+1 < len(pages) else None
+
 def setup(app):
     for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', order={}, words={}).items():
         app.add_config_value(f'literate_{k}', v, 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
     app.connect('object-description-transform', fold_fields, priority=900)   # after autodoc has put the types in
+    app.connect('html-page-context', neighbours)
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)
