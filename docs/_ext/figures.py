@@ -23,6 +23,7 @@ def svg(fig):
     if len(s) > LIMIT: return
     s = re.sub(r'<metadata>.*?</metadata>', '', s[s.index('<svg'):], flags=re.S)
     for old,new in COLOURS.items(): s = s.replace(old, new)
+    s = s.replace('*{stroke-', 'svg.figure *{stroke-')                 # or it styles every other drawing of the page
     uid = hashlib.sha1(s.encode()).hexdigest()[:8]                     # ids must not meet those of another figure
     s = re.sub(r'(\bid="|href="#|url\(#)', rf'\g<1>f{uid}-', s)
     titles = [t for t in (fig.get_suptitle(), *(a.get_title() for a in fig.axes)) if t]
