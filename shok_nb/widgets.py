@@ -133,16 +133,17 @@ def _scale(domain):
     unit = _nice((hi-lo)/6)
     return unit,math.floor(lo/unit),math.ceil(hi/unit)
 
-def _rows(f, domain, knobs):
-    "x, slope, and x and f(x) in units of the forward panel; of a random `f` every other dot."
-    (unit,bottom,top),p = _scale(domain),sweep(f, domain, **knobs)
-    if p[1, 1::2].isnan().all(): p = p.unflatten(1, (-1, 2))[:, ::2].flatten(1)
+def _rows(f, domain, knobs, span=None, every=2):
+    """x, slope, and x and f(x) in units of the forward panel; seen over `span`, which is the
+    domain if None; of a random `f` one dot of `every`."""
+    (unit,bottom,top),p = _scale(domain),sweep(f, span or domain, **knobs)
+    if p[1, 1::2].isnan().all(): p = p.unflatten(1, (-1, 2))[:, ::every].flatten(1)
     x,y,g = p.numpy()
     return x,g,(x-domain[0])/(domain[1]-domain[0])*_WIDE,(top-y/unit)/(top-bottom)*_TALL
 
-def _frame(f, domain, knobs):
+def _frame(f, domain, knobs, **seen):
     "Forward path, its dots, slope path, tick labels, height of the zero, readout."
-    x,g,px,py = _rows(f, domain, knobs)
+    x,g,px,py = _rows(f, domain, knobs, **seen)
     if not np.isfinite(g).any(): g = np.zeros_like(g)
     at = np.flatnonzero(np.isfinite(g))
     low,high = g[at].min(),g[at].max()
