@@ -75,6 +75,11 @@ def _fit(ax):
     pad = .04*(max(1., high)-min(0., low))
     ax.set_ylim(min(0., low)-pad, max(1., high)+pad)
 
+def _title(fig, name):
+    "A figure is named after what is drawn in it, each name once."
+    names = fig.get_suptitle().split(' and ') if fig.get_suptitle() else []
+    if name not in names: fig.suptitle(' and '.join([*names, name]), fontsize='medium')
+
 def _legend(ax, name):
     "Under a figure of our own, which is named after what is drawn; else in the first panel."
     fig,(lines,labels) = ax[0].figure,ax[0].get_legend_handles_labels()
@@ -84,8 +89,7 @@ def _legend(ax, name):
     for old in [*fig.legends]: old.remove()
     rows = -(-sum(len(l)+7 for l in labels)//66)
     fig.legend(lines, labels, loc='outside lower center', ncols=-(-len(labels)//rows))
-    names = fig.get_suptitle().split(' and ') if fig.get_suptitle() else []
-    if name not in names: fig.suptitle(' and '.join([*names, name]), fontsize='medium')
+    _title(fig, name)
 
 # %% ../nbs/61_plots.ipynb #5e5b0987
 def curves(
