@@ -85,7 +85,7 @@ def plot_bias(
     if ax is None:
         ax = _pair('x [steps]', 'mean gradient', 'standard deviation')
         x,y,_ = sweep(lambda x: look(x)[1], domain)
-        ax[0].plot(x, y, 'k:', lw=1, zorder=3, label='exact')
+        ax[0].plot(x, y, ':', color='#7f7f7f', zorder=3, label='exact')
     style = line_style(_drawn(ax[0])-1)                 # the first is exact
     x,y,_ = sweep(lambda x: look(x)[1:3].sum(0), domain)
     _draw(ax[0], x, y, _name(f), **style)
