@@ -32,7 +32,16 @@ def check_input(
     fn:str,     # Name of the function the user called
     arg:str='x' # Name of the argument
 )->Tensor:      # `x` itself
-    "A dense float16, bfloat16, float32 or float64 Tensor, or a TypeError saying what to do."
+    """A dense float16, bfloat16, float32 or float64 Tensor, or a TypeError saying what to do.
+
+    Parameters:
+        x (Any): What the user gave
+        fn (str): Name of the function the user called
+        arg (str = 'x'): Name of the argument
+
+    Returns:
+        Tensor: `x` itself
+    """
     plain = type(x) in _PLAIN and x.layout == torch.strided and not x.is_nested
     if plain and x.dtype in _FLOATS: return x
     if not isinstance(x, Tensor):
@@ -78,7 +87,20 @@ def check_knob(
     hi:float=math.inf,  # Largest number allowed
     open:bool=False     # Are the ends themselves excluded?
 )->float|Tensor:        # A Python float, or the tensor itself
-    "A number in range in the dtype of `x`, or a float Tensor that broadcasts; else an error."
+    """A number in range in the dtype of `x`, or a float Tensor that broadcasts; else an error.
+
+    Parameters:
+        k (Any): What the user gave
+        x (Tensor|None): The tensor it will be used with; None allows numbers alone
+        fn (str): Name of the function the user called
+        arg (str): Name of the argument
+        lo (float = 0.): Smallest number allowed
+        hi (float = math.inf): Largest number allowed
+        open (bool = False): Are the ends themselves excluded?
+
+    Returns:
+        float|Tensor: A Python float, or the tensor itself
+    """
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k
@@ -109,7 +131,18 @@ def check_count(
     lo:int=0,          # Smallest number allowed
     hi:float=math.inf  # Largest number allowed
 )->int:                # `k` as a Python int
-    "An int in range; else a TypeError or ValueError saying why."
+    """An int in range; else a TypeError or ValueError saying why.
+
+    Parameters:
+        k (Any): What the user gave
+        fn (str): Name of the function the user called
+        arg (str): Name of the argument
+        lo (int = 0): Smallest number allowed
+        hi (float = math.inf): Largest number allowed
+
+    Returns:
+        int: `k` as a Python int
+    """
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):
         raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
     n = int(k)

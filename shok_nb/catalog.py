@@ -35,7 +35,18 @@ from .surrogates import clipped_round, dsq_round, stable_round, trust_round
 # %% ../nbs/60_catalog.ipynb #d2a73e44
 @dataclass(frozen=True)
 class Knob:
-    "A number that tunes an estimator: its default, a range worth a slider, and its two ends."
+    """A number that tunes an estimator: its default, a range worth a slider, and its two ends.
+
+    Parameters:
+        name (str): As the function spells it
+        default (float): As the function has it
+        lo (float): Left end of the slider
+        hi (float): Right end of the slider
+        log (bool = False): Is the slider logarithmic?
+        soft (float|None = None): Where the estimator is the identity, if anywhere
+        hard (float|None = None): Where it is `torch.round` off ties, if anywhere
+        learns (bool = True): Does a tensor that requires grad get a gradient?
+    """
     name:str           # As the function spells it
     default:float      # As the function has it
     lo:float           # Left end of the slider
@@ -51,7 +62,13 @@ class Knob:
 
 @dataclass(frozen=True)
 class Choice:
-    "A word that picks a variant of an estimator."
+    """A word that picks a variant of an estimator.
+
+    Parameters:
+        name (str): As the function spells it
+        default (str|None): As the function has it
+        options (tuple): All it can be
+    """
     name:str           # As the function spells it
     default:str|None   # As the function has it
     options:tuple      # All it can be
@@ -61,7 +78,30 @@ class Choice:
 
 @dataclass(frozen=True, repr=False)
 class Row:
-    "What one estimator claims, as it is called without choices."
+    """What one estimator claims, as it is called without choices.
+
+    Parameters:
+        f (Callable): The public function, called as `f(x, **knobs, **choices)`
+        slope (str): What backward multiplies by, in x, n = round(x) and q = |x-n|
+        source (str): arXiv id, or who published it where
+        knobs (tuple[Knob,...] = ()): The numbers that tune it, in the order of its arguments
+        choices (tuple[Choice,...] = ()): The words that pick a variant
+        on_grid (bool = False): Are all values integers?
+        exact_slope (bool = False): Is the gradient the derivative of the value, between jumps?
+        continuous (bool = False): Is the value free of jumps?
+        monotone (bool = True): Does the value never fall?
+        mass_one (bool = True): Does the slope integrate to 1 over a cell?
+        odd (bool = True): f(-x) = -f(x), away from ties?
+        equivariant (bool = True): f(x+1) = f(x)+1, away from ties?
+        smooth (bool = False): Does it take `hard=`?
+        grid (bool = True): Does it take `step=` and `offset=`?
+        unbounded (bool = True): f(±inf) = ±inf?
+        linear (bool = True): Is the gradient proportional to the incoming one?
+        random (bool = False): Does it draw random numbers?
+        unbiased (bool = False): Is the mean over its noise `x`, at every x?
+        at_default (tuple[str,...] = ()): Claims that other knobs may break
+        domain (tuple[float,float] = (-2.5, 2.5)): The part of the axis worth a picture
+    """
     f:Callable             # The public function, called as `f(x, **knobs, **choices)`
     slope:str              # What backward multiplies by, in x, n = round(x) and q = |x-n|
     source:str             # arXiv id, or who published it where
@@ -84,9 +124,21 @@ class Row:
     domain:tuple[float,float]=(-2.5, 2.5) # The part of the axis worth a picture
 
     @property
-    def name(self): return self.f.__name__
+    def name(self)->str: # As Python has it
+        """The name of the function.
+
+        Returns:
+            str: As Python has it
+        """
+        return self.f.__name__
     @property
-    def page(self): return self.f.__module__.rpartition('.')[2]
+    def page(self)->str: # Without its number
+        """The notebook that makes it.
+
+        Returns:
+            str: Without its number
+        """
+        return self.f.__module__.rpartition('.')[2]
 
     def __repr__(self):
         "A few lines for people: what holds at the default knobs alone is in brackets."
@@ -189,7 +241,14 @@ catalog = (
 def row(
     f:Callable # A public estimator
 )->Row:        # What it claims
-    "The row of `f`, or of the function that a notebook defines anew; without one raises."
+    """The row of `f`, or of the function that a notebook defines anew; without one raises.
+
+    Parameters:
+        f (Callable): A public estimator
+
+    Returns:
+        Row: What it claims
+    """
     name = getattr(f, '__name__', '')
     for r in catalog:
         if r.f is f or r.name == name and signature(r.f) == signature(f): return r
@@ -212,7 +271,15 @@ def table(
     rows:tuple[Row,...]=catalog, # The rows to show
     claims:bool=True             # Their claims, or else their slopes?
 )->str:                          # A Markdown table
-    "The catalog as Markdown: names, knobs, claims or slopes, sources."
+    """The catalog as Markdown: names, knobs, claims or slopes, sources.
+
+    Parameters:
+        rows (tuple[Row,...] = catalog): The rows to show
+        claims (bool = True): Their claims, or else their slopes?
+
+    Returns:
+        str: A Markdown table
+    """
     middle = list(_TICKS.values()) if claims else ['slope']
     head = ['estimator, knobs', *middle, 'source']
     lines = [head, ['---']*len(head)]

@@ -50,7 +50,15 @@ def _sample():
 def load(
     path:str|Path|None=None # An image file Pillow reads; None is a photo that matplotlib ships
 )->Tensor:                  # float32, (1, 3, H, W) in [0, 255]; H and W are 128 to 512
-    "The middle of an image, in whole copies of the message. An image that will not do raises."
+    """The middle of an image, in whole copies of the message. An image that will not do raises.
+
+    Parameters:
+        path (str|Path|None = None): An image file Pillow reads; None is a photo that
+            matplotlib ships
+
+    Returns:
+        Tensor: float32, (1, 3, H, W) in [0, 255]; H and W are 128 to 512
+    """
     Image = _pil('load')
     if path is None: path = _sample()
     if not Path(path).exists(): raise FileNotFoundError(f'no such image: {path}')
@@ -71,7 +79,14 @@ message = 'Differentiable rounding survives'
 def to_bits(
     text:str # 32 characters of Latin-1
 )->Tensor:   # bool, (1, 1, 16, 16)
-    "256 bits, one letter in each half row. Another length raises."
+    """256 bits, one letter in each half row. Another length raises.
+
+    Parameters:
+        text (str): 32 characters of Latin-1
+
+    Returns:
+        Tensor: bool, (1, 1, 16, 16)
+    """
     if len(text) != 32:
         raise ValueError(f'to_bits: text must have 32 characters, got {len(text)}')
     bits = [b >> i & 1 for b in text.encode('latin-1') for i in range(7, -1, -1)]
@@ -80,7 +95,14 @@ def to_bits(
 def to_text(
     bits:Tensor # bool, 256 of them
 )->str:         # 32 characters, a dot for what is no letter
-    "Inverse of `to_bits`."
+    """Inverse of `to_bits`.
+
+    Parameters:
+        bits (Tensor): bool, 256 of them
+
+    Returns:
+        str: 32 characters, a dot for what is no letter
+    """
     flat = bits.flatten().tolist()
     letters = (chr(sum(b << 7-i for i,b in enumerate(flat[k:k+8]))) for k in range(0, 256, 8))
     return ''.join(c if c.isprintable() else '·' for c in letters)
@@ -89,7 +111,19 @@ def to_text(
 def _luma(rgb): return .299*rgb[:, :1] + .587*rgb[:, 1:2] + .114*rgb[:, 2:]
 
 class Result(NamedTuple):
-    "One estimator; a pair holds quality 10 and 25."
+    """One estimator; a pair holds quality 10 and 25.
+
+    Parameters:
+        name (str): What the marks were trained through
+        errors (tuple): Share of bits read wrongly, all copies counted
+        texts (tuple): The message after the vote
+        wrong (tuple): Wrong bits of its 256
+        psnr (tuple): Of the marked photo against the photo, in dB
+        seconds (float): To train both marks
+        mark (Tensor): For quality 10, in grey levels
+        marked (Tensor): The photo with it
+        decoded (Tensor): And after the file
+    """
     name:str      # What the marks were trained through
     errors:tuple  # Share of bits read wrongly, all copies counted
     texts:tuple   # The message after the vote
@@ -109,7 +143,19 @@ def trial(
     steps:int=80, # Steps of Adam for each mark
     bar:Callable|None=None # Called as `bar(label, steps)`, gives the steps to draw from
 )->Result:        # What a reader makes of the files
-    "Trains, saves with Pillow and reads one mark for each quality."
+    """Trains, saves with Pillow and reads one mark for each quality.
+
+    Parameters:
+        photo (Tensor): From `load`; its device does the work
+        name (str): For the table
+        rounding (Callable|None = None): In the codec that marks are trained through; None: no
+            codec
+        steps (int = 80): Steps of Adam for each mark
+        bar (Callable|None = None): Called as `bar(label, steps)`, gives the steps to draw from
+
+    Returns:
+        Result: What a reader makes of the files
+    """
     luma,bits = _luma(photo),to_bits(message).to(photo.device)
     copies = luma.shape[2]//_copy,luma.shape[3]//_copy
     pattern = mark_pattern(luma.shape, torch.Generator().manual_seed(0)).to(photo)
@@ -147,7 +193,14 @@ estimators = (
 def report(
     results:list # From `trial`
 )->str:          # A table for a terminal
-    "Estimator, bit errors, PSNR of the mark and seconds, in fixed columns."
+    """Estimator, bit errors, PSNR of the mark and seconds, in fixed columns.
+
+    Parameters:
+        results (list): From `trial`
+
+    Returns:
+        str: A table for a terminal
+    """
     def both(form, pair): return ''.join(form.format(v) for v in pair)
     two = both('{:>7}', ('q10', 'q25'))
     lines = [f'{"":32}{"bit errors":>14}{"of 256 after vote":>20}{"PSNR of mark":>15}',
@@ -174,7 +227,15 @@ def bar(
     trainings:int,         # How many will follow
     file:TextIO|None=None  # Where to draw; None is stderr
 )->Callable:               # Called as `bar(label, steps)` for each training; gives its steps
-    "A progress bar over all trainings of a run."
+    """A progress bar over all trainings of a run.
+
+    Parameters:
+        trainings (int): How many will follow
+        file (TextIO|None = None): Where to draw; None is stderr
+
+    Returns:
+        Callable: Called as `bar(label, steps)` for each training; gives its steps
+    """
     count = iter(range(trainings))
     def steps(label, n):
         return _progress(next(count)*n, trainings*n, file or sys.stderr, label, n)
@@ -255,7 +316,15 @@ def page(
     photo:Tensor, # From `load`
     results:list  # From `trial`, one for each of `estimators`
 )->str:           # HTML
-    "One self-contained page: pictures, table, marks and sliders. No ipywidgets raises."
+    """One self-contained page: pictures, table, marks and sliders. No ipywidgets raises.
+
+    Parameters:
+        photo (Tensor): From `load`
+        results (list): From `trial`, one for each of `estimators`
+
+    Returns:
+        str: HTML
+    """
     from shok_nb.widgets import player
     best = min(results, key=lambda r: (r.wrong[0], r.errors[0]))
     copies = photo.shape[2]*photo.shape[3]//_copy**2
@@ -321,7 +390,14 @@ def _ready(args):
 def main(
     argv:list|None=None # Arguments; None takes them from the command line
 )->int:                 # 0
-    "Runs the demo. Arguments that cannot work exit with status 2 and one line that says why."
+    """Runs the demo. Arguments that cannot work exit with status 2 and one line that says why.
+
+    Parameters:
+        argv (list|None = None): Arguments; None takes them from the command line
+
+    Returns:
+        int: 0
+    """
     parser = argparse.ArgumentParser('python -m shok_nb.demo',
         description='Hides 256 bits in a photo, trained through a differentiable JPEG.')
     add = parser.add_argument

@@ -72,7 +72,20 @@ def ewgs_round(
     step:float|Tensor=1.,  # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0.,
 )->Tensor:                 # The nearest grid point; dtype of `x`, shape broadcast with `delta`
-    "`torch.round`, gradient scaled per element (arXiv:2104.00903). `delta` > 2 raises."
+    """`torch.round`, gradient scaled per element (arXiv:2104.00903). `delta` > 2 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        delta (float|Tensor = .1): Pull per step of distance in [0, 2], broadcasts with `x`;
+            detached
+        step (float|Tensor = 1.): Grid spacing > 0, broadcasts with `x`; learns by the LSQ
+            gradient
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The nearest grid point; dtype of `x`, shape broadcast with `delta`
+    """
     check_input(x, 'ewgs_round')
     delta = check_knob(delta, x, 'ewgs_round', 'delta', hi=2.)
     step = check_knob(step, x, 'ewgs_round', 'step', open=True)

@@ -19,7 +19,14 @@ class PassRound:
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
-        "`round_ste(x)`. Integer `x` raises TypeError."
+        """`round_ste(x)`. Integer `x` raises TypeError.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+
+        Returns:
+            Tensor: The nearest integers, halves to even; dtype and shape of `x`
+        """
         return round_ste(check_input(x, 'PassRound'))
 
 class ScaleGrad:
@@ -28,7 +35,14 @@ class ScaleGrad:
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # `x` in a new tensor
-        "`normalize_grad(x)`. Integer `x` raises TypeError."
+        """`normalize_grad(x)`. Integer `x` raises TypeError.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+
+        Returns:
+            Tensor: `x` in a new tensor
+        """
         return normalize_grad(check_input(x, 'ScaleGrad'))
 
 class SoftRound:
@@ -37,5 +51,12 @@ class SoftRound:
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
-        "`ratio_round(x)`. Integer `x` raises TypeError."
+        """`ratio_round(x)`. Integer `x` raises TypeError.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+
+        Returns:
+            Tensor: The nearest integers, halves to even; dtype and shape of `x`
+        """
         return ratio_round(check_input(x, 'SoftRound'))

@@ -55,7 +55,16 @@ def sweep(
     domain:tuple=(-2.5, 2.5), # Left and right end of x, in steps
     **knobs                   # Passed to `f`
 )->Tensor:                    # Rows x, f(x), slope; x ascending; nan in a row where it jumps
-    "`f` and its slope, closer where they change fast. A random `f` is seeded, and all jumps."
+    """`f` and its slope, closer where they change fast. A random `f` is seeded, and all jumps.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)` with a float64 vector
+        domain (tuple = (-2.5, 2.5)): Left and right end of x, in steps
+        **knobs: Passed to `f`
+
+    Returns:
+        Tensor: Rows x, f(x), slope; x ascending; nan in a row where it jumps
+    """
     lo,hi = domain
     if not lo < hi: raise ValueError(f'sweep: domain must be (low, high), got {domain}')
     dx = 2.**math.floor(math.log2((hi-lo)/256))
@@ -103,7 +112,18 @@ def curves(
     ax:Sequence|None=None,    # Two Axes to draw into, forward and slope; None makes a figure
     **knobs                   # Passed to `f`; a tuple or list gives a line for each value
 )->tuple:                     # The two Axes
-    "Forward curve and slope of `f`, a line per combination of knobs; dots where it is random."
+    """Forward curve and slope of `f`, a line per combination of knobs; dots where it is random.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)` with a float64 vector
+        domain (tuple = (-2.5, 2.5)): Left and right end of x, in steps
+        ax (Sequence|None = None): Two Axes to draw into, forward and slope; None makes a
+            figure
+        **knobs: Passed to `f`; a tuple or list gives a line for each value
+
+    Returns:
+        tuple: The two Axes
+    """
     if ax is None: ax = _panels()
     many = {k:v if isinstance(v, (list, tuple)) else [v] for k,v in knobs.items()}
     for values in itertools.product(*many.values()):
@@ -119,7 +139,14 @@ def curves(
 def gallery(
     rows:Sequence # Rows of the catalog, drawn at their default knobs
 )->list:          # For each row its two Axes, value and slope
-    "Small multiples of rows of the catalog: values above, slopes below. What `sweep` raises."
+    """Small multiples of rows of the catalog: values above, slopes below. What `sweep` raises.
+
+    Parameters:
+        rows (Sequence): Rows of the catalog, drawn at their default knobs
+
+    Returns:
+        list: For each row its two Axes, value and slope
+    """
     _,ax = plt.subplots(2, len(rows), squeeze=False,
         figsize=(.4+1.65*len(rows), 3.3), dpi=80, layout='constrained')
     for r,(value,slope) in zip(rows, ax.T):

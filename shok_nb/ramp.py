@@ -33,5 +33,14 @@ def ramp_round(
     *,
     threshold:float|Tensor=.499, # Where the ramp starts, broadcasts with `x`; may learn
 )->Tensor:                       # In [0, 1]; dtype of `x`, broadcast with the knobs
-    "A steep line clamped to [0, 1] (Stack Overflow 46596636, 2017). `gain` < 0 raises."
+    """A steep line clamped to [0, 1] (Stack Overflow 46596636, 2017). `gain` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values, meant to lie in [0, 1]; any shape, floating dtype
+        gain (float|Tensor = 1e4): Slope >= 0, broadcasts with `x`: 0 is flat, inf a step
+        threshold (float|Tensor = .499): Where the ramp starts, broadcasts with `x`; may learn
+
+    Returns:
+        Tensor: In [0, 1]; dtype of `x`, broadcast with the knobs
+    """
     return _ramp(x, gain, threshold)

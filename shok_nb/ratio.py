@@ -32,5 +32,16 @@ def ratio_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0., # A grid point, in the units of `x`: the middle of the dead cell
 )->Tensor:                  # The nearest grid point; dtype of `x`
-    "Slope x/round(x), shok's `SoftRound` (cf. arXiv:1308.3432). Integer `x` raises."
+    """Slope x/round(x), shok's `SoftRound` (cf. arXiv:1308.3432). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A grid point, in the units of `x`: the middle of the dead
+            cell
+
+    Returns:
+        Tensor: The nearest grid point; dtype of `x`
+    """
     return _estimator(x, step=step, offset=offset)

@@ -386,7 +386,11 @@ def _consider(kind, f, to, ts):
 # %% ../nbs/03_replay.ipynb #7f41123c
 @contextlib.contextmanager
 def no_replay()->Iterator[None]: # Nothing is replayed inside
-    "Inside it this thread runs every formula as it is written, operation by operation."
+    """Inside it this thread runs every formula as it is written, operation by operation.
+
+    Returns:
+        Iterator[None]: Nothing is replayed inside
+    """
     before,_thread.wants = _thread.wants,False
     try: yield
     finally: _thread.wants = before

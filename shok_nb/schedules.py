@@ -44,7 +44,17 @@ def linear_schedule(
     transition_steps:int,   # Steps from one to the other, > 0
     transition_begin:int=0  # Steps to wait before
 )->Callable[[int], float]:  # The value at a step; picklable
-    "A straight line between two values. `transition_steps` <= 0 raises."
+    """A straight line between two values. `transition_steps` <= 0 raises.
+
+    Parameters:
+        init_value (float = 3.): Value at the first step
+        end_value (float = 12.): Value at the last step and after
+        transition_steps (int): Steps from one to the other, > 0
+        transition_begin (int = 0): Steps to wait before
+
+    Returns:
+        Callable[[int], float]: The value at a step; picklable
+    """
     return _schedule('linear_schedule', _mix,
         init_value, end_value, transition_steps, transition_begin)
 
@@ -55,7 +65,17 @@ def cosine_schedule(
     transition_steps:int,   # Steps from one to the other, > 0
     transition_begin:int=0  # Steps to wait before
 )->Callable[[int], float]:  # The value at a step; picklable
-    "Half a cosine (arXiv:1608.03983): slow, fast, slow. `transition_steps` <= 0 raises."
+    """Half a cosine (arXiv:1608.03983): slow, fast, slow. `transition_steps` <= 0 raises.
+
+    Parameters:
+        init_value (float = 3.): Value at the first step
+        end_value (float = 12.): Value at the last step and after
+        transition_steps (int): Steps from one to the other, > 0
+        transition_begin (int = 0): Steps to wait before
+
+    Returns:
+        Callable[[int], float]: The value at a step; picklable
+    """
     return _schedule('cosine_schedule', _cosine,
         init_value, end_value, transition_steps, transition_begin)
 
@@ -66,7 +86,17 @@ def exponential_schedule(
     transition_steps:int,   # Steps from one to the other, > 0
     transition_begin:int=0  # Steps to wait before
 )->Callable[[int], float]:  # The value at a step; picklable
-    "The same ratio at every step, a straight line on a log axis. Values <= 0 raise."
+    """The same ratio at every step, a straight line on a log axis. Values <= 0 raise.
+
+    Parameters:
+        init_value (float = 3.): Value at the first step, > 0
+        end_value (float = 12.): Value at the last step and after, > 0
+        transition_steps (int): Steps from one to the other, > 0
+        transition_begin (int = 0): Steps to wait before
+
+    Returns:
+        Callable[[int], float]: The value at a step; picklable
+    """
     return _schedule('exponential_schedule', _geometric,
         init_value, end_value, transition_steps, transition_begin, lo=0.)
 
@@ -78,7 +108,18 @@ def sigmoid_schedule(
     transition_begin:int=0, # Steps to wait before
     steepness:float=10.     # > 0: near 0 is the line, large is a jump half way
 )->Callable[[int], float]:  # The value at a step; picklable
-    "A logistic between two values, stretched to meet both. `steepness` <= 0 raises."
+    """A logistic between two values, stretched to meet both. `steepness` <= 0 raises.
+
+    Parameters:
+        init_value (float = 3.): Value at the first step
+        end_value (float = 12.): Value at the last step and after
+        transition_steps (int): Steps from one to the other, > 0
+        transition_begin (int = 0): Steps to wait before
+        steepness (float = 10.): > 0: near 0 is the line, large is a jump half way
+
+    Returns:
+        Callable[[int], float]: The value at a step; picklable
+    """
     k = check_knob(steepness, None, 'sigmoid_schedule', 'steepness', open=True)
     return _schedule('sigmoid_schedule', partial(_sigmoid, k),
         init_value, end_value, transition_steps, transition_begin)
@@ -89,19 +130,35 @@ def dead_share(
     threshold:float=1e-6,  # Slopes of smaller magnitude count as dead
     **knobs                # Passed to `f`
 )->float:                  # Share of one cell, 0 to 1
-    "How much of a cell has no slope to learn from, at 10 001 points. Raises what `f` raises."
+    """How much of a cell has no slope to learn from, at 10 001 points. Raises what `f` raises.
+
+    Parameters:
+        f (Callable = soft_round): A rounding function
+        threshold (float = 1e-6): Slopes of smaller magnitude count as dead
+        **knobs: Passed to `f`
+
+    Returns:
+        float: Share of one cell, 0 to 1
+    """
     x = torch.linspace(-.5, .5, 10_001, dtype=torch.float64).requires_grad_()
     with torch.enable_grad(): slope, = torch.autograd.grad(f(x, **knobs).sum(), x)
     return (slope.abs() < threshold).double().mean().item()
 
 # %% ../nbs/50_schedules.ipynb #5ad18bd1
 class KnobScheduler:
-    "Writes a schedule into the knobs of a model, in place; like `torch.optim.lr_scheduler`."
+    """Writes a schedule into the knobs of a model, in place; like `torch.optim.lr_scheduler`.
+
+    Parameters:
+        target (nn.Module|Tensor): A model with such knobs, or a 0-d tensor of your own
+        schedule (Callable): Step -> value
+        knob (str = 'alpha'): Name of the buffers to write, in every module that has one
+    """
     def __init__(self,
         target:nn.Module|Tensor, # A model with such knobs, or a 0-d tensor of your own
         schedule:Callable,       # Step -> value
         knob:str='alpha'         # Name of the buffers to write, in every module that has one
     ):
+        "See `KnobScheduler`."
         self.target,self.schedule,self.knob = target,schedule,knob
         self.last_epoch,self._warned = -1,False
         self.step()
@@ -120,7 +177,11 @@ class KnobScheduler:
     def step(self,
         at:int|None=None # Go to this step; None is the next one
     ):
-        "Write the next value. A model without such a buffer raises ValueError."
+        """Write the next value. A model without such a buffer raises ValueError.
+
+        Parameters:
+            at (int|None = None): Go to this step; None is the next one
+        """
         self.last_epoch = self.last_epoch+1 if at is None else at
         self._last_value = value = float(self.schedule(self.last_epoch))
         with torch.no_grad():
@@ -132,17 +193,29 @@ class KnobScheduler:
                 'and learn nothing; end at 12, or switch to a hard estimator', stacklevel=2)
 
     def get_last_value(self)->float: # What the last step wrote
-        "The value in use."
+        """The value in use.
+
+        Returns:
+            float: What the last step wrote
+        """
         return self._last_value
 
     def state_dict(self)->dict: # The step, a number
-        "For a checkpoint."
+        """For a checkpoint.
+
+        Returns:
+            dict: The step, a number
+        """
         return dict(last_epoch=self.last_epoch)
 
     def load_state_dict(self,
         state:dict # From `state_dict`
     ):
-        "Go to the saved step and write its value."
+        """Go to the saved step and write its value.
+
+        Parameters:
+            state (dict): From `state_dict`
+        """
         self.step(state['last_epoch'])
 
 # %% ../nbs/50_schedules.ipynb #31095314
@@ -160,7 +233,14 @@ def _ask(fn, *names):
 def lightning_callback(
     scheduler:KnobScheduler # Turned by the global step
 )->object:                  # A `lightning.pytorch.Callback`
-    "Steps before each training batch of a Lightning `Trainer` and at the end. None raises."
+    """Steps before each training batch of a Lightning `Trainer` and at the end. None raises.
+
+    Parameters:
+        scheduler (KnobScheduler): Turned by the global step
+
+    Returns:
+        object: A `lightning.pytorch.Callback`
+    """
     lightning = _ask('lightning_callback', 'lightning.pytorch', 'pytorch_lightning')
     class KnobCallback(lightning.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -171,7 +251,14 @@ def lightning_callback(
 def transformers_callback(
     scheduler:KnobScheduler # Turned by the global step
 )->object:                  # A `transformers.TrainerCallback`
-    "Steps before each step of a Hugging Face `Trainer` and at the end. Without it raises."
+    """Steps before each step of a Hugging Face `Trainer` and at the end. Without it raises.
+
+    Parameters:
+        scheduler (KnobScheduler): Turned by the global step
+
+    Returns:
+        object: A `transformers.TrainerCallback`
+    """
     class KnobCallback(_ask('transformers_callback', 'transformers').TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             scheduler.step(state.global_step)
@@ -182,7 +269,14 @@ def transformers_callback(
 def fastai_callback(
     scheduler:KnobScheduler # Turned by the batch
 )->object:                  # A `fastai.callback.core.Callback`
-    "Steps before each batch of a fastai `Learner`, from 0, and at the end. Without it raises."
+    """Steps before each batch of a fastai `Learner`, from 0, and at the end. Without it raises.
+
+    Parameters:
+        scheduler (KnobScheduler): Turned by the batch
+
+    Returns:
+        object: A `fastai.callback.core.Callback`
+    """
     class KnobCallback(_ask('fastai_callback', 'fastai.callback.core').Callback):
         def before_batch(self):
             if self.training: scheduler.step(self.train_iter)

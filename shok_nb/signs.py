@@ -78,27 +78,60 @@ def clipped_sign(
     x:Tensor,             # Values; any shape, floating dtype
     clip:float|Tensor=1., # Reach of the gradient >= 0, broadcasts with `x`: inf is `sign_ste`
 )->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign, slope 1 where |x| <= clip, as of a hard tanh (arXiv:1602.02830). `clip` < 0 raises."
+    """Sign, slope 1 where |x| <= clip, as of a hard tanh (arXiv:1602.02830). `clip` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        clip (float|Tensor = 1.): Reach of the gradient >= 0, broadcasts with `x`: inf is
+            `sign_ste`
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    """
     return _clipped(x, clip)
 
 def approx_sign(
     x:Tensor, # Values; any shape, floating dtype
 )->Tensor:    # 1 where `x` >= 0, -1 below; dtype of `x`
-    "Sign with slope 2-2|x| inside [-1, 1], a triangle (arXiv:1808.00278). Integer `x` raises."
+    """Sign with slope 2-2|x| inside [-1, 1], a triangle (arXiv:1808.00278). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`
+    """
     return _approx(x)
 
 def ede_sign(
     x:Tensor,          # Values; any shape, floating dtype
     t:float|Tensor=1., # Sharpness > 0, broadcasts with `x`: slope 1 everywhere as it goes to 0
 )->Tensor:             # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign with the slope of max(1/t, 1)*tanh(t*x) (arXiv:1909.10788). `t` <= 0 raises."
+    """Sign with the slope of max(1/t, 1)*tanh(t*x) (arXiv:1909.10788). `t` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        t (float|Tensor = 1.): Sharpness > 0, broadcasts with `x`: slope 1 everywhere as it
+            goes to 0
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    """
     return _ede(x, t)
 
 def swish_sign(
     x:Tensor,             # Values; any shape, floating dtype
     beta:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`; the slope at 0
 )->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign with the slope of SignSwish, partly negative (arXiv:1812.11800). `beta` < 0 raises."
+    """Sign with the slope of SignSwish, partly negative (arXiv:1812.11800). `beta` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        beta (float|Tensor = 5.): Sharpness >= 0, broadcasts with `x`; the slope at 0
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    """
     return _swished(x, beta)
 
 def reste_sign(
@@ -106,5 +139,15 @@ def reste_sign(
     o:float|Tensor=3.,     # Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, up is harder
     clip:float|Tensor=1.5, # Reach of the gradient >= 0, broadcasts with `x`
 )->Tensor:                 # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign with the slope of |x|**(1/o), a chord up to 0.1 (arXiv:2308.06689). `o` < 1 raises."
+    """Sign with the slope of |x|**(1/o), a chord up to 0.1 (arXiv:2308.06689). `o` < 1 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        o (float|Tensor = 3.): Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, up is
+            harder
+        clip (float|Tensor = 1.5): Reach of the gradient >= 0, broadcasts with `x`
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    """
     return _reste(x, o, clip)

@@ -74,7 +74,21 @@ def soft_round(
     alpha:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`: 0 is the identity, inf rounds
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `alpha`
-    "Staircase through integers and ties (arXiv:2006.09952, 4.1). `alpha` < 0 raises."
+    """Staircase through integers and ties (arXiv:2006.09952, 4.1). `alpha` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        alpha (float|Tensor = 5.): Sharpness >= 0, broadcasts with `x`: 0 is the identity, inf
+            rounds
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype of `x`, shape of `x` broadcast with `alpha`
+    """
     return _soft(x, alpha, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/20_soft.ipynb #fec533d7
@@ -138,7 +152,19 @@ def soft_round_inverse(
     alpha:float|Tensor=5., # The sharpness that made `y`, broadcasts with it
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # `x` such that `soft_round(x, alpha)` is `y`; dtype of `y`
-    "Inverse of `soft_round` (arXiv:2006.09952, 4.1). Integer `y` or `alpha` < 0 raises."
+    """Inverse of `soft_round` (arXiv:2006.09952, 4.1). Integer `y` or `alpha` < 0 raises.
+
+    Parameters:
+        y (Tensor): Output of `soft_round`; any shape, floating dtype
+        alpha (float|Tensor = 5.): The sharpness that made `y`, broadcasts with it
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: `x` such that `soft_round(x, alpha)` is `y`; dtype of `y`
+    """
     return _undo(check_input(y, 'soft_round_inverse', 'y'), alpha, step=step, offset=offset)
 
 def soft_round_conditional_mean(
@@ -146,7 +172,19 @@ def soft_round_conditional_mean(
     alpha:float|Tensor=5., # The sharpness that made it, broadcasts with `z`
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # The mean of all `x` that may have made `z`; dtype of `z`
-    "Decoder for noisy soft rounding (arXiv:2006.09952, 4.2). `alpha` < 0 raises."
+    """Decoder for noisy soft rounding (arXiv:2006.09952, 4.2). `alpha` < 0 raises.
+
+    Parameters:
+        z (Tensor): `soft_round(x, alpha)` plus uniform noise of up to half a step
+        alpha (float|Tensor = 5.): The sharpness that made it, broadcasts with `z`
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The mean of all `x` that may have made `z`; dtype of `z`
+    """
     check_input(z, 'soft_round_conditional_mean', 'z')
     return _mean(z, alpha, step=step, offset=offset)
 
@@ -164,5 +202,19 @@ def logistic_round(
     beta:float|Tensor=10., # Steepness >= 0, broadcasts with `x`; twice `soft_round`'s `alpha`
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `beta`
-    "Logistic staircase, `soft_round(x, beta/2)` (arXiv:2006.09952, 4.1). `beta` < 0 raises."
+    """Logistic staircase, `soft_round(x, beta/2)` (arXiv:2006.09952, 4.1). `beta` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        beta (float|Tensor = 10.): Steepness >= 0, broadcasts with `x`; twice `soft_round`'s
+            `alpha`
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype of `x`, shape of `x` broadcast with `beta`
+    """
     return _logistic(x, beta, hard=hard, step=step, offset=offset)

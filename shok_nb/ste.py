@@ -36,7 +36,20 @@ def round_ste(
     step:float|Tensor=1., # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0.,
 )->Tensor:                # The nearest grid point; dtype of `x`
-    "`torch.round` with gradient 1 (arXiv:1308.3432). Integer `x` or unknown `ties` raises."
+    """`torch.round` with gradient 1 (arXiv:1308.3432). Integer `x` or unknown `ties` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        ties ('even'|'away'|'zero'|'up'|'down' = 'even'): Halves go to 'even', 'away' from
+            zero, to 'zero', 'up' or 'down'
+        step (float|Tensor = 1.): Grid spacing > 0, broadcasts with `x`; learns by the LSQ
+            gradient
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The nearest grid point; dtype of `x`
+    """
     if ties not in _ties:
         raise ValueError(f"round_ste: ties must be one of {', '.join(_ties)}, got {ties!r}")
     return _ties[ties](x, step=step, offset=offset)
@@ -52,25 +65,65 @@ def floor_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # The grid point at or below `x`; dtype of `x`
-    "`torch.floor` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
+    """`torch.floor` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The grid point at or below `x`; dtype of `x`
+    """
     return _floor(x, step=step, offset=offset)
 
 def ceil_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # The grid point at or above `x`; dtype of `x`
-    "`torch.ceil` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
+    """`torch.ceil` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The grid point at or above `x`; dtype of `x`
+    """
     return _ceil(x, step=step, offset=offset)
 
 def trunc_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # The grid point next to `x` on the side of `offset`; dtype of `x`
-    "`torch.trunc` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
+    """`torch.trunc` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The grid point next to `x` on the side of `offset`; dtype of `x`
+    """
     return _trunc(x, step=step, offset=offset)
 
 def sign_ste(
     x:Tensor, # Values; any shape, floating dtype
 )->Tensor:    # 1 where `x` >= 0 (-0 included), -1 below; dtype of `x`
-    "Binary sign with gradient 1 (arXiv:1602.02830 without its clipping). Integer `x` raises."
+    """Binary sign with gradient 1 (arXiv:1602.02830 without its clipping). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+
+    Returns:
+        Tensor: 1 where `x` >= 0 (-0 included), -1 below; dtype of `x`
+    """
     return _signs(x)

@@ -311,7 +311,18 @@ def player(
     domain:tuple|None=None, # Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
     **knobs            # Start of a knob, or its (low, high)
 )->str:                # HTML: no network, no library, no id
-    "The sliders of `tune` over curves computed beforehand. What `tune` raises."
+    """The sliders of `tune` over curves computed beforehand. What `tune` raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        hard (bool|None = None): Start with the hard forward pass? None if `f` may have no
+            `hard=`
+        domain (tuple|None = None): Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
+        **knobs: Start of a knob, or its (low, high)
+
+    Returns:
+        str: HTML: no network, no library, no id
+    """
     knobs,passes,domain = _facts(f, hard, domain, knobs)
     options = [len(k.options) for k in knobs.values() if isinstance(k, Choice)]
     most = max({1: 41, 2: 10}.get(len(knobs)-len(options), 5)//math.prod(options), 5)
@@ -388,5 +399,16 @@ def tune(
     domain:tuple|None=None, # Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
     **knobs            # Start of a knob, or its (low, high)
 )->W.VBox:             # Shows itself, live or as a `player`
-    "A slider for each knob of `f`, a menu for each choice. A knob outside its range raises."
+    """A slider for each knob of `f`, a menu for each choice. A knob outside its range raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        hard (bool|None = None): Start with the hard forward pass? None if `f` may have no
+            `hard=`
+        domain (tuple|None = None): Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
+        **knobs: Start of a knob, or its (low, high)
+
+    Returns:
+        W.VBox: Shows itself, live or as a `player`
+    """
     return _Tune(f, hard, domain, knobs)
