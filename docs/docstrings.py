@@ -14,7 +14,7 @@ from textwrap import TextWrapper, indent
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 95
-IMPORTS = {'torch': 'torch', 'R': 'shok_nb as R', 'math': 'math', 'io': 'io'}      # for an example that says `torch.`
+IMPORTS = {'io': 'io', 'torch': 'torch', 'R': 'shok_nb as R'}      # for an example that says `torch.`
 
 def _exported(path):
     "The name of a notebook's module, and its exported cells."
@@ -40,12 +40,14 @@ def everything(folder):
 
 def examples(path=HERE/'examples.txt'):
     "The example of each public name, `module.name` or `module.Class.method`, with its imports."
-    blocks = re.split(r'(?m)^([\w.]+)\n(?=>>> )', path.read_text('utf-8'))[1:]
+    blocks = re.split(r'(?m)^([a-z]\w*\.[\w.]+)\n(?=>>> )', path.read_text('utf-8'))[1:]
     return {name: _imported(block.strip()) for name,block in zip(blocks[::2], blocks[1::2])}
 
 def _imported(example):
     needed = [text for name,text in IMPORTS.items() if re.search(rf'(?<![\w.]){name}\.', example)]
-    return f'>>> import {", ".join(needed)}\n{example}' if needed else example
+    lines = [f'>>> import {", ".join(needed)}'] if needed else []
+    if re.search(r'(?<![\w.])nn\.', example): lines.append('>>> from torch import nn')
+    return '\n'.join([*lines, example])
 
 def comments(src, places):
     "The comment on each of `places`, `(name, line)`: at the end of its line, or alone on the lines before."

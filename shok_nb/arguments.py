@@ -41,6 +41,14 @@ def check_input(
 
     Returns:
         Tensor: `x` itself
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.arguments import check_input
+        >>> check_input([0.5], 'my_round')
+        Traceback (most recent call last):
+            ...
+        TypeError: my_round: x must be a torch.Tensor, got list; use torch.as_tensor(x)
     """
     plain = type(x) in _PLAIN and x.layout == torch.strided and not x.is_nested
     if plain and x.dtype in _FLOATS: return x
@@ -100,6 +108,15 @@ def check_knob(
 
     Returns:
         float|Tensor: A Python float, or the tensor itself
+
+    Example:
+        >>> from shok_nb.arguments import check_knob
+        >>> check_knob(2, None, 'my_round', 'alpha')
+        2.0
+        >>> check_knob(-2., None, 'my_round', 'alpha')
+        Traceback (most recent call last):
+            ...
+        ValueError: my_round: alpha must be in [0, inf], got -2.0
     """
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
@@ -142,6 +159,11 @@ def check_count(
 
     Returns:
         int: `k` as a Python int
+
+    Example:
+        >>> from shok_nb.arguments import check_count
+        >>> check_count(8, 'my_round', 'bits', 1, 24)
+        8
     """
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):
         raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')

@@ -73,6 +73,15 @@ def minmax_init(
     Returns:
         Tensor|tuple[Tensor,Tensor]: A step, or a step and an int32 zero point; 0-d, or by
             `dim`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> w = torch.tensor([[0.1, -0.5, 1.27], [2., 0.3, -2.54]])
+        >>> R.minmax_init(w, 8)
+        tensor(0.0200)
+        >>> R.minmax_init(w, 8, dim=1)    # a step for each row
+        tensor([[0.0100],
+                [0.0200]])
     """
     v,dims,qmin,qmax = _settle(x, 'minmax_init', bits, signed, dim, block)
     low,high = _reach(v, dims, qmin, zero_point)
@@ -111,6 +120,13 @@ def percentile_init(
 
     Returns:
         Tensor|tuple[Tensor,Tensor]: As for `minmax_init`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.linspace(0., 1., 1000)
+        >>> x[-1] = 100.                  # one outlier
+        >>> R.percentile_init(x, 8, percentile=99.), R.minmax_init(x, 8)
+        (tensor(0.0078), tensor(0.7874))
     """
     v,dims,qmin,qmax = _settle(x, 'percentile_init', bits, signed, dim, block)
     share = check_knob(percentile, None, 'percentile_init', 'percentile', 50., 100.)/100
@@ -163,6 +179,13 @@ def mse_init(
 
     Returns:
         Tensor|tuple[Tensor,Tensor]: As for `minmax_init`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> w = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+        >>> step = R.mse_init(w, bits=4)
+        >>> step < R.minmax_init(w, bits=4)    # a few values are clipped, the rest is finer
+        tensor(True)
     """
     v,dims,qmin,qmax = _settle(x, 'mse_init', bits, signed, dim, block)
     if search not in ('grid', 'golden'):

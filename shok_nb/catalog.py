@@ -46,6 +46,11 @@ class Knob:
         soft (float|None = None): Where the estimator is the identity, if anywhere
         hard (float|None = None): Where it is `torch.round` off ties, if anywhere
         learns (bool = True): Does a tensor that requires grad get a gradient?
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.catalog.Knob('alpha', 5., .5, 30., log=True, soft=0., hard=float('inf'))
+        Knob(name='alpha', default=5.0, lo=0.5, hi=30.0, log=True, soft=0.0, hard=inf, learns=True)
     """
     name:str           # As the function spells it
     default:float      # As the function has it
@@ -68,6 +73,11 @@ class Choice:
         name (str): As the function spells it
         default (str|None): As the function has it
         options (tuple): All it can be
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.catalog.Choice('ties', 'even', ('even', 'up'))
+        Choice(name='ties', default='even', options=('even', 'up'))
     """
     name:str           # As the function spells it
     default:str|None   # As the function has it
@@ -101,6 +111,12 @@ class Row:
         unbiased (bool = False): Is the mean over its noise `x`, at every x?
         at_default (tuple[str,...] = ()): Claims that other knobs may break
         domain (tuple[float,float] = (-2.5, 2.5)): The part of the axis worth a picture
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> nearest = R.estimator('nearest', torch.round)
+        >>> R.catalog.Row(nearest, '1', 'mine', on_grid=True).on_grid
+        True
     """
     f:Callable             # The public function, called as `f(x, **knobs, **choices)`
     slope:str              # What backward multiplies by, in x, n = round(x) and q = |x-n|
@@ -129,6 +145,11 @@ class Row:
 
         Returns:
             str: As Python has it
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.catalog.row(R.soft_round).name
+            'soft_round'
         """
         return self.f.__name__
     @property
@@ -137,6 +158,11 @@ class Row:
 
         Returns:
             str: Without its number
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.catalog.row(R.soft_round).page
+            'soft'
         """
         return self.f.__module__.rpartition('.')[2]
 
@@ -248,6 +274,11 @@ def row(
 
     Returns:
         Row: What it claims
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.catalog.row(R.soft_round).knobs[0].default
+        5.0
     """
     name = getattr(f, '__name__', '')
     for r in catalog:
@@ -279,6 +310,13 @@ def table(
 
     Returns:
         str: A Markdown table
+
+    Example:
+        >>> import shok_nb as R
+        >>> print(R.catalog.table([R.catalog.row(R.round_ste)], claims=False))
+        | estimator, knobs | slope | source |
+        | --- | --- | --- |
+        | `round_ste` | 1 | [1308.3432](https://arxiv.org/abs/1308.3432) |
     """
     middle = list(_TICKS.values()) if claims else ['slope']
     head = ['estimator, knobs', *middle, 'source']

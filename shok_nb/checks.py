@@ -35,6 +35,11 @@ def slope(
 
     Returns:
         Tensor: Shape and dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.checks.slope(R.sine_round, torch.tensor([0., 0.25, 0.5]))
+        tensor([0.0000, 1.0000, 2.0000])
     """
     leaf = x.detach().clone().requires_grad_()
     return torch.autograd.grad(f(leaf, **knobs).sum(), leaf)[0]
@@ -51,6 +56,11 @@ def same(
 
     Returns:
         bool: Are they equal?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.checks.same(torch.tensor(0.), torch.tensor(-0.))
+        False
     """
     if (a.dtype, a.shape) != (b.dtype, b.shape): return False
     nan,signs = (a.isnan(), b.isnan()),(a.signbit(), b.signbit())
@@ -72,6 +82,11 @@ def near(
 
     Returns:
         bool: Are they equal but for rounding?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.checks.near(torch.tensor(1.), torch.tensor(1.0000001))
+        True
     """
     if (a.dtype, a.shape) != (b.dtype, b.shape): return False
     eps,nan = torch.finfo(a.dtype).eps,a.isnan() & b.isnan()
@@ -315,6 +330,11 @@ class Law:
         test (Callable): Called as `test(f, row, dtype)`
         dtypes (tuple = (None,)): Those it is tried in
         applies (Callable = bool): Of a row: does it ask anything of it?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> def never_negative(f, row, dtype): assert (f(torch.linspace(0, 1, 9)) >= 0).all()
+        >>> R.checks.Law(never_negative).test(R.round_ste, None, None)
     """
     test:Callable           # Called as `test(f, row, dtype)`
     dtypes:tuple=(None,)    # Those it is tried in
@@ -326,6 +346,11 @@ class Law:
 
         Returns:
             str: As Python has it
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.checks.LAWS[0].name
+            'keeps_shape'
         """
         return self.test.__name__
 
@@ -352,6 +377,12 @@ class Report:
         row (Row): What was claimed, or what could be
         broken (tuple): `(law, dtype, message)` of each that does not hold
         tried (int): How many were tried
+
+    Example:
+        >>> import shok_nb as R
+        >>> row = R.catalog.row(R.round_ste)
+        >>> R.checks.Report(row, (), 3).broken
+        ()
     """
     row:Row         # What was claimed, or what could be
     broken:tuple    # `(law, dtype, message)` of each that does not hold
@@ -363,6 +394,11 @@ class Report:
 
         Returns:
             bool: True if nothing is broken
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.checks.Report(R.catalog.row(R.round_ste), (), 3).ok
+            True
         """
         return not self.broken
 
@@ -386,6 +422,11 @@ def hard_row(
 
     Returns:
         Row: With the claims of its hard form
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.checks.hard_row(R.catalog.row(R.soft_round)).on_grid
+        True
     """
     if not r.smooth: raise ValueError(f'hard_row: {r.name} takes no hard=')
     return replace(r, on_grid=True, continuous=False, exact_slope=False, monotone=True)
@@ -424,6 +465,12 @@ def check_estimator(
 
     Returns:
         Report: What holds and what does not, with numbers
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> nearest = R.estimator('nearest', torch.round)
+        >>> R.checks.check_estimator(nearest).ok
+        True
     """
     kind = type(f).__name__
     if not callable(f): raise TypeError(f'check_estimator: f must be callable, got {kind}')

@@ -109,6 +109,14 @@ class estimator:
         near (bool = True): Is the value never more than two from `v`?
         pure (bool = False): Do formulas depend on their arguments alone, and may be replayed?
         **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> f = R.estimator('steep', lambda v, p: v.round(), lambda v, p: 0*v + p, p=dict(lo=0.))
+        >>> x = torch.tensor([0.4, 1.7], requires_grad=True)
+        >>> y = f(x, p=3.)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([3., 3.]))
     """
     __signature__:Signature
     def __init__(self,
@@ -162,6 +170,12 @@ class estimator:
 
         Returns:
             Tensor: The value at `x`; dtype of `x`, broadcast with the knobs
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> nearest = R.estimator('nearest', torch.round)
+            >>> nearest(torch.tensor([0.4, 1.7]), step=0.5)
+            tensor([0.5000, 1.5000])
         """
         check_input(x, self.name)
         if named or len(knobs) < len(self.names): knobs = self._bound(knobs, named)
@@ -211,6 +225,12 @@ class estimator:
 
         Returns:
             Tensor: The value at `x`; dtype of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> nearest = R.estimator('nearest', torch.round)
+            >>> nearest.composite(torch.tensor([0.4, 1.7]), 1., 0.)
+            tensor([0., 2.])
         """
         f = self.plain
         if self.slope is None and _default(*rest[:2]): return f(x, *rest[2:])
@@ -230,6 +250,12 @@ class estimator:
 
         Returns:
             Tensor: The value at `x`, without a slope; dtype of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> nearest = R.estimator('nearest', torch.round)
+            >>> nearest.forward(torch.tensor([0.4, 1.7]), 1., 0.)
+            tensor([0., 2.])
         """
         if self.single and _default(*rest[:2]): return self.value(x, *rest[2:])
         key = (self, '_value') if self.pure else None
@@ -251,6 +277,13 @@ class estimator:
 
         Returns:
             list: A gradient or None for each of them
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> f = R.estimator('steep', torch.round, lambda v: 0*v + 3)
+            >>> x = torch.tensor([0.4, 1.7])
+            >>> with torch.no_grad(): f.backward(torch.ones(2), x, 1., 0., needs=(True, False, False))
+            [tensor([3., 3.]), None, None]
         """
         again = torch.is_grad_enabled()                  # for a second derivative
         if again or mode() == 'transform':
@@ -326,6 +359,13 @@ def straight_through(
 
     Returns:
         Tensor: The value of `hard`, bit for bit, in a new tensor
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 1.7], requires_grad=True)
+        >>> y = R.straight_through(torch.ceil(x), x**2)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([1., 2.]), tensor([0.8000, 3.4000]))
     """
     check_input(hard, 'straight_through', 'hard')
     check_input(soft, 'straight_through', 'soft')

@@ -33,5 +33,12 @@ def cubic_round(
 
     Returns:
         Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0., 0.25, 0.5], requires_grad=True)
+        >>> y = R.cubic_round(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0.0000, 0.0156, 0.1250]), tensor([0.0000, 0.1875, 0.7500]))
     """
     return _cubic(x, hard=hard, step=step, offset=offset)

@@ -39,6 +39,11 @@ def decimal_ste(
 
     Returns:
         Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.decimal_ste(torch.tensor([0.1234, 2.345]), decimals=2)
+        tensor([0.1200, 2.3400])
     """
     return _digits(check_count(decimals, 'decimal_ste', 'decimals', -38, 38))(x)
 
@@ -72,5 +77,10 @@ def diff_round(
 
     Returns:
         Tensor: About twice `x`; dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.diff_round(torch.tensor([0.25, 1.]))
+        tensor([0.4975, 1.9900])
     """
     return _puzzle(check_count(decimals, 'diff_round', 'decimals', -38, 38))(x)

@@ -58,6 +58,12 @@ def load(
 
     Returns:
         Tensor: float32, (1, 3, H, W) in [0, 255]; H and W are 128 to 512
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.demo import load
+        >>> load().shape                  # a portrait that comes with matplotlib
+        torch.Size([1, 3, 512, 512])
     """
     Image = _pil('load')
     if path is None: path = _sample()
@@ -86,6 +92,12 @@ def to_bits(
 
     Returns:
         Tensor: bool, (1, 1, 16, 16)
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.demo import to_bits
+        >>> to_bits('any text of thirty-two letters..').shape
+        torch.Size([1, 1, 16, 16])
     """
     if len(text) != 32:
         raise ValueError(f'to_bits: text must have 32 characters, got {len(text)}')
@@ -102,6 +114,11 @@ def to_text(
 
     Returns:
         str: 32 characters, a dot for what is no letter
+
+    Example:
+        >>> from shok_nb.demo import to_bits, to_text
+        >>> to_text(to_bits('any text of thirty-two letters..'))
+        'any text of thirty-two letters..'
     """
     flat = bits.flatten().tolist()
     letters = (chr(sum(b << 7-i for i,b in enumerate(flat[k:k+8]))) for k in range(0, 256, 8))
@@ -123,6 +140,12 @@ class Result(NamedTuple):
         mark (Tensor): For quality 10, in grey levels
         marked (Tensor): The photo with it
         decoded (Tensor): And after the file
+
+    Example:
+        >>> from shok_nb.demo import Result
+        >>> r = Result('soft', (.1, .05), ('', ''), (3, 0), (40., 41.), 2., None, None, None)
+        >>> r.wrong
+        (3, 0)
     """
     name:str      # What the marks were trained through
     errors:tuple  # Share of bits read wrongly, all copies counted
@@ -155,6 +178,14 @@ def trial(
 
     Returns:
         Result: What a reader makes of the files
+
+    Example:
+        >>> import shok_nb as R
+        >>> from shok_nb.demo import load, trial
+        >>> photo = load()[..., :128, :128]
+        >>> r = trial(photo, 'soft_round', R.soft_round, steps=2)
+        >>> r.name, len(r.psnr)
+        ('soft_round', 2)
     """
     luma,bits = _luma(photo),to_bits(message).to(photo.device)
     copies = luma.shape[2]//_copy,luma.shape[3]//_copy
@@ -200,6 +231,14 @@ def report(
 
     Returns:
         str: A table for a terminal
+
+    Example:
+        >>> from shok_nb.demo import Result, report
+        >>> r = Result('soft', (.1, .05), ('', ''), (3, 0), (40., 41.), 2., None, None, None)
+        >>> print(report([r]))
+                                            bit errors   of 256 after vote   PSNR of mark
+        estimator                           q10    q25          q10    q25     q10    q25   seconds
+        soft                              10.0%   5.0%            3      0    40.0   41.0       2.0
     """
     def both(form, pair): return ''.join(form.format(v) for v in pair)
     two = both('{:>7}', ('q10', 'q25'))
@@ -235,6 +274,12 @@ def bar(
 
     Returns:
         Callable: Called as `bar(label, steps)` for each training; gives its steps
+
+    Example:
+        >>> import io
+        >>> from shok_nb.demo import bar
+        >>> file = io.StringIO()
+        >>> for step in bar(1, file)('soft', 3): pass
     """
     count = iter(range(trainings))
     def steps(label, n):
@@ -324,6 +369,13 @@ def page(
 
     Returns:
         str: HTML
+
+    Example:
+        >>> import shok_nb as R
+        >>> from shok_nb.demo import load, page, trial
+        >>> photo = load()[..., :128, :128]
+        >>> page(photo, [trial(photo, 'round_ste', R.round_ste, steps=1)])[:15]
+        '<!doctype html>'
     """
     from shok_nb.widgets import player
     best = min(results, key=lambda r: (r.wrong[0], r.errors[0]))
@@ -397,6 +449,13 @@ def main(
 
     Returns:
         int: 0
+
+    Example:
+        >>> from shok_nb.demo import main
+        >>> main(['--device', 'none'])
+        Traceback (most recent call last):
+            ...
+        SystemExit: 2
     """
     parser = argparse.ArgumentParser('python -m shok_nb.demo',
         description='Hides 256 bits in a photo, trained through a differentiable JPEG.')

@@ -27,6 +27,12 @@ def pack_int4(
 
     Returns:
         Tensor: uint8, one dimension, half as long: the first code in the low four bits
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.deploy import pack_int4
+        >>> pack_int4(torch.tensor([1, -1, 7, -8], dtype=torch.int8))
+        tensor([241, 135], dtype=torch.uint8)
     """
     if codes.numel() and (codes.amin() < -8 or codes.amax() > 7):
         ends = f'{codes.amin().item()} to {codes.amax().item()}'
@@ -46,6 +52,14 @@ def unpack_int4(
 
     Returns:
         Tensor: int8, of that shape
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.deploy import pack_int4, unpack_int4
+        >>> codes = torch.tensor([[1, -1], [7, -8]], dtype=torch.int8)
+        >>> unpack_int4(pack_int4(codes), (2, 2))
+        tensor([[ 1, -1],
+                [ 7, -8]], dtype=torch.int8)
     """
     both = torch.stack([packed & 15, packed >> 4], -1).flatten()
     signed = (both.to(torch.int8) ^ 8) - 8
@@ -60,6 +74,13 @@ class Dequantize(nn.Module):
         axis (int|None = None): Of the channels
         block (int|None = None): Values in a run along the last axis that share a step
         packed (tuple|None = None): Shape of the codes if `pack_int4` packed them
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.deploy import Dequantize
+        >>> codes = torch.tensor([[10, -4]], dtype=torch.int8)
+        >>> Dequantize(torch.tensor([0.5]))(codes)
+        tensor([[ 5., -2.]])
     """
     scale:Tensor
     zero:Tensor|None
@@ -87,6 +108,13 @@ class Dequantize(nn.Module):
 
         Returns:
             Tensor: Their values; dtype of `scale`
+
+        Example:
+            >>> import torch
+            >>> from shok_nb.deploy import Dequantize
+            >>> codes = torch.tensor([[10, 14]], dtype=torch.uint8)
+            >>> Dequantize(torch.tensor([0.5]), torch.tensor([12], dtype=torch.uint8)).forward(codes)
+            tensor([[-1.,  1.]])
         """
         if self.packed is not None: codes = unpack_int4(codes, self.packed)
         if torch.onnx.is_in_onnx_export():
@@ -111,6 +139,12 @@ class Dequantize(nn.Module):
 
         Returns:
             str: Between the brackets
+
+        Example:
+            >>> import torch
+            >>> from shok_nb.deploy import Dequantize
+            >>> Dequantize(torch.tensor([0.5]))
+            Dequantize(int8)
         """
         return 'int4' if self.packed is not None else 'int8'
 
@@ -130,6 +164,16 @@ class IntegerLayer(nn.Module):
         bias (Tensor|None): int32, in steps of scale times that of the input
         step (Tensor): Step of the input, 0-d
         zero (Tensor): uint8 code of an input of 0, 0-d
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from shok_nb.deploy import IntegerLayer
+        >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
+        >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
+        >>> layer = IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero)
+        >>> layer(torch.tensor([[1., 0.3]]))
+        tensor([[0.8500]])
     """
     codes:Tensor
     scale:Tensor
@@ -170,6 +214,17 @@ class IntegerLayer(nn.Module):
         Parameters:
             step (Tensor): Of the codes that leave, 0-d
             zero (Tensor): uint8 code of a 0, 0-d
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from shok_nb.deploy import IntegerLayer
+            >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
+            >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
+            >>> layer = IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero)
+            >>> layer.feeds(torch.tensor(0.5), zero)
+            >>> layer(torch.tensor([[1., 0.3]]))
+            tensor([[1.]])
         """
         self.out_step,self.out_zero = step,zero
 
@@ -179,6 +234,15 @@ class IntegerLayer(nn.Module):
 
         Returns:
             Tensor: In floats
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from shok_nb.deploy import IntegerLayer
+            >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
+            >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
+            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero).weight
+            tensor([[ 1.0000, -0.5000]])
         """
         codes = self._weight()
         return codes*self.scale.view(-1, *[1]*(codes.ndim-1))
@@ -200,6 +264,17 @@ class IntegerLayer(nn.Module):
 
         Returns:
             Tensor: As of the float layer, on the grid of what comes next if that is known
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(2, 2))
+            >>> x = torch.rand(8, 2)
+            >>> _ = R.quantize_model_(model, calibrate=[x])
+            >>> expected = model.eval()(x)
+            >>> _ = R.deploy_(model, x)
+            >>> (model[0].forward(x) - expected).abs().max() < 0.01
+            tensor(True)
         """
         if self.kind is nn.Linear and x.ndim != 2:        # matrices, as the runtime's Gemm
             return self(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
@@ -233,6 +308,15 @@ class IntegerLayer(nn.Module):
 
         Returns:
             str: Between the brackets
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from shok_nb.deploy import IntegerLayer
+            >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
+            >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
+            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero)
+            IntegerLayer(Linear, int8, floats out)
         """
         shown = [self.kind.__name__, 'int8' if self.packed is None else 'int4']
         return ', '.join([*shown, 'floats out' if self.out_step is None else 'codes out'])
@@ -426,6 +510,20 @@ def deploy_(
 
     Returns:
         Report: What every layer became, and why some compute with floats
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> x = torch.rand(8, 2)
+        >>> _ = R.quantize_model_(model, calibrate=[x])
+        >>> _ = R.deploy_(model.eval(), x)
+        >>> model
+        Sequential(
+          (0): IntegerLayer(Linear, int8, codes out)
+          (1): ReLU()
+          (2): IntegerLayer(Linear, int8, floats out)
+        )
     """
     layers:dict[Any,str] = {m: n for n,m in model.named_modules()}
     layers = {m: n for m,n in layers.items() if hasattr(m, 'parametrizations')}

@@ -41,6 +41,11 @@ def uniform_noise(
 
     Returns:
         Tensor: `x` plus noise of half a step at most
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.uniform_noise(torch.tensor([1., 2.]), seed=torch.tensor(0))
+        tensor([0.8990, 2.3805])
     """
     check_input(x, 'uniform_noise')
     step = check_knob(step, x, 'uniform_noise', 'step', open=True)
@@ -82,6 +87,11 @@ def dither_round(
 
     Returns:
         Tensor: The nearest point of the dithered grid; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.dither_round(torch.tensor([1.3, 1.3, 1.3]), seed=torch.tensor(0))
+        tensor([1.1010, 1.6195, 1.7643])
     """
     step,offset = _grid(x, 'dither_round', step, offset)
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='dither_round')
@@ -118,6 +128,11 @@ def noisy_soft_round(
 
     Returns:
         Tensor: Dtype of `x`, shape of `x` broadcast with `alpha`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.noisy_soft_round(torch.tensor([0.3, 1.6]), 5., seed=torch.tensor(0))
+        tensor([0.0052, 2.0461])
     """
     step,offset = _grid(x, 'noisy_soft_round', step, offset)
     alpha = check_knob(alpha, x, 'noisy_soft_round', 'alpha')
@@ -147,6 +162,13 @@ def expected_noise_grad(
 
     Returns:
         Tensor: f(x + noise); what `f` returns
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.3, 1.6], requires_grad=True)
+        >>> y = R.expected_noise_grad(torch.round, x, seed=torch.tensor(0))
+        >>> torch.autograd.grad(y.sum(), x)[0]    # round(x+1/2) - round(x-1/2)
+        tensor([1., 1.])
     """
     check_input(x, 'expected_noise_grad')
     step = check_knob(step, x, 'expected_noise_grad', 'step', open=True)

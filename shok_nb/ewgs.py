@@ -85,6 +85,13 @@ def ewgs_round(
 
     Returns:
         Tensor: The nearest grid point; dtype of `x`, shape broadcast with `delta`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.3, 1.6], requires_grad=True)
+        >>> y = R.ewgs_round(x, 0.1)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([1.0300, 0.9600]))
     """
     check_input(x, 'ewgs_round')
     delta = check_knob(delta, x, 'ewgs_round', 'delta', hi=2.)

@@ -80,6 +80,11 @@ def fourier_round(
 
     Returns:
         Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.fourier_round(torch.tensor([0., 0.3, 0.5]), terms=5)
+        tensor([0.0000, 0.0418, 0.5000])
     """
     if damping not in (None, 'fejer'):
         raise ValueError(f"fourier_round: damping must be None or 'fejer', got {damping!r}")
@@ -123,5 +128,10 @@ def poisson_round(
 
     Returns:
         Tensor: Dtype of `x`, shape of `x` broadcast with `rho`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.poisson_round(torch.tensor([0., 0.3, 0.5]), 0.5)
+        tensor([0.0000, 0.1369, 0.5000])
     """
     return _poisson(x, rho, hard=hard, step=step, offset=offset)

@@ -56,6 +56,12 @@ def scale_grad(
 
     Returns:
         Tensor: A view of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([1., 2.], requires_grad=True)
+        >>> torch.autograd.grad(R.scale_grad(x, 0.1).sum(), x)[0]
+        tensor([0.1000, 0.1000])
     """
     check_input(x, 'scale_grad')
     factor = check_knob(factor, x, 'scale_grad', 'factor', -math.inf, open=True)
@@ -173,6 +179,12 @@ def normalize_grad(
 
     Returns:
         Tensor: A view of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([1., 2.], requires_grad=True)
+        >>> torch.autograd.grad((R.normalize_grad(x)**2).sum(), x)[0]
+        tensor([0.5000, 1.0000])
     """
     check_input(x, 'normalize_grad')
     least = check_knob(eps, x, 'normalize_grad', 'eps')
@@ -220,6 +232,13 @@ def quantize_grad(
 
     Returns:
         Tensor: A view of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([1., 2., 3.], requires_grad=True)
+        >>> y = R.quantize_grad(x, bits=2, seed=torch.tensor(0))
+        >>> torch.autograd.grad((y**2).sum(), x)[0]
+        tensor([2., 2., 6.])
     """
     check_input(x, 'quantize_grad')
     bits = check_count(bits, 'quantize_grad', 'bits', 1, 24)

@@ -75,6 +75,11 @@ def jpeg_tables(
 
     Returns:
         Tensor: float32, (2, 8, 8): luma and chroma in grey levels, low frequencies first
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.jpeg.jpeg_tables(75)[0, 0]
+        tensor([ 8.,  6.,  5.,  8., 12., 20., 26., 31.])
     """
     _check_quality(quality, 'jpeg_tables')
     return torch.tensor(_pillow_tables(quality), dtype=torch.float32).view(2, 8, 8)
@@ -94,6 +99,12 @@ def pillow_jpeg(
 
     Returns:
         Tensor: The decoded pictures; shape, dtype and device of `images`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> image = torch.full((1, 3, 16, 16), 100.)
+        >>> R.jpeg.pillow_jpeg(image, quality=50)[0, 0, 0, :3]
+        tensor([100., 100., 100.])
     """
     _check_images(images, 'pillow_jpeg')
     _check_quality(quality, 'pillow_jpeg')
@@ -189,6 +200,12 @@ def jpeg(
 
     Returns:
         Tensor: What a decoder shows; shape, dtype and device of `images`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> image = torch.full((1, 3, 16, 16), 100.)
+        >>> R.jpeg.jpeg(image, 50, R.cubic_round)[0, 0, 0, :3]
+        tensor([100., 100., 100.])
     """
     _check_images(images, 'jpeg')
     _check_subsampling(subsampling, 'jpeg')
@@ -221,6 +238,12 @@ def psnr(
 
     Returns:
         Tensor: One number for each of the B images
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> image = torch.full((1, 3, 16, 16), 100.)
+        >>> R.jpeg.psnr(image, image + 1)
+        tensor([48.1308])
     """
     return 20*math.log10(255) - 10*torch.log10((a-b).square().mean((1, 2, 3)))
 
@@ -237,6 +260,11 @@ def mark_pattern(
 
     Returns:
         Tensor: float32: +1 and -1 on 32 pixels each of every block
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.jpeg.mark_pattern((1, 1, 8, 8), torch.Generator().manual_seed(0)).sum()
+        tensor(0.)
     """
     if len(shape) != 4 or shape[1] != 1 or shape[2]%8 or shape[3]%8:
         want = '(B, 1, H, W) with H and W multiples of 8'
@@ -257,6 +285,12 @@ def correlate(
 
     Returns:
         Tensor: (B, 1, H/8, W/8): mean of image times pattern in a block, in grey levels
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> pattern = R.jpeg.mark_pattern((1, 1, 8, 8), torch.Generator().manual_seed(0))
+        >>> R.jpeg.correlate(3*pattern, pattern)
+        tensor([[[[3.]]]])
     """
     return F.avg_pool2d(images*pattern, 8)
 
@@ -283,6 +317,14 @@ def embed(
 
     Returns:
         Tensor: The mark: add it to `images`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> pattern = R.jpeg.mark_pattern((1, 1, 8, 8), torch.Generator().manual_seed(0))
+        >>> photo, bits = torch.full((1, 1, 8, 8), 100.), torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        >>> mark = R.jpeg.embed(photo, bits, pattern, steps=20)
+        >>> R.jpeg.correlate(photo + mark, pattern) > 0
+        tensor([[[[True]]]])
     """
     sign = bits.to(images)*2 - 1
     mark = torch.zeros_like(images).requires_grad_()

@@ -58,6 +58,14 @@ def bias_variance(
 
     Returns:
         Tensor: Rows x, exact gradient, bias, variance; float64
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.lab.bias_variance(R.stochastic_round, x=[0.2, 0.7])
+        tensor([[ 0.2000,  0.7000],
+                [ 1.0000,  1.0000],
+                [-0.5971,  0.3970],
+                [ 0.6435,  0.8424]], dtype=torch.float64)
     """
     x = torch.as_tensor(x, dtype=torch.float64).detach()
     if x.ndim != 1 or not x.numel():
@@ -112,6 +120,10 @@ def plot_bias(
 
     Returns:
         tuple: The two Axes
+
+    Example:
+        >>> import shok_nb as R
+        >>> above, below = R.lab.plot_bias(R.round_ste)
     """
     knobs |= dict(mean=mean, draws=draws, seed=seed)
     def look(x): return bias_variance(f, loss, x.detach(), **knobs)
@@ -140,6 +152,11 @@ class Report:
         gap_max (float): Its largest magnitude
         bias (float): Mean magnitude of the gradient's bias
         sd (float): Mean standard deviation of the gradient
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.lab.Report(mass=1., dead=0., monotone=1., gap=.1, gap_max=.2, bias=0., sd=0.).mass
+        1.0
     """
     mass:float     # Integral of the slope: 1 if steps are passed on at full height
     dead:float     # Share with a slope too small to learn from
@@ -181,6 +198,12 @@ def report(
 
     Returns:
         Report: Seven numbers over [left, left+1]
+
+    Example:
+        >>> import shok_nb as R
+        >>> r = R.lab.report(R.soft_round, alpha=5.)
+        >>> round(r.mass, 3), r.dead, r.monotone
+        (1.0, 0.0, 1.0)
     """
     some = sweep(f, (left, left+1), **knobs)[0].unique()
     even = left + torch.arange(4097, dtype=some.dtype)/4096
@@ -217,6 +240,10 @@ def plot_report(
 
     Returns:
         tuple: The two Axes
+
+    Example:
+        >>> import shok_nb as R
+        >>> above, below = R.lab.plot_report(R.soft_round, alpha=[1., 5., 20.])
     """
     many = [k for k,v in knobs.items() if isinstance(v, (tuple, list))]
     if len(many) != 1:

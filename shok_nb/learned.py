@@ -44,6 +44,11 @@ def rectified_sigmoid(
 
     Returns:
         Tensor: Between 0 and 1, both ends included; shape and dtype of `v`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.rectified_sigmoid(torch.tensor([-5., 0., 5.]))
+        tensor([0.0000, 0.5000, 1.0000])
     """
     check_input(v, 'rectified_sigmoid', 'v')
     high = check_knob(zeta, v, 'rectified_sigmoid', 'zeta', 1., open=True)
@@ -65,6 +70,11 @@ def adaround_init(
 
     Returns:
         Tensor: What `adaround` takes to give `w` back; at least float32
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.adaround_init(torch.tensor([0.3, 1.5]))
+        tensor([-0.6931,  0.0000])
     """
     with torch.no_grad(): u,_,_ = _steps(w, step, offset, 'adaround_init')
     return torch.logit((u-u.floor()+.1)/1.2)
@@ -88,6 +98,13 @@ def adaround(
 
     Returns:
         Tensor: The grid point below plus a share of the step; dtype of `w`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> w = torch.tensor([0.3, 1.8])
+        >>> v = R.adaround_init(w)
+        >>> R.adaround(w, v), R.adaround(w, v, hard=True)
+        (tensor([0.3000, 1.8000]), tensor([0., 2.]))
     """
     u,step,offset = _steps(w, step, offset, 'adaround')
     h = _rectified(check_knob(check_input(v, 'adaround', 'v'), w, 'adaround', 'v'))
@@ -107,6 +124,11 @@ def adaround_penalty(
 
     Returns:
         Tensor: 0-d: the sum of 1-|2h-1|**beta, 0 when every choice is made
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.adaround_penalty(torch.tensor([-5., 0., 5.]))
+        tensor(1.)
     """
     check_input(v, 'adaround_penalty', 'v')
     beta = check_knob(beta, v, 'adaround_penalty', 'beta', 1.)
@@ -132,6 +154,11 @@ def adaround_beta(
 
     Returns:
         float: The exponent of `adaround_penalty`
+
+    Example:
+        >>> import shok_nb as R
+        >>> [round(R.adaround_beta(i, 100), 1) for i in (0, 20, 60, 100)]
+        [20.0, 20.0, 11.0, 2.0]
     """
     def number(k, arg, lo=-math.inf):
         return float(check_knob(k, None, 'adaround_beta', arg, lo, open=True))
@@ -161,6 +188,11 @@ def flexround(
 
     Returns:
         Tensor: A grid point; dtype of `w`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.flexround(torch.tensor([0.3, 1.6]), torch.tensor([1., 1.2]))
+        tensor([0., 1.])
     """
     check_input(w, 'flexround', 'w')
     divisor = check_knob(divisor, w, 'flexround', 'divisor', open=True)
@@ -186,6 +218,11 @@ def signround(
 
     Returns:
         Tensor: A grid point; dtype of `w`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.signround(torch.tensor([0.3, 1.4]), torch.tensor([0.3, 0.3]))
+        tensor([1., 2.])
     """
     u,step,offset = _steps(w, step, offset, 'signround')
     v = check_knob(v, w, 'signround', 'v', -math.inf, open=True)
@@ -214,6 +251,12 @@ def signround_range(
 
     Returns:
         tuple[Tensor,Tensor]: Scale and zero point for `fake_quantize`, codes 0 to 2**bits-1
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> scale, zero = R.signround_range(torch.tensor([-1., 0.5, 2.]), bits=4)
+        >>> scale, zero
+        (tensor(0.2000), tensor(5.))
     """
     check_count(bits, 'signround_range', 'bits', 1, 24)
     check_input(w, 'signround_range', 'w')

@@ -49,6 +49,11 @@ class Treated(NamedTuple):
         kind (str): Its class
         weights (str): Their codes, or why they are floats
         activations (str): What enters: codes, or why floats
+
+    Example:
+        >>> from shok_nb.models import Treated
+        >>> Treated('0', 'Linear', 'int8', 'uint8').weights
+        'int8'
     """
     name:str        # Of the layer, as in `named_modules`
     kind:str        # Its class
@@ -60,6 +65,12 @@ class Report:
 
     Parameters:
         rows (list): Of `Treated`
+
+    Example:
+        >>> from shok_nb.models import Report, Treated
+        >>> Report([Treated('0', 'Linear', 'int8', 'uint8')])
+        layer  kind    weights  activations
+        0      Linear  int8     uint8
     """
     def __init__(self,
         rows:list # Of `Treated`
@@ -248,6 +259,15 @@ def quantize_model_(
 
     Returns:
         Report: What was treated, what was not, and why
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> R.quantize_model_(model, calibrate=[torch.rand(8, 2)], ends=8)
+        layer  kind    weights      activations
+        0      Linear  -128 to 127  0 to 255
+        2      Linear  -128 to 127  0 to 255
     """
     if not isinstance(model, nn.Module):
         got = type(model).__name__
@@ -279,6 +299,16 @@ def unquantize_(
 
     Returns:
         nn.Module: `model` itself
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 1))
+        >>> _ = R.quantize_model_(model, calibrate=[torch.rand(8, 2)])
+        >>> R.unquantize_(model)
+        Sequential(
+          (0): Linear(in_features=2, out_features=1, bias=True)
+        )
     """
     changed = False
     m:Any

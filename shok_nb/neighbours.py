@@ -35,6 +35,13 @@ def local_expectation(
 
     Returns:
         Tensor: The mean of f(stochastic_round(x)), in the dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.2, 1.7], requires_grad=True)
+        >>> y = R.local_expectation(torch.square, x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0.2000, 3.1000]), tensor([1., 3.]))
     """
     step,offset = _grid(x, 'local_expectation', step, offset)
     dtype = _wide(x.dtype)
@@ -85,6 +92,11 @@ def reinmax_round(
 
     Returns:
         Tensor: What `stochastic_round` gives; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.reinmax_round(torch.tensor([0.2, 1.7]), seed=torch.tensor(0))
+        tensor([0., 1.])
     """
     step,offset = _grid(x, 'reinmax_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='reinmax_round')
@@ -204,6 +216,11 @@ def sga_round(
 
     Returns:
         Tensor: A mixture of the neighbours; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sga_round(torch.tensor([0.2, 1.7]), 0.5, seed=torch.tensor(0))
+        tensor([0.0121, 1.9980])
     """
     step,offset = _grid(x, 'sga_round', step, offset)
     if kind not in _CHANCES:

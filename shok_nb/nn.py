@@ -90,6 +90,13 @@ class Rounding(nn.Module):
             step and offset; None is `f` with `hard=True`
         learnable (bool = False): Is the first float knob a Parameter?
         **knobs: Numbers, tensors, Parameters
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.Rounding(R.sine_round)
+        >>> x = torch.tensor([0.3, 1.7])
+        >>> layer(x), layer.eval()(x)
+        (tensor([0.1486, 1.8514]), tensor([0., 2.]))
     """
     rounds = True                    # `bake_` may remove it from a weight
     def __init__(self,
@@ -132,6 +139,12 @@ class Rounding(nn.Module):
 
         Returns:
             Tensor: What the function of the mode returns; dtype of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> layer = R.nn.Rounding(R.soft_round, alpha=5.).eval()
+            >>> layer.forward(torch.tensor([0.3, 1.7]))
+            tensor([0., 2.])
         """
         knobs = {k: getattr(self, k) for k in self.names}
         if self.training or self.deployed is self.f: return self.f(x, **knobs)
@@ -146,6 +159,15 @@ class Rounding(nn.Module):
 
         Returns:
             Tensor: `w` itself
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from torch import nn
+            >>> linear = nn.Linear(2, 1)
+            >>> _ = R.nn.round_weights_(linear, R.nn.RoundSTE(step=0.5))
+            >>> linear.weight = torch.tensor([[0.3, 0.8]])
+            >>> linear.weight.detach()
+            tensor([[0.5000, 1.0000]])
         """
         return w        # `layer.weight = w` sets what is rounded
 
@@ -154,6 +176,11 @@ class Rounding(nn.Module):
 
         Returns:
             str: Between the brackets
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.nn.Rounding(R.soft_round, alpha=5., learnable=True)
+            Rounding(soft_round, alpha=5 (learns))
         """
         default = dict(step=1., offset=0., hard=False, seed=None, ties='even')
         shown = [_name(self.f)] if type(self) is Rounding else []
@@ -207,6 +234,11 @@ class RoundSTE(_Layer):
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
             it; may learn
         learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.RoundSTE(step=0.5)(torch.tensor([0.4, 1.7]))
+        tensor([0.5000, 1.5000])
     """
 
 @_twin(floor_ste)
@@ -219,6 +251,11 @@ class FloorSTE(_Layer):
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
             it; may learn
         learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.FloorSTE()(torch.tensor([0.4, 1.7]))
+        tensor([0., 1.])
     """
 
 @_twin(ceil_ste)
@@ -231,6 +268,11 @@ class CeilSTE(_Layer):
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
             it; may learn
         learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.CeilSTE()(torch.tensor([0.4, 1.7]))
+        tensor([1., 2.])
     """
 
 @_twin(trunc_ste)
@@ -243,11 +285,22 @@ class TruncSTE(_Layer):
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
             it; may learn
         learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.TruncSTE()(torch.tensor([0.4, -1.7]))
+        tensor([ 0., -1.])
     """
 
 @_twin(sign_ste)
 class SignSTE(_Layer):
-    "See `sign_ste`; evaluation is the same operation."
+    """See `sign_ste`; evaluation is the same operation.
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.SignSTE()(torch.tensor([0.4, -1.7]))
+        tensor([ 1., -1.])
+    """
 
 @_twin(ratio_round)
 class RatioRound(_Layer):
@@ -259,6 +312,11 @@ class RatioRound(_Layer):
         offset (float|Tensor = 0.): A grid point, in the units of `x`: the middle of the dead
             cell
         learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.RatioRound()(torch.tensor([0.4, 1.7]))
+        tensor([0., 2.])
     """
 
 @_twin(soft_round)
@@ -274,6 +332,13 @@ class SoftRound(_Layer):
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
             it; may learn
         learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.SoftRound(5.)
+        >>> x = torch.tensor([0.3, 1.7])
+        >>> layer(x), layer.eval()(x)
+        (tensor([0.1140, 1.8860]), tensor([0., 2.]))
     """
 
 @_twin(logistic_round)
@@ -289,6 +354,13 @@ class LogisticRound(_Layer):
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
             it; may learn
         learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.LogisticRound(10.)
+        >>> x = torch.tensor([0.3, 1.7])
+        >>> layer(x), layer.eval()(x)
+        (tensor([0.1140, 1.8860]), tensor([0., 2.]))
     """
 
 @_twin(cubic_round)
@@ -302,6 +374,13 @@ class CubicRound(_Layer):
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
             it; may learn
         learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.CubicRound()
+        >>> x = torch.tensor([0.25, 1.75])
+        >>> layer(x), layer.eval()(x)
+        (tensor([0.0156, 1.9844]), tensor([0., 2.]))
     """
 
 @_twin(stochastic_round, round_ste)
@@ -316,6 +395,13 @@ class StochasticRound(_Layer):
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
             it; may learn
         learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.StochasticRound(seed=torch.tensor(0))
+        >>> x = torch.tensor([0.5, 1.5, 2.5])
+        >>> layer(x), layer.eval()(x)
+        (tensor([1., 1., 2.]), tensor([0., 2., 2.]))
     """
 
 # %% ../nbs/51_modules.ipynb #cd28566b
@@ -346,6 +432,13 @@ def swap_rounding(
 
     Returns:
         nn.Module: `model` itself
+
+    Example:
+        >>> import shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 2), R.nn.RoundSTE(step=0.5))
+        >>> R.nn.swap_rounding(model, R.nn.RoundSTE, R.nn.SoftRound(5.))[1]
+        SoftRound(alpha=5, step=0.5)
     """
     def wanted(m):
         if isinstance(old, (type, tuple)): return isinstance(m, old)
@@ -378,6 +471,14 @@ def round_weights_(
 
     Returns:
         nn.Module: `model` itself
+
+    Example:
+        >>> import shok_nb as R
+        >>> from torch import nn
+        >>> linear = nn.Linear(2, 2)
+        >>> _ = R.nn.round_weights_(linear, R.nn.RoundSTE(step=0.25))
+        >>> (linear.weight*4 % 1 == 0).all()
+        tensor(True)
     """
     kind = [m for m in model.modules() if isinstance(m, layers)]
     found = [m for m in kind if isinstance(getattr(m, name, None), Tensor)]
@@ -404,6 +505,14 @@ def bake_(
 
     Returns:
         nn.Module: `model` itself
+
+    Example:
+        >>> import shok_nb as R
+        >>> from torch import nn
+        >>> linear = nn.Linear(2, 2)
+        >>> _ = R.nn.round_weights_(linear, R.nn.RoundSTE(step=0.25))
+        >>> R.nn.bake_(linear)
+        Linear(in_features=2, out_features=2, bias=True)
     """
     for m in list(model.modules()):
         lists = getattr(m, 'parametrizations', {})

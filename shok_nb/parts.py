@@ -106,6 +106,12 @@ def pick(
 
     Returns:
         Tensor: One of the two results, or their `torch.where`
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.parts import pick
+        >>> pick(True, torch.sin, torch.cos, torch.tensor(0.))
+        tensor(0.)
     """
     if isinstance(condition, Tensor): return torch.where(condition, yes(*args), no(*args))
     return (yes if condition else no)(*args)
@@ -120,6 +126,11 @@ def maths(
 
     Returns:
         ModuleType: `math` or `torch`
+
+    Example:
+        >>> from shok_nb.parts import maths
+        >>> maths(2.).exp(2.)
+        7.38905609893065
     """
     return torch if isinstance(k, Tensor) else math
 

@@ -64,6 +64,12 @@ def sweep(
 
     Returns:
         Tensor: Rows x, f(x), slope; x ascending; nan in a row where it jumps
+
+    Example:
+        >>> import shok_nb as R
+        >>> x, y, slope = R.plots.sweep(R.soft_round, (-1., 1.), alpha=5.)
+        >>> len(x) == len(y) == len(slope)
+        True
     """
     lo,hi = domain
     if not lo < hi: raise ValueError(f'sweep: domain must be (low, high), got {domain}')
@@ -123,6 +129,10 @@ def curves(
 
     Returns:
         tuple: The two Axes
+
+    Example:
+        >>> import shok_nb as R
+        >>> above, below = R.plots.curves(R.soft_round, alpha=[2., 5., 20.])
     """
     if ax is None: ax = _panels()
     many = {k:v if isinstance(v, (list, tuple)) else [v] for k,v in knobs.items()}
@@ -146,6 +156,10 @@ def gallery(
 
     Returns:
         list: For each row its two Axes, value and slope
+
+    Example:
+        >>> import shok_nb as R
+        >>> axes = R.plots.gallery([R.catalog.row(f) for f in (R.round_ste, R.soft_round)])
     """
     _,ax = plt.subplots(2, len(rows), squeeze=False,
         figsize=(.4+1.65*len(rows), 3.3), dpi=80, layout='constrained')

@@ -108,6 +108,11 @@ def fake_quantize(
 
     Returns:
         Tensor: Scale times (code - zero point); nan stays nan; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.fake_quantize(torch.tensor([0.12, 0.5, 9.]), 0.05, bits=4)
+        tensor([0.1000, 0.3500, 0.3500])
     """
     check_input(x, 'fake_quantize')
     s = check_knob(scale, x, 'fake_quantize', 'scale', open=True)
@@ -165,6 +170,12 @@ def lsq(
 
     Returns:
         Tensor: Quantized `x`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> w, step = torch.tensor([0.12, 0.5, 9.]), torch.tensor(0.05, requires_grad=True)
+        >>> R.lsq(w, step, bits=4).detach()
+        tensor([0.1000, 0.3500, 0.3500])
     """
     qmin,qmax = _range_of('lsq', bits, signed)
     check_input(x, 'lsq')
@@ -214,6 +225,11 @@ def lsq_init(
 
     Returns:
         Tensor: Twice the mean size over the root of the largest code; 0-d or by `dim`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.lsq_init(torch.tensor([0.12, -0.5, 0.9]), bits=4)
+        tensor(0.3830)
     """
     _,qmax = _range_of('lsq_init', bits, signed)
     v,dims = _groups(check_input(x, 'lsq_init').detach(), 'lsq_init', dim, block)
@@ -246,6 +262,12 @@ def pact(
 
     Returns:
         Tensor: `x` clipped to [0, alpha] on 2**bits levels; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> alpha = torch.tensor(3., requires_grad=True)
+        >>> R.pact(torch.tensor([-1., 0.8, 5.]), alpha, bits=2).detach()
+        tensor([0., 1., 3.])
     """
     check_count(bits, 'pact', 'bits', 1, 24)
     check_input(x, 'pact')
@@ -278,6 +300,11 @@ def dorefa(
 
     Returns:
         Tensor: `x` clipped to [0, 1] on 2**bits levels; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.dorefa(torch.tensor([-1., 0.4, 2.]), bits=2)
+        tensor([0.0000, 0.3333, 1.0000])
     """
     return _dorefa(x, 2.**check_count(bits, 'dorefa', 'bits', 1, 24)-1)
 
@@ -293,6 +320,11 @@ def dorefa_weight(
 
     Returns:
         Tensor: On 2**bits levels of [-1, 1], for one bit ± their mean size; dtype of `w`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.dorefa_weight(torch.tensor([-1., 0.4, 2.]), bits=2)
+        tensor([-1.0000,  0.3333,  1.0000])
     """
     check_count(bits, 'dorefa_weight', 'bits', 1, 24)
     v = check_input(w, 'dorefa_weight', 'w').to(torch.promote_types(w.dtype, torch.float32))
@@ -328,6 +360,11 @@ def quantized_bits(
 
     Returns:
         Tensor: The nearest fixed-point value; nan stays nan; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.quantized_bits(torch.tensor([0.3, 1.7, 9.]), bits=4, integer=1)
+        tensor([0.2500, 1.7500, 1.7500])
     """
     check_count(bits, 'quantized_bits', 'bits', 1, 24)
     check_count(integer, 'quantized_bits', 'integer', -126, 127)
@@ -352,6 +389,12 @@ def alpha_blend(
 
     Returns:
         Tensor: `x` at 0, `hard` at 1, also where `x` is infinite
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.3, 1.7])
+        >>> R.alpha_blend(x, torch.round(x), 0.5)
+        tensor([0.1500, 1.8500])
     """
     check_input(x, 'alpha_blend')
     check_input(hard, 'alpha_blend', 'hard')

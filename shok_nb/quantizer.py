@@ -56,6 +56,12 @@ class Quantizer(nn.Module):
         rounding (Callable = round_ste): Any that is hard in `.eval()`, function or layer
         init ('minmax'|'percentile'|'mse'|'lsq'|Callable = 'mse'): How `calibrate_` chooses, or
             a function with the arguments of `minmax_init`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> q = R.Quantizer(bits=4).calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
+        >>> q(torch.tensor([0.12, 5.]))
+        tensor([0.1000, 0.7000])
     """
     rounds = True                # `bake_` may remove it from a weight
     step:Tensor
@@ -100,6 +106,11 @@ class Quantizer(nn.Module):
 
         Returns:
             str: Between the brackets
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.Quantizer(bits=4, axis=0)
+            Quantizer(codes -8 to 7, axis=0, not calibrated)
         """
         low,high = self.range()
         shown = [f'codes {low} to {high}']
@@ -116,6 +127,11 @@ class Quantizer(nn.Module):
 
         Returns:
             tuple[int, int]: Smallest and largest code
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.Quantizer(bits=4).range(), R.Quantizer(bits=4, signed=False).range()
+            ((-8, 7), (0, 15))
         """
         return _range_of('Quantizer', self.bits, self.signed is not False)
 
@@ -134,6 +150,12 @@ class Quantizer(nn.Module):
 
         Returns:
             tuple[Tensor, Tensor|None]: Step and zero point, of one axis or more
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> q = R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
+            >>> q.grid()
+            (tensor([0.1000]), None)
         """
         if not self.ready:
             raise RuntimeError('Quantizer: has no grid yet; calibrate_(x), or load a state')
@@ -153,6 +175,11 @@ class Quantizer(nn.Module):
 
         Returns:
             Quantizer: Itself
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7])).step
+            tensor([0.1000])
         """
         x = check_input(x, 'Quantizer').detach()
         if self.signed is None: self.signed = bool((x < 0).any())
@@ -182,6 +209,12 @@ class Quantizer(nn.Module):
 
         Returns:
             Tensor: The nearest points of the grid within its ends; shape and dtype of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> q = R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
+            >>> q.forward(torch.tensor([0.12, 5.]))
+            tensor([0.1000, 0.7000])
         """
         v = self._blocks(check_input(x, 'Quantizer'))
         low,high = self.range()
@@ -214,6 +247,11 @@ class Quantizer(nn.Module):
 
         Returns:
             Tensor: `w` itself
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> R.Quantizer().right_inverse(torch.tensor([0.12]))
+            tensor([0.1200])
         """
         return w        # `layer.weight = w` sets what is quantized
 
@@ -228,6 +266,12 @@ class Quantizer(nn.Module):
 
         Returns:
             Tensor: int32 codes; shape of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> q = R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
+            >>> q.to_codes(torch.tensor([0.12, 5.]))
+            tensor([1, 7], dtype=torch.int32)
         """
         v = self._blocks(check_input(x, 'Quantizer'))
         low,high = self.range()

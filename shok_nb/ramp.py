@@ -42,5 +42,10 @@ def ramp_round(
 
     Returns:
         Tensor: In [0, 1]; dtype of `x`, broadcast with the knobs
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.ramp_round(torch.tensor([0., 0.52, 1.]), 10.)
+        tensor([0.0000, 0.2100, 1.0000])
     """
     return _ramp(x, gain, threshold)

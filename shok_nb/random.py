@@ -40,6 +40,11 @@ def philox(
 
     Returns:
         tuple: Four words, as scrambled as random ones
+
+    Example:
+        >>> from shok_nb.random import philox
+        >>> [hex(word) for word in philox((0, 0, 0, 0), (0, 0))]
+        ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
     a,b,c,d = counter
     for k,l in key if len(key) == 10 else _schedule(*key):
@@ -172,6 +177,14 @@ def check_random(
 
     Returns:
         None: Nothing
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.random import check_random
+        >>> check_random(torch.zeros(2), None, 0, 'my_round')
+        Traceback (most recent call last):
+            ...
+        TypeError: my_round: seed must be an int64 torch.Tensor, got int; use torch.tensor(0)
     """
     if generator is None and seed is None: return
     if generator is not None and seed is not None:
@@ -201,6 +214,12 @@ def uniform_like(
 
     Returns:
         Tensor: In [0, 1): float64 with 53 random bits if `x` is, else float32 with 24
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.random import uniform_like
+        >>> uniform_like(torch.zeros(3), seed=torch.tensor(0))
+        tensor([0.3990, 0.8805, 0.7357])
     """
     check_input(x, fn)
     check_random(x, generator, seed, fn)
@@ -242,6 +261,12 @@ def fold_in(
 
     Returns:
         Tensor: A new seed; int64, no dimensions
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.random import fold_in
+        >>> fold_in(torch.tensor(0), 1) == fold_in(torch.tensor(0), 2)
+        tensor(False)
     """
     if seed is None:
         raise TypeError('fold_in: seed must be an int64 torch.Tensor, got NoneType')
@@ -303,6 +328,12 @@ def noise_like(
 
     Returns:
         Tensor: In units of one rounding step; float64 if `x` is, else float32
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.random import noise_like
+        >>> noise_like(torch.zeros(3), 'triangular', seed=torch.tensor(0))
+        tensor([-0.1176, -0.0591,  0.6767])
     """
     if kind not in _KINDS:
         raise ValueError(f"{fn}: kind must be one of {', '.join(_KINDS)}, got {kind!r}")

@@ -43,5 +43,11 @@ def ratio_round(
 
     Returns:
         Tensor: The nearest grid point; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 1.5], requires_grad=True)
+        >>> torch.autograd.grad(R.ratio_round(x).sum(), x)[0]
+        tensor([0.0000, 0.7500])
     """
     return _estimator(x, step=step, offset=offset)

@@ -390,6 +390,13 @@ def no_replay()->Iterator[None]: # Nothing is replayed inside
 
     Returns:
         Iterator[None]: Nothing is replayed inside
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from shok_nb.replay import no_replay
+        >>> with no_replay(): y = R.soft_round(torch.tensor([0.3]))
+        >>> y
+        tensor([0.1140])
     """
     before,_thread.wants = _thread.wants,False
     try: yield

@@ -73,6 +73,12 @@ def fsq(
 
     Returns:
         Tensor: Codes in [-1, 1], nan where `z` is; shape and dtype of `z`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> z = torch.tensor([[0.2, -3., 1.]])
+        >>> R.fsq(z, levels=[8, 5, 5])
+        tensor([[ 0.2500, -1.0000,  1.0000]])
     """
     check_input(z, 'fsq', 'z')
     levels = _checked(levels, 'fsq', z.dtype)
@@ -115,6 +121,11 @@ def fsq_index(
 
     Returns:
         Tensor: int64, without the channels: from 0, and -1 for nan
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.fsq_index(torch.tensor([[0., 0.5, -1.]]), levels=[8, 5, 5])
+        tensor([28])
     """
     check_input(codes, 'fsq_index', 'codes')
     levels = _checked(levels, 'fsq_index', codes.dtype)
@@ -143,6 +154,11 @@ def fsq_codes(
 
     Returns:
         Tensor: Bit for bit those of `fsq`, channels last; nan for an index of none
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.fsq_codes(torch.tensor([36]), levels=[8, 5, 5])
+        tensor([[ 0.,  1., -1.]])
     """
     whole = isinstance(index, Tensor) and index.dtype in _WHOLE
     if not whole or index.layout != torch.strided or index.is_nested:

@@ -54,6 +54,12 @@ def linear_schedule(
 
     Returns:
         Callable[[int], float]: The value at a step; picklable
+
+    Example:
+        >>> import shok_nb as R
+        >>> alpha = R.linear_schedule(3., 12., transition_steps=100)
+        >>> alpha(0), alpha(50), alpha(200)
+        (3.0, 7.5, 12.0)
     """
     return _schedule('linear_schedule', _mix,
         init_value, end_value, transition_steps, transition_begin)
@@ -75,6 +81,12 @@ def cosine_schedule(
 
     Returns:
         Callable[[int], float]: The value at a step; picklable
+
+    Example:
+        >>> import shok_nb as R
+        >>> alpha = R.cosine_schedule(3., 12., transition_steps=100)
+        >>> alpha(0), round(alpha(25), 2), alpha(100)
+        (3.0, 4.32, 12.0)
     """
     return _schedule('cosine_schedule', _cosine,
         init_value, end_value, transition_steps, transition_begin)
@@ -96,6 +108,12 @@ def exponential_schedule(
 
     Returns:
         Callable[[int], float]: The value at a step; picklable
+
+    Example:
+        >>> import shok_nb as R
+        >>> alpha = R.exponential_schedule(3., 12., transition_steps=100)
+        >>> alpha(0), round(alpha(50), 2), alpha(100)
+        (3.0, 6.0, 12.0)
     """
     return _schedule('exponential_schedule', _geometric,
         init_value, end_value, transition_steps, transition_begin, lo=0.)
@@ -119,6 +137,12 @@ def sigmoid_schedule(
 
     Returns:
         Callable[[int], float]: The value at a step; picklable
+
+    Example:
+        >>> import shok_nb as R
+        >>> alpha = R.sigmoid_schedule(3., 12., transition_steps=100)
+        >>> alpha(0), alpha(50), alpha(100)
+        (3.0, 7.5, 12.0)
     """
     k = check_knob(steepness, None, 'sigmoid_schedule', 'steepness', open=True)
     return _schedule('sigmoid_schedule', partial(_sigmoid, k),
@@ -139,6 +163,11 @@ def dead_share(
 
     Returns:
         float: Share of one cell, 0 to 1
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.dead_share(R.soft_round, alpha=5.), round(R.dead_share(R.soft_round, alpha=50.), 2)
+        (0.0, 0.63)
     """
     x = torch.linspace(-.5, .5, 10_001, dtype=torch.float64).requires_grad_()
     with torch.enable_grad(): slope, = torch.autograd.grad(f(x, **knobs).sum(), x)
@@ -152,6 +181,15 @@ class KnobScheduler:
         target (nn.Module|Tensor): A model with such knobs, or a 0-d tensor of your own
         schedule (Callable): Step -> value
         knob (str = 'alpha'): Name of the buffers to write, in every module that has one
+
+    Example:
+        >>> import shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 2), R.nn.SoftRound(3.))
+        >>> scheduler = R.KnobScheduler(model, R.linear_schedule(3., 12., transition_steps=9))
+        >>> scheduler.step()              # after each step of the optimizer
+        >>> model[1].alpha
+        tensor(4.)
     """
     def __init__(self,
         target:nn.Module|Tensor, # A model with such knobs, or a 0-d tensor of your own
@@ -181,6 +219,14 @@ class KnobScheduler:
 
         Parameters:
             at (int|None = None): Go to this step; None is the next one
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> alpha = torch.tensor(0.)
+            >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+            >>> scheduler.step(5)
+            >>> alpha
+            tensor(8.)
         """
         self.last_epoch = self.last_epoch+1 if at is None else at
         self._last_value = value = float(self.schedule(self.last_epoch))
@@ -197,6 +243,12 @@ class KnobScheduler:
 
         Returns:
             float: What the last step wrote
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> alpha = torch.tensor(0.)
+            >>> R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9)).get_last_value()
+            3.0
         """
         return self._last_value
 
@@ -205,6 +257,14 @@ class KnobScheduler:
 
         Returns:
             dict: The step, a number
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> alpha = torch.tensor(0.)
+            >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+            >>> scheduler.step()
+            >>> scheduler.state_dict()
+            {'last_epoch': 1}
         """
         return dict(last_epoch=self.last_epoch)
 
@@ -215,6 +275,14 @@ class KnobScheduler:
 
         Parameters:
             state (dict): From `state_dict`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> alpha = torch.tensor(0.)
+            >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+            >>> scheduler.load_state_dict({'last_epoch': 4})
+            >>> alpha
+            tensor(7.)
         """
         self.step(state['last_epoch'])
 
@@ -240,6 +308,12 @@ def lightning_callback(
 
     Returns:
         object: A `lightning.pytorch.Callback`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> alpha = torch.tensor(0.)
+        >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+        >>> callback = R.lightning_callback(scheduler)    # for Trainer(callbacks=[...])
     """
     lightning = _ask('lightning_callback', 'lightning.pytorch', 'pytorch_lightning')
     class KnobCallback(lightning.Callback):
@@ -258,6 +332,12 @@ def transformers_callback(
 
     Returns:
         object: A `transformers.TrainerCallback`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> alpha = torch.tensor(0.)
+        >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+        >>> callback = R.transformers_callback(scheduler)    # for Trainer(callbacks=[...])
     """
     class KnobCallback(_ask('transformers_callback', 'transformers').TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
@@ -276,6 +356,12 @@ def fastai_callback(
 
     Returns:
         object: A `fastai.callback.core.Callback`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> alpha = torch.tensor(0.)
+        >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+        >>> callback = R.fastai_callback(scheduler)    # for Learner(cbs=[...])
     """
     class KnobCallback(_ask('fastai_callback', 'fastai.callback.core').Callback):
         def before_batch(self):

@@ -45,6 +45,11 @@ def sigmoid_round(
 
     Returns:
         Tensor: In [0, 1]; dtype of `x`, shape of `x` broadcast with the knobs
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sigmoid_round(torch.tensor([0.3, 0.5, 0.9]))
+        tensor([0.0000, 0.5000, 1.0000])
     """
     return _sigmoid(x, slope, center)
 
@@ -106,5 +111,10 @@ def sigmoid_sum_round(
 
     Returns:
         Tensor: Dtype of `x`, shape of `x` broadcast with `temperature`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sigmoid_sum_round(torch.tensor([0.3, 0.5, 0.9]))
+        tensor([0.1189, 0.5000, 0.9845])
     """
     return _sum(x, temperature, hard=hard, step=step, offset=offset)

@@ -87,6 +87,13 @@ def clipped_sign(
 
     Returns:
         Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> y = R.clipped_sign(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([-1.,  1.]), tensor([0., 1.]))
     """
     return _clipped(x, clip)
 
@@ -100,6 +107,12 @@ def approx_sign(
 
     Returns:
         Tensor: 1 where `x` >= 0, -1 below; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.approx_sign(x).sum(), x)[0]
+        tensor([0.0000, 1.4000])
     """
     return _approx(x)
 
@@ -116,6 +129,12 @@ def ede_sign(
 
     Returns:
         Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.ede_sign(x, 2.).sum(), x)[0]
+        tensor([0.0027, 1.4232])
     """
     return _ede(x, t)
 
@@ -131,6 +150,12 @@ def swish_sign(
 
     Returns:
         Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.swish_sign(x).sum(), x)[0]
+        tensor([-0.0036,  1.5620])
     """
     return _swished(x, beta)
 
@@ -149,5 +174,11 @@ def reste_sign(
 
     Returns:
         Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.reste_sign(x).sum(), x)[0]
+        tensor([0.0000, 0.7438])
     """
     return _reste(x, o, clip)

@@ -50,6 +50,11 @@ def sine_round(
 
     Returns:
         Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sine_round(torch.tensor([0., 0.25, 0.5]))
+        tensor([0.0000, 0.0908, 0.5000])
     """
     depth = check_count(depth, 'sine_round', 'depth')
     return _again(depth)(x, hard=hard, step=step, offset=offset)
@@ -76,5 +81,10 @@ def cosine_round(
 
     Returns:
         Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.cosine_round(torch.tensor([0., 0.25, 0.5]))
+        tensor([0.0000, 0.1464, 0.5000])
     """
     return _cosine(x, hard=hard, step=step, offset=offset)

@@ -88,6 +88,15 @@ def soft_round(
 
     Returns:
         Tensor: Dtype of `x`, shape of `x` broadcast with `alpha`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.2, 0.7], requires_grad=True)
+        >>> y = R.soft_round(x, 5.)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0.0413, 0.8860]), tensor([0.4579, 1.0642]))
+        >>> R.soft_round(x.detach(), 5., hard=True)
+        tensor([0., 1.])
     """
     return _soft(x, alpha, hard=hard, step=step, offset=offset)
 
@@ -164,6 +173,12 @@ def soft_round_inverse(
 
     Returns:
         Tensor: `x` such that `soft_round(x, alpha)` is `y`; dtype of `y`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> y = R.soft_round(torch.tensor([0.2, 0.7]), 5.)
+        >>> R.soft_round_inverse(y, 5.)
+        tensor([0.2000, 0.7000])
     """
     return _undo(check_input(y, 'soft_round_inverse', 'y'), alpha, step=step, offset=offset)
 
@@ -184,6 +199,11 @@ def soft_round_conditional_mean(
 
     Returns:
         Tensor: The mean of all `x` that may have made `z`; dtype of `z`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.soft_round_conditional_mean(torch.tensor([0.2, 0.7]), 5.)
+        tensor([0.0835, 0.8639])
     """
     check_input(z, 'soft_round_conditional_mean', 'z')
     return _mean(z, alpha, step=step, offset=offset)
@@ -216,5 +236,10 @@ def logistic_round(
 
     Returns:
         Tensor: Dtype of `x`, shape of `x` broadcast with `beta`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.logistic_round(torch.tensor([0.2, 0.7]), 10.)    # soft_round at alpha 5
+        tensor([0.0413, 0.8860])
     """
     return _logistic(x, beta, hard=hard, step=step, offset=offset)

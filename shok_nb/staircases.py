@@ -42,6 +42,12 @@ class staircase:
         odd (bool = False): Are both right for q in [-½, 0] too, the rise odd, the slope even?
         pure (bool = False): Do both depend on their arguments alone? Then they may be replayed
         **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> power = R.staircase('power_round', lambda q: 4*q**3, lambda q: 12*q**2)
+        >>> power(torch.tensor([0., 0.25, 1.6])), power(torch.tensor([1.6]), hard=True)
+        (tensor([0.0000, 0.0625, 1.7440]), tensor([2.]))
     """
     __name__:str
     __signature__:Signature
@@ -116,6 +122,12 @@ class staircase:
 
         Returns:
             Tensor: The curve at `x`; dtype of `x`, broadcast with the knobs
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> power = R.staircase('power_round', lambda q: 4*q**3, lambda q: 12*q**2)
+            >>> power(torch.tensor([0.1, 0.2]), step=0.25)
+            tensor([0.0640, 0.2420])
         """
         f = self.hard if hard else self.soft
         return f(x, *knobs, step=step, offset=offset, **named)

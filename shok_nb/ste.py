@@ -49,6 +49,13 @@ def round_ste(
 
     Returns:
         Tensor: The nearest grid point; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 1.5, -2.7], requires_grad=True)
+        >>> y = R.round_ste(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([ 0.,  2., -3.]), tensor([1., 1., 1.]))
     """
     if ties not in _ties:
         raise ValueError(f"round_ste: ties must be one of {', '.join(_ties)}, got {ties!r}")
@@ -76,6 +83,11 @@ def floor_ste(
 
     Returns:
         Tensor: The grid point at or below `x`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.floor_ste(torch.tensor([0.4, -1.7]))
+        tensor([ 0., -2.])
     """
     return _floor(x, step=step, offset=offset)
 
@@ -94,6 +106,11 @@ def ceil_ste(
 
     Returns:
         Tensor: The grid point at or above `x`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.ceil_ste(torch.tensor([0.4, -1.7]))
+        tensor([ 1., -1.])
     """
     return _ceil(x, step=step, offset=offset)
 
@@ -112,6 +129,11 @@ def trunc_ste(
 
     Returns:
         Tensor: The grid point next to `x` on the side of `offset`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.trunc_ste(torch.tensor([0.4, -1.7]))
+        tensor([ 0., -1.])
     """
     return _trunc(x, step=step, offset=offset)
 
@@ -125,5 +147,10 @@ def sign_ste(
 
     Returns:
         Tensor: 1 where `x` >= 0 (-0 included), -1 below; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sign_ste(torch.tensor([0.4, -1.7]))
+        tensor([ 1., -1.])
     """
     return _signs(x)

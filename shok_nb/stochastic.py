@@ -35,6 +35,11 @@ def stochastic_round(
 
     Returns:
         Tensor: One of the two grid points around `x`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.stochastic_round(torch.full((5,), 0.5), seed=torch.tensor(0))
+        tensor([1., 0., 0., 0., 0.])
     """
     step,offset = _grid(x, 'stochastic_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='stochastic_round')

@@ -101,6 +101,13 @@ def dsq_round(
 
     Returns:
         Tensor: Nearest grid point; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 5.], requires_grad=True)
+        >>> y = R.dsq_round(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([1.3090, 0.0000]))
     """
     check_input(x, 'dsq_round')
     levels = check_count(levels, 'dsq_round', 'levels', 2)
@@ -141,6 +148,12 @@ def stable_round(
 
     Returns:
         Tensor: Nearest grid point; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0., 0.5], requires_grad=True)
+        >>> torch.autograd.grad(R.stable_round(x).sum(), x)[0]
+        tensor([0.0347, 1.0000])
     """
     return _stable(x, amplitude, step=step, offset=offset)
 
@@ -192,6 +205,13 @@ def clipped_round(
 
     Returns:
         Tensor: Nearest grid point in the range; dtype of `x`, broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 5.], requires_grad=True)
+        >>> y = R.clipped_round(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([1., 0.]))
     """
     check_input(x, 'clipped_round')
     return _clipped(x, *_range(x, 'clipped_round', lower, upper), step=step, offset=offset)
@@ -219,6 +239,13 @@ def trust_round(
 
     Returns:
         Tensor: Nearest grid point in the range; dtype of `x`, broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.1, 0.4], requires_grad=True)
+        >>> y = R.trust_round(x, 0.2)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 0.]), tensor([1., 0.]))
     """
     check_input(x, 'trust_round')
     trust = check_knob(trust, x, 'trust_round', 'trust')

@@ -322,6 +322,12 @@ def player(
 
     Returns:
         str: HTML: no network, no library, no id
+
+    Example:
+        >>> import shok_nb as R
+        >>> html = R.widgets.player(R.soft_round)
+        >>> html.count('type="range"')
+        1
     """
     knobs,passes,domain = _facts(f, hard, domain, knobs)
     options = [len(k.options) for k in knobs.values() if isinstance(k, Choice)]
@@ -410,5 +416,9 @@ def tune(
 
     Returns:
         W.VBox: Shows itself, live or as a `player`
+
+    Example:
+        >>> import shok_nb as R
+        >>> box = R.widgets.tune(R.soft_round, alpha=(1., 20.))
     """
     return _Tune(f, hard, domain, knobs)

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT/'bench'))
 NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
+EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
 site_group = pytest.mark.xdist_group('site')
 
 def settings(folder=ROOT):
@@ -40,7 +41,9 @@ def run(*args, cwd=ROOT, **env):
 
 def copy(to, *folders):
     for f in folders: shutil.copytree(ROOT/f, to/f, ignore=shutil.ignore_patterns('__pycache__', '.ipynb_checkpoints'))
-    for f in SETTINGS: shutil.copy(ROOT/f, to)
+    for f in (*SETTINGS, *EXPORT):
+        (to/f).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT/f, to/f)
     return to
 
 def tracked():
@@ -215,7 +218,7 @@ def wheel(tmp_path_factory):
 def test_wheel(wheel):
     "One small wheel for every platform: the modules, py.typed, the licence, nothing else; it needs torch alone."
     cfg,(path,meta,files) = settings(),wheel('')
-    assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl" and path.stat().st_size < 150_000
+    assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl" and path.stat().st_size < 200_000
     modules = {f'shok_nb/{p.name}' for p in (ROOT/'shok_nb').glob('*.py')} | {'shok_nb/py.typed'}
     assert {f for f in files if '.dist-info/' not in f} == modules
     assert any(f.endswith('licenses/LICENSE') for f in files)
