@@ -433,6 +433,28 @@ def test_api_entries(site):
                     page = pages[re.sub(r'^\d+[a-z]?_', '', nb.stem)]
                     assert re.search(rf'<dt class="sig[^>]*id="shok_nb\.\w+\.{n.name}"', page), f'{nb.stem}: {n.name}'
 
+@site_group
+def test_api_page(site):
+    "All that is public, with its methods and examples, and the index of names, both a click away from any page."
+    from test_help import PUBLIC
+    page,names = ((site/f'{p}.html').read_text('utf-8') for p in ('api', 'genindex'))
+    for name in PUBLIC:
+        module,_,name = name.partition('.')
+        last = name.rpartition('.')[2]
+        assert re.search(rf'<span class="sig-name descname"><span class="pre">{last}</span>', page), name
+        if '.' in name: assert f'id="shok_nb.{module}.{name}"' in page and f'#shok_nb.{module}.{name}"' in names, name
+    assert page.count('highlight-pycon') == len(PUBLIC)
+    tree = re.search('(?s)<div class="sidebar-tree">.*?</div>', (site/'soft.html').read_text('utf-8'))[0]
+    assert 'href="api.html"' in tree and 'href="genindex.html"' in tree
+
+@site_group
+def test_parameters_are_shown_once(site):
+    "The docstring and the signature name the same; a reader sees one list."
+    page = (site/'soft.html').read_text('utf-8')
+    entry = re.search('(?s)id="shok_nb.soft.soft_round".*?</dl>\\s*</dd></dl>', page)[0]
+    for p in ('x', 'alpha', 'hard', 'step', 'offset'): assert entry.count(f'<strong>{p}</strong>') == 1, p
+    assert 'Parameters:\n' not in entry and entry.count('highlight-pycon') == 1
+
 URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')
 
 @site_group

@@ -1,7 +1,7 @@
 """Sphinx extension: writes the page of the API, everything public by topic, with its methods and an example each.
 
-An entry of the page links to the notebook that teaches it, where the same entry has its source; that one the index of
-names leads to, and here it leads to the methods."""
+A notebook has the same entries, each beside its source: the index of names leads there, and here for methods. A site of
+a few notebooks has what these make."""
 import ast
 import json
 import re
@@ -72,18 +72,17 @@ def reference(package, folder, notebooks):
         'All names are in the [index](genindex).',
         '```{toctree}\n:hidden:\n\nIndex of names <genindex>\n```']
     for topic,(line,modules) in TOPICS.items():
-        out += [f'## {topic}', line]
+        if any(m in taught for m in modules.split()): out += [f'## {topic}', line]
         for m in modules.split():
-            text = entries(f'{package}.{m}', folder/f'{m}.py')
+            if m not in taught: continue
             page,title = taught[m]
             out += [f'### {title}', f'`{package}.{m}`, made and tested on [its page]({page}.ipynb).',
-                f'```{{eval-rst}}\n{text}```']
+                f"```{{eval-rst}}\n{entries(f'{package}.{m}', folder/f'{m}.py')}```"]
     return '\n\n'.join(out) + '\n'
 
 def write_reference(app):
     "Write the page into the source folder, before the notebooks are, whose table of contents has it."
-    root = Path(app.confdir).parent
-    folder = root/app.config.literate_package
+    folder = Path(app.confdir).parent/app.config.literate_package
     told = {m for _,modules in TOPICS.values() for m in modules.split()}
     there = {p.stem for p in folder.glob('[!_]*.py') if _exported(ast.parse(p.read_text('utf-8')))}
     if lost := sorted(there ^ told): getLogger(__name__).warning(f"{', '.join(lost)}: TOPICS of docs/_ext/reference.py")
