@@ -126,6 +126,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'shok_nb.demo._ready': ('demo.html#_ready', 'shok_nb/demo.py'),
                               'shok_nb.demo._sample': ('demo.html#_sample', 'shok_nb/demo.py'),
                               'shok_nb.demo._steps': ('demo.html#_steps', 'shok_nb/demo.py'),
+                              'shok_nb.demo._summary': ('demo.html#_summary', 'shok_nb/demo.py'),
                               'shok_nb.demo._table': ('demo.html#_table', 'shok_nb/demo.py'),
                               'shok_nb.demo.bar': ('demo.html#bar', 'shok_nb/demo.py'),
                               'shok_nb.demo.load': ('demo.html#load', 'shok_nb/demo.py'),

@@ -250,6 +250,12 @@ def report(
         lines.append(f'{r.name:32}{errors}{wrong:>20}{dB:>15}{r.seconds:>10.1f}')
     return '\n'.join(lines)
 
+def _summary(results):
+    "The first at quality 10, and the best."
+    def said(r): return f'{r.errors[0]:.1%} with {r.name}'
+    best = min(results, key=lambda r: r.errors[0])
+    return f'Wrong bits at quality 10: {said(results[0])}, {said(best)}'
+
 # %% ../nbs/72_demo.ipynb #b1aa1f18
 def _progress(done, total, file, label, steps):
     "Steps `done` to `done+steps` of `total`, drawn as they are taken."
@@ -477,7 +483,7 @@ def main(
     finally: torch.set_num_threads(threads)
     print(f'\n{report(results)}\n')
     Path(args.out).write_text(page(photo, results), encoding='utf-8')
-    print(f'Wrote {Path(args.out).resolve()}')
+    print(f'{_summary(results)}. Seen in {Path(args.out).resolve()}')
     return 0
 
 if __name__ == '__main__' and __spec__: sys.exit(main())
