@@ -214,14 +214,14 @@ class estimator:
         return learns
 
     def composite(self,
-        x:Tensor,           # Values; any shape, floating dtype
-        *rest:float|Tensor  # `step`, `offset` and all knobs, in their order
-    )->Tensor:              # The value at `x`; dtype of `x`
+        x:Tensor,  # Values; any shape, floating dtype
+        *rest      # `step`, `offset` and all knobs, in their order
+    )->Tensor:     # The value at `x`; dtype of `x`
         """The value as plain differentiable ops, which any transform understands.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype
-            *rest (float|Tensor): `step`, `offset` and all knobs, in their order
+            *rest: `step`, `offset` and all knobs, in their order
 
         Returns:
             Tensor: The value at `x`; dtype of `x`
@@ -239,14 +239,14 @@ class estimator:
         return _on_grid(f, self.near, x.to(dtype), *rest).to(x.dtype)
 
     def forward(self,
-        x:Tensor,           # Values; any shape, floating dtype
-        *rest:float|Tensor  # `step`, `offset` and all knobs, in their order
-    )->Tensor:              # The value at `x`, without a slope; dtype of `x`
+        x:Tensor,  # Values; any shape, floating dtype
+        *rest      # `step`, `offset` and all knobs, in their order
+    )->Tensor:     # The value at `x`, without a slope; dtype of `x`
         """The value: in one kernel on a GPU, in pieces on a CPU.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype
-            *rest (float|Tensor): `step`, `offset` and all knobs, in their order
+            *rest: `step`, `offset` and all knobs, in their order
 
         Returns:
             Tensor: The value at `x`, without a slope; dtype of `x`
@@ -262,17 +262,17 @@ class estimator:
         return _pieces(partial(self._value, ()), key, (x,), rest, self._kernel)[0]
 
     def backward(self,
-        g:Tensor,            # Gradient of the value
-        x:Tensor,            # Where the value was taken
-        *rest:float|Tensor,  # `step`, `offset` and all knobs, in their order
-        needs:tuple          # Which of `x` and `rest` want a gradient
-    )->list:                 # A gradient or None for each of them
+        g:Tensor,  # Gradient of the value
+        x:Tensor,  # Where the value was taken
+        *rest,     # `step`, `offset` and all knobs, in their order
+        needs:tuple # Which of `x` and `rest` want a gradient
+    )->list:       # A gradient or None for each of them
         """Gradients for `x`, `step`, `offset` and the knobs where `needs` says so, in pieces.
 
         Parameters:
             g (Tensor): Gradient of the value
             x (Tensor): Where the value was taken
-            *rest (float|Tensor): `step`, `offset` and all knobs, in their order
+            *rest: `step`, `offset` and all knobs, in their order
             needs (tuple): Which of `x` and `rest` want a gradient
 
         Returns:
