@@ -367,6 +367,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                'shok_nb.parts._cached': ('parts.html#_cached', 'shok_nb/parts.py'),
                                'shok_nb.parts._centre': ('parts.html#_centre', 'shok_nb/parts.py'),
                                'shok_nb.parts._fit': ('parts.html#_fit', 'shok_nb/parts.py'),
+                               'shok_nb.parts._followed': ('parts.html#_followed', 'shok_nb/parts.py'),
                                'shok_nb.parts._minus_sine': ('parts.html#_minus_sine', 'shok_nb/parts.py'),
                                'shok_nb.parts._saturate': ('parts.html#_saturate', 'shok_nb/parts.py'),
                                'shok_nb.parts._scalar': ('parts.html#_scalar', 'shok_nb/parts.py'),

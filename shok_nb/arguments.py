@@ -118,6 +118,8 @@ def check_knob(
             ...
         ValueError: my_round: alpha must be in [0, inf], got -2.0
     """
+    # in range in every dtype, and far from its ends
+    if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k

@@ -39,8 +39,8 @@ class _Evaluate(Function):
     def forward(ctx, op, x, *rest):
         ctx.op,ctx.learns = op,any(ctx.needs_input_grad[2:])
         if op.slope is not None or ctx.learns:
-            ctx.numbers = [None if isinstance(t, Tensor) else t for t in rest]
-            ctx.save_for_backward(x, *(t for t in rest if isinstance(t, Tensor)))
+            ctx.rest = [None if isinstance(t, Tensor) else t for t in rest]
+            ctx.save_for_backward(x, *[t for t in rest if isinstance(t, Tensor)])
         return op.forward(x, *rest)
 
     @staticmethod
@@ -48,8 +48,8 @@ class _Evaluate(Function):
         none = [None]*len(ctx.needs_input_grad[2:])
         if ctx.op.slope is None and not ctx.learns: return None,g,*none
         x,*tensors = ctx.saved_tensors
-        tensors = iter(tensors)
-        rest = [next(tensors) if t is None else t for t in ctx.numbers]
+        rest,tensors = ctx.rest,iter(tensors)
+        rest = [next(tensors) if t is None else t for t in rest]
         return None,*ctx.op.backward(g, x, *rest, needs=ctx.needs_input_grad[1:])
 
 class _Straight(Function):
@@ -72,7 +72,7 @@ def _apply(function):
 _evaluate,_straight,_through = _apply(_Evaluate),_apply(_Straight),_apply(_Through)
 
 # %% ../nbs/01_core.ipynb #76413f96
-def _surely(lo=0., hi=math.inf, open=False):
+def _surely(lo=0., hi=math.inf, **_):
     "Numbers between these are in the range in every dtype."
     return max(lo, -1e37) or 1e-37, min(hi, 1e37)
 
@@ -296,7 +296,8 @@ class estimator:
         key = (self, '_vjp', needs) if self.pure else None
         gx,*more = _pieces(partial(self._vjp, needs), key, (x, g), rest, self._kernel)
         if gx.shape != x.shape: gx = gx.sum_to_size(x.shape)
-        more = [None if m is None else m.to(t.dtype) for t,m in zip(rest, more)]
+        if any(needs[1:]):
+            more = [None if m is None else m.to(t.dtype) for t,m in zip(rest, more)]
         return [gx, *more]
 
     def _kernel(self, f, x, rest):

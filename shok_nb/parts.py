@@ -38,14 +38,18 @@ def _where_known(t): return torch.where(t == t, t, 0.)
 
 _finite = either(torch.nan_to_num, _where_known)    # 0 where infinity has no distance
 
+def _followed(*args):
+    "May a derivative be taken of what is made of these now?"
+    how = mode()
+    if how == 'transform': return True
+    if not torch.is_grad_enabled(): return False
+    if how != 'eager': return True          # torch 2.6 does not compile what is asked below
+    return any([isinstance(t, Tensor) and t.requires_grad for t in args])
+
 def _saturate(v, lower:Any=None, upper:Any=None):
     "`v` held between numbers or tensors; slope 1 at the ends too, beyond it is the end's."
-    how = mode()
+    followed = _followed(v, lower, upper)
     tensors = [isinstance(t, Tensor) for t in (lower, upper)]
-    def learns():
-        return any([isinstance(t, Tensor) and t.requires_grad for t in (v, lower, upper)])
-    # `learns` is asked in eager mode alone: torch 2.6 does not compile that in a backward.
-    followed = how == 'transform' or torch.is_grad_enabled() and (how != 'eager' or learns())
     w = v.detach() if followed else v
     mixed = tensors[0] != tensors[1] and lower is not None and upper is not None
     nested = type(w) not in _PLAIN and w.is_nested             # it has no clamp for tensors

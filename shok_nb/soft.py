@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_input
-from .parts import _addcmul, _saturate, maths
+from .parts import _addcmul, _followed, _saturate, maths
 from .staircases import staircase
 
 # %% ../nbs/20_soft.ipynb #30819bc8
@@ -117,7 +117,7 @@ def _undo_series(u, a):
 
 def _mean_closed(q, a):
     a,m = _between(a, q),maths(a)
-    if m is torch: return _mean_of_tensor(q, a)
+    if m is torch and _followed(q, a): return _mean_of_tensor(q, a)
     over,under = 4*m.tanh(a/2),4/(1+m.exp(a))
     return _saturate(torch.log1p(over*q/(under*q + (1-2*q)))*(.5/a), None, .5)
 
