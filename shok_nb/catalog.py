@@ -295,6 +295,9 @@ def _tick(r, claim):
     if not getattr(r, claim): return '·'
     return '(✓)' if claim in r.at_default else '✓'
 
+_PAGES = ('10_ste 11_ratio 12_ewgs 13_surrogates 14_signs 20_soft 21_sigmoid 22_sine '
+    '23_fourier 24_cubic 25_ramp 26_decimals 30_stochastic 31_dither 32_neighbours').split()
+
 _TICKS = dict(on_grid='on the grid', exact_slope='exact slope', monotone='monotone',
     mass_one='mass 1', equivariant='f(x+1) = f(x)+1', unbiased='E f(x) = x')
 
@@ -302,7 +305,7 @@ def table(
     rows:tuple[Row,...]=catalog, # The rows to show
     claims:bool=True             # Their claims, or else their slopes?
 )->str:                          # A Markdown table
-    """The catalog as Markdown: names, knobs, claims or slopes, sources.
+    """The catalog as Markdown: names with links to pages, knobs, claims or slopes, sources.
 
     Parameters:
         rows (tuple[Row,...] = catalog): The rows to show
@@ -316,13 +319,15 @@ def table(
         >>> print(R.catalog.table([R.catalog.row(R.round_ste)], claims=False))
         | estimator, knobs | slope | source |
         | --- | --- | --- |
-        | `round_ste` | 1 | [1308.3432](https://arxiv.org/abs/1308.3432) |
+        | [`round_ste`](10_ste.ipynb) | 1 | [1308.3432](https://arxiv.org/abs/1308.3432) |
     """
+    page = {p[3:]: f'{p}.ipynb' for p in _PAGES}
     middle = list(_TICKS.values()) if claims else ['slope']
     head = ['estimator, knobs', *middle, 'source']
     lines = [head, ['---']*len(head)]
     for r in rows:
-        name = ' '.join([f'`{r.name}`', *(f'`{k.name}={k.default:g}`' for k in r.knobs)])
+        knobs = [f'`{k.name}={k.default:g}`' for k in r.knobs]
+        name = ' '.join([f'[`{r.name}`]({page[r.page]})', *knobs])
         facts = [_tick(r, c) for c in _TICKS] if claims else [r.slope.replace('|', '\\|')]
         lines.append([name, *facts, _link(r.source)])
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)

@@ -82,12 +82,25 @@ def test_arrows_go_down():
             assert roots <= known, (n, roots)
 
 def test_references():
-    "Every arXiv id that a page cites has its title on the page of references, and every one there is cited."
+    """Every arXiv id that a page cites, and every "Name 1999", has its entry in references.bib. No entry is there for
+    nothing, and a BibTeX entry has one field a line, with authors as "Last, First"."""
     import json
     arxiv = re.compile(r'\b[012]\d(?:0[1-9]|1[0-2])\.\d{4,5}\b')
-    def text(p): return ''.join(s for c in json.loads(p.read_text('utf-8'))['cells'] for s in c['source'])
-    ids = {p.stem: set(arxiv.findall(text(p))) for p in (ROOT/'nbs').glob('*.ipynb')}
-    assert ids.pop('66_references') == set().union(*ids.values())
+    def text(p): return '\n'.join(''.join(c['source']) for c in json.loads(p.read_text('utf-8'))['cells'])
+    pages = '\n'.join(text(p) for p in sorted((ROOT/'nbs').glob('*.ipynb')) if p.stem != '66_references')
+    bib = (ROOT/'docs'/'references.bib').read_text('utf-8')
+    entries = [dict(re.findall(r'(?m)^  (\w+) = \{(.*)\},$', e)) for e in re.findall(r'(?ms)^@\w+\{.*?^\}$', bib)]
+    assert len(entries) == bib.count('\n@') > 45
+    assert {e['eprint'] for e in entries if 'eprint' in e and 'keywords' not in e} == set(arxiv.findall(pages))
+    for e in entries:
+        words = [w for w in e.get('keywords', '').split(', ') if w]
+        assert not words or any(w in pages for w in words), e['title']
+        assert all(', ' in a or a.startswith('{') for a in e['author'].split(' and ')), e['author']
+        assert not e.get('doi', '').startswith('http') and re.fullmatch(r'\d{4}', e['year'])
+    names = r'([A-ZÉ][a-zéü]+)(?: (?:&|and) [A-Z][a-z]+| et al\.)?,? \(?(1[89]\d\d|20[0-2]\d)\b(?!\]\(https://arxiv)'
+    years = lambda e: {e['year'], '20' + e.get('eprint', '')[:2]}
+    for name,year in set(re.findall(names, pages)):
+        assert any(name in e['author'] and year in years(e) for e in entries), f'{name} {year}: not in references.bib'
 
 @pytest.mark.parametrize('nb', sorted((ROOT/'nbs').glob('[1-3][0-9]_*.ipynb')), ids=lambda p: p.stem)
 def test_every_knob_has_a_slider(nb):

@@ -3,9 +3,11 @@ same thing, and nothing of this machine."""
 import ast
 import filecmp
 import functools
+import inspect
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from email.parser import Parser
 from html.parser import HTMLParser
 from importlib.metadata import distribution, version
 from pathlib import Path
+from unittest import mock
 import pytest
 from estimators import batches, grouped, variants
 from packaging.requirements import Requirement
@@ -27,6 +30,7 @@ NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
 site_group = pytest.mark.xdist_group('site')
+sys.path.append(str(ROOT/'docs'/'_ext'))      # for what makes the site
 
 def settings(folder=ROOT):
     ini = ConfigParser(delimiters=['='], interpolation=None)
@@ -144,10 +148,56 @@ def test_exported(tmp_path):
 
 def test_readme(): run('docs/readme.py', '--check')
 
-def test_readme_says_both_commands_first():
-    "Before anything else that one has to scroll to."
-    top = '\n'.join((ROOT/'README.md').read_text('utf-8').splitlines()[:40])
-    assert 'make demo' in top and 'make test' in top
+def test_readme_is_in_the_order_of_readers():
+    "What it does and one line of code, install, a picture, six lines, which one, what is special; and then the rest."
+    text = (ROOT/'README.md').read_text('utf-8')
+    marks = ['\n> ', 'R.round_ste(x)', 'pip install .', '![', 'backward()', '## Which one?', '## What is special',
+        'make demo', 'make test ', '## Limitations', '## Citing', '](CITATION.cff)']
+    places = [text.find(m) for m in marks]
+    assert -1 not in places and places == sorted(places)
+    six = re.findall(r'```python\n(.*?)\n```', text, re.S)[1]
+    assert len(six.splitlines()) == 6
+    which = re.search(r'## Which one\?\n(.*?)\n\n', text, re.S)[1].splitlines()[2:]
+    assert len(which) == 4 and all(re.search(r'\| \[[^|]+\]\(nbs/\w+\.ipynb\) \|$', row) for row in which)
+    special = re.search(r'## What is special\n(.*?)\n\n', text, re.S)[1].split('\n- ')
+    assert all('](nbs/' in claim for claim in special)
+
+def test_readme_numbers():
+    "What it counts is what there is."
+    from shok_nb.catalog import catalog
+    from shok_nb.schedules import linear_schedule
+    text = (ROOT/'README.md').read_text('utf-8')
+    assert f'{len(catalog)} estimators' in text and f'each of the {len(catalog)} claims' in text
+    assert [r.name for r in catalog if not r.linear] == ['ewgs_round'] and 'The one estimator' in text
+    ends = [inspect.signature(linear_schedule).parameters[k].default for k in ('init_value', 'end_value')]
+    assert 'from {:g} to {:g}'.format(*ends) in text
+
+def elsewhere(git_url):
+    "README as setup.py gives it to a package index."
+    made,ini = {},(ROOT/'settings.ini').read_text('utf-8')
+    ini = re.sub(r'(?m)^git_url =.*$', f'git_url = {git_url}', ini)
+    def read(self, f, **kw): self.read_string(ini)
+    with mock.patch('setuptools.setup', made.update), mock.patch.object(ConfigParser, 'read', read):
+        runpy.run_path(str(ROOT/'setup.py'))
+    return made['long_description']
+
+def test_readme_elsewhere():
+    "Without a repository no link of it is broken, with one each leads there; code and links to other sites stay."
+    text = (ROOT/'README.md').read_text('utf-8')
+    code = re.findall(r'(?ms)^```.*?^```$', text)
+    ours = r'(!?)\[[^\]]*\]\((?!https:)([^)]*)\)'
+    assert len(re.findall(ours, text)) > 20
+    plain,linked = elsewhere(''),elsewhere('https://example.org/me/it')
+    for t in (plain, linked):
+        assert re.findall(r'(?ms)^```.*?^```$', t) == code
+        assert not re.findall(ours, t) and '](https://arxiv.org/abs/' in t
+    assert '![' not in plain and 'example.org' not in plain and '[' not in plain.partition('## Citing')[2]
+    for picture,path in re.findall(ours, text):
+        assert f"](https://example.org/me/it/{'raw' if picture else 'blob'}/main/{path})" in linked
+
+def test_links_of_readme_lead_somewhere():
+    for path in re.findall(r'\]\((?!https:)([^)#]*)\)', (ROOT/'README.md').read_text('utf-8')):
+        assert (ROOT/path).exists(), path
 
 # --- the tests
 def test_make_test_and_make_test_all():
@@ -369,12 +419,91 @@ def test_range_of_torch():
     assert set(str(spec).split(',')) == {f'>={major}.{minor}', f'<{major}.{newest+1}'}
     assert version('torch') in spec
 
-def test_the_floor_is_not_the_first_page():
-    "Readers meet estimators first; what they stand on comes last."
-    sys.path.insert(0, str(ROOT/'docs'/'_ext'))
+def conf():
+    "The configuration of the site."
+    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [str(ROOT/'docs'/'_ext'), *sys.path]):
+        return runpy.run_path(str(ROOT/'docs'/'conf.py'))
+
+def test_each_page_has_one_place():
+    "In the reader's order, which begins with the overview and ends with what is under the floor."
+    from literate import slug
+    order = conf()['literate_order']
+    places = [n for names in order.values() for n in names]
+    for nb in NBS: assert places.count(slug(nb)) == 1, f'{nb.stem}: one place in literate_order of docs/conf.py, please'
+    assert len({*places}) == len(places) and places[0] == 'index'
+    assert list(order) == ['Start', 'Estimators', 'Training', 'Studies', 'Reference', 'How it is made']
+
+def test_table_of_contents(caplog):
+    "In the order given; a page without a place is named, and a place without its page is skipped."
     from literate import toctree
-    out = toctree(['01_core', '10_ste', '71_jpeg', 'index'], {'0': 'The floor', '1': 'Hard', '7': 'Studies'})
-    assert out.index('Hard') < out.index('Studies') < out.index('The floor')
+    order = dict(Start=['index', 'first'], Floor=['core'], None_yet=['later'])
+    out = toctree({'core', 'index', 'first'}, order)
+    assert re.findall(r'caption: (.*)', out) == ['Start', 'Floor'] and not caplog.records
+    assert out.index('Overview <self>') < out.index('first') < out.index('core')
+    out = toctree({'core', 'index', 'stray'}, order)
+    assert 'stray: no place in literate_order' in caplog.text and out.index('core') < out.index('stray')
+
+def as_page(*cells):
+    "The code cells of the page that these sources become: (source, tags)."
+    from literate import convert
+    nb = dict(cells=[dict(cell_type='code', id=f'c{i}', source=c, metadata={}) for i,c in enumerate(cells)])
+    made = convert(nb, {}, 'shok_nb')['cells']
+    return [(c['source'], set(c['metadata']['tags'])) for c in made if c['cell_type'] == 'code']
+
+def test_what_folds():
+    "Exports, private or not, and what is longer than 20 lines, unless the cell says no; imports are not seen at all."
+    long = '\n'.join(f'x{i} = {i}' for i in range(21))
+    cells = as_page('#| exporti\ndef _f(): pass', '#| export\nA = 1', long, long[:-9], '#| code-fold: false\n'+long,
+        '#| code-fold: true\n1', '1', '#| export\nimport torch')
+    assert ['hide-input' in tags for _,tags in cells[:7]] == [True, True, True, False, False, True, False]
+    assert 'remove-cell' in cells[7][1] and 'remove-cell' not in cells[0][1]
+
+def test_a_page_runs_again(tmp_path):
+    "When what it reads has changed: the library, or a file of figures that it names."
+    from literate import known
+    (tmp_path/'bench').mkdir()
+    (tmp_path/'bench'/'results.json').write_text('1')
+    (tmp_path/'bench'/'other.json').write_text('1')
+    def code(text="read('results.json')", lib=b'', nbs=()): return known(lib, text, tmp_path, list(nbs))
+    first = code()
+    (tmp_path/'bench'/'other.json').write_text('2')
+    assert code() == first != code(lib=b'2')
+    assert code("glob('[0-9]*.ipynb')") != code("glob('[0-9]*.ipynb')", nbs=NBS[:1])
+    (tmp_path/'bench'/'results.json').write_text('2')
+    assert code() != first
+
+def test_figure_alt():
+    "What `#| fig-alt` says is heard by the cell that draws and by no other, and is not seen."
+    (said,tags),(drawn,seen) = as_page('#| fig-alt: A "steep" line\nplot()')
+    assert said == """figures.alt('A "steep" line')""" and 'remove-cell' in tags and (drawn, seen) == ('plot()', set())
+
+def test_figures_say_what_is_seen():
+    "By fig-alt, or by all that is written in them; and no rule of theirs reaches the rest of the page."
+    import figures
+    import matplotlib
+    from shok_nb.plots import curves
+    from shok_nb.soft import soft_round
+    with matplotlib.rc_context(dict(backend='agg')):
+        fig = curves(soft_round, alpha=(0., 2., 5.))[0].figure
+        own,label = figures.svg(fig),figures.label(fig)
+        figures.alt('a "b" < c')
+        given = figures.svg(fig)
+        figures._said.clear()
+    assert 'alpha = 0, 2, 5' in label and 'what backward sees: slope over x [steps]' in label
+    assert f'aria-label="{label}"' in own and 'aria-label="a &quot;b&quot; &lt; c"' in given
+    rules = re.findall(r'<style[^>]*>(.*?)</style>', own, re.S)
+    assert rules and all(r.startswith('.figure *{') for r in rules)
+
+def test_links_of_tables():
+    "Each name of the catalog leads to the notebook that makes it: there, in README, and on the site."
+    from literate import relink, slug
+    from shok_nb.catalog import catalog, table
+    for claims in (True, False):
+        links = re.findall(r'\| \[`(\w+)`\]\((\w+)\.ipynb\)', table(claims=claims))
+        assert [n for n,_ in links] == [r.name for r in catalog]
+        assert [slug(p) for _,p in links] == [r.page for r in catalog]
+        assert {p for _,p in links} <= {nb.stem for nb in NBS}
+    assert '[`soft_round`](soft.ipynb)' in relink(table(), lambda stem: slug(stem) + '.ipynb')
 
 def test_workflows():
     "They run the commands of README, on the torch and Python versions of the table."
@@ -477,6 +606,14 @@ def test_site_shows_no_directives(site):
         assert not re.search(r'#\|\s*\w', text), nb.name
 
 @site_group
+def test_next_page_is_the_readers(site):
+    "From each page one goes on to the next of the order, over the ends of the groups too."
+    pages = [n for names in conf()['literate_order'].values() for n in names if (site/f'{n}.html').exists()]
+    for page,after in zip(pages, pages[1:]):
+        link = re.search(r'<a class="next-page" href="([^"#]+)', (site/f'{page}.html').read_text('utf-8'))
+        assert link[1] == f'{after}.html', f'{page} leads to {link[1]}'
+
+@site_group
 def test_api_entries(site):
     "Every public function of a page has its entry, and each parameter its line."
     pages = {p.stem: p.read_text('utf-8') for p in site.glob('*.html')}
@@ -511,6 +648,25 @@ def test_parameters_are_shown_once(site):
     for p in ('x', 'alpha', 'hard', 'step', 'offset'): assert entry.count(f'<strong>{p}</strong>') == 1, p
     assert 'Parameters:\n' not in entry and entry.count('highlight-pycon') == 1
 
+def found(site, query):
+    "Pages of the site that hold every word of `query`, as the search of the site looks for them."
+    from sphinx.search.en import SearchEnglish
+    english = SearchEnglish({})
+    index = json.loads((site/'searchindex.js').read_text('utf-8').removeprefix('Search.setIndex(').rstrip(';\n)'))
+    def pages(word):
+        hits = [index[kind].get(english.stem(word), []) for kind in ('terms', 'titleterms')]
+        return {index['docnames'][i] for h in hits for i in (h if isinstance(h, list) else [h])}
+    return set.intersection(*(pages(w) for w in re.findall(r'\w+', query.lower()) if w not in english.stopwords))
+
+WANTED = {'onnx': 'deploy digits', 'anneal': 'schedules', 'straight-through': 'ste', 'fake quantization': 'quantize',
+    'learning rate': 'schedules', 'per channel': 'quantize grid calibrate', 'codec': 'jpeg', 'vmap': 'core'}
+
+@site_group
+@pytest.mark.parametrize('query', WANTED)
+def test_search_finds(site, query):
+    "What people type leads to the page that answers."
+    assert set(WANTED[query].split()) <= found(site, query)
+
 URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')
 
 @site_group
@@ -525,3 +681,7 @@ def test_links_only_where_configured(url, tmp_path):
     assert (f'href="{url}/blob/main/nbs/10_ste.ipynb"' in page) == bool(url)
     assert ('colab' in page) == ('github' in url)
     assert url or 'Notebook source' not in page
+    citing = (tmp_path/'out'/'index.html').read_text('utf-8').partition('id="citing"')[2]
+    assert (f'href="{url}/blob/main/CITATION.cff"' in citing) == bool(url) and 'CITATION.cff' in citing
+    assert '../CITATION' not in citing
+    assert page.count('<summary>Parameters</summary>') >= 5 and page.count('<details') == page.count('</details>')
