@@ -14,6 +14,9 @@ def reqs(name): return cfg[f'{name}requirements'].split()
 widgets = reqs('widgets_')
 docs,test = (sorted({*widgets, *reqs(name)}) for name in ('docs_', 'test_'))
 urls = dict(Repository=cfg['git_url'], Documentation=cfg['doc_url'])
+if cfg['git_url']:
+    urls |= dict(Changelog=f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md", Issues=f"{cfg['git_url']}/issues")
+topics = [line.strip() for line in cfg['topics'].splitlines()]
 
 def elsewhere(text):
     "README for a package index, which has none of our files: links lead to the repository, or are words without one."
@@ -32,7 +35,10 @@ setup(
     license_expression=cfg['license'], python_requires=f">={cfg['min_python']}",
     project_urls={k: v for k, v in urls.items() if v},
     classifiers=[f"Development Status :: {cfg['status']}", f"Intended Audience :: {cfg['audience']}",
-        'Programming Language :: Python :: 3 :: Only', 'Typing :: Typed'],
+        'Operating System :: OS Independent', 'Programming Language :: Python :: 3 :: Only',
+        *[f'Programming Language :: Python :: {v}' for v in cfg['pythons'].split()],
+        *[f'Topic :: {t}' for t in topics], 'Typing :: Typed'],
+    package_dir={'': '.'},                      # so that a checkout is importable as a folder: nbdev-export finds docs/
     packages=find_packages(include=[cfg['lib_path'], cfg['lib_path'] + '.*']),
     package_data={cfg['lib_path']: ['py.typed']}, include_package_data=False,
     install_requires=reqs(''), extras_require=dict(widgets=widgets, docs=docs, test=test, dev=sorted({*docs, *test})),

@@ -20,7 +20,7 @@ logging.getLogger('traitlets').setLevel('WARNING')
 NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']  # or each kernel warns that it uses TCP
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton']
-extensions += ['literate', 'offline_math', 'shallow_rst']    # of _ext
+extensions += ['reference', 'literate', 'offline_math', 'shallow_rst']    # of _ext
 literate_package = cfg['lib_path']
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
 literate_order = {k: v.split() for k,v in {                  # the reader's order; each page once

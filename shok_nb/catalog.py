@@ -35,7 +35,25 @@ from .surrogates import clipped_round, dsq_round, stable_round, trust_round
 # %% ../nbs/60_catalog.ipynb #d2a73e44
 @dataclass(frozen=True)
 class Knob:
-    "A number that tunes an estimator: its default, a range worth a slider, and its two ends."
+    """A number that tunes an estimator: its default, a range worth a slider, and its two ends.
+
+    Parameters:
+        name (str): As the function spells it
+        default (float): As the function has it
+        lo (float): Left end of the slider
+        hi (float): Right end of the slider
+        log (bool = False): Is the slider logarithmic?
+        soft (float|None = None): Where the estimator is the identity, if anywhere
+        hard (float|None = None): Where it is `torch.round` off ties, if anywhere
+        learns (bool = True): Does a tensor that requires grad get a gradient?
+        ends (tuple[float,float]|None = None): The least and most it may be; None is `lo` and
+            `hi`
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.catalog.Knob('alpha', 5., .5, 30., log=True, soft=0., hard=float('inf'))
+        Knob(name='alpha', default=5.0, lo=0.5, hi=30.0, log=True, soft=0.0, hard=inf, learns=True)
+    """
     name:str           # As the function spells it
     default:float      # As the function has it
     lo:float           # Left end of the slider
@@ -53,7 +71,18 @@ class Knob:
 
 @dataclass(frozen=True)
 class Choice:
-    "A word that picks a variant of an estimator."
+    """A word that picks a variant of an estimator.
+
+    Parameters:
+        name (str): As the function spells it
+        default (str|None): As the function has it
+        options (tuple): All it can be
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.catalog.Choice('ties', 'even', ('even', 'up'))
+        Choice(name='ties', default='even', options=('even', 'up'))
+    """
     name:str           # As the function spells it
     default:str|None   # As the function has it
     options:tuple      # All it can be
@@ -63,7 +92,36 @@ class Choice:
 
 @dataclass(frozen=True, repr=False)
 class Row:
-    "What one estimator claims, as it is called without choices."
+    """What one estimator claims, as it is called without choices.
+
+    Parameters:
+        f (Callable): The public function, called as `f(x, **knobs, **choices)`
+        slope (str): What backward multiplies by, in x, n = round(x) and q = |x-n|
+        source (str): arXiv id, or who published it where
+        knobs (tuple[Knob,...] = ()): The numbers that tune it, in the order of its arguments
+        choices (tuple[Choice,...] = ()): The words that pick a variant
+        on_grid (bool = False): Are all values integers?
+        exact_slope (bool = False): Is the gradient the derivative of the value, between jumps?
+        continuous (bool = False): Is the value free of jumps?
+        monotone (bool = True): Does the value never fall?
+        mass_one (bool = True): Does the slope integrate to 1 over a cell?
+        odd (bool = True): f(-x) = -f(x), away from ties?
+        equivariant (bool = True): f(x+1) = f(x)+1, away from ties?
+        smooth (bool = False): Does it take `hard=`?
+        grid (bool = True): Does it take `step=` and `offset=`?
+        unbounded (bool = True): f(±inf) = ±inf?
+        linear (bool = True): Is the gradient proportional to the incoming one?
+        random (bool = False): Does it draw random numbers?
+        unbiased (bool = False): Is the mean over its noise `x`, at every x?
+        at_default (tuple[str,...] = ()): Claims that other knobs may break
+        domain (tuple[float,float] = (-2.5, 2.5)): The part of the axis worth a picture
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> nearest = R.estimator('nearest', torch.round)
+        >>> R.catalog.Row(nearest, '1', 'mine', on_grid=True).on_grid
+        True
+    """
     f:Callable             # The public function, called as `f(x, **knobs, **choices)`
     slope:str              # What backward multiplies by, in x, n = round(x) and q = |x-n|
     source:str             # arXiv id, or who published it where
@@ -86,9 +144,31 @@ class Row:
     domain:tuple[float,float]=(-2.5, 2.5) # The part of the axis worth a picture
 
     @property
-    def name(self): return self.f.__name__
+    def name(self)->str: # As Python has it
+        """The name of the function.
+
+        Returns:
+            str: As Python has it
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.catalog.row(R.soft_round).name
+            'soft_round'
+        """
+        return self.f.__name__
     @property
-    def page(self): return self.f.__module__.rpartition('.')[2]
+    def page(self)->str: # Without its number
+        """The notebook that makes it.
+
+        Returns:
+            str: Without its number
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.catalog.row(R.soft_round).page
+            'soft'
+        """
+        return self.f.__module__.rpartition('.')[2]
 
     def __repr__(self):
         "A few lines for people: what holds at the default knobs alone is in brackets."
@@ -197,7 +277,19 @@ catalog = (
 def row(
     f:Callable # A public estimator
 )->Row:        # What it claims
-    "The row of `f`, or of the function that a notebook defines anew; without one raises."
+    """The row of `f`, or of the function that a notebook defines anew; without one raises.
+
+    Parameters:
+        f (Callable): A public estimator
+
+    Returns:
+        Row: What it claims
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.catalog.row(R.soft_round).knobs[0].default
+        5.0
+    """
     name = getattr(f, '__name__', '')
     for r in catalog:
         if r.f is f or r.name == name and signature(r.f) == signature(f): return r
@@ -223,7 +315,22 @@ def table(
     rows:tuple[Row,...]=catalog, # The rows to show
     claims:bool=True             # Their claims, or else their slopes?
 )->str:                          # A Markdown table
-    "The catalog as Markdown: names with links to pages, knobs, claims or slopes, sources."
+    """The catalog as Markdown: names with links to pages, knobs, claims or slopes, sources.
+
+    Parameters:
+        rows (tuple[Row,...] = catalog): The rows to show
+        claims (bool = True): Their claims, or else their slopes?
+
+    Returns:
+        str: A Markdown table
+
+    Example:
+        >>> import shok_nb as R
+        >>> print(R.catalog.table([R.catalog.row(R.round_ste)], claims=False))
+        | estimator, knobs | slope | source |
+        | --- | --- | --- |
+        | [`round_ste`](10_ste.ipynb) | 1 | [1308.3432](https://arxiv.org/abs/1308.3432) |
+    """
     page = {p[3:]: f'{p}.ipynb' for p in _PAGES}
     middle = list(_TICKS.values()) if claims else ['slope']
     head = ['estimator, knobs', *middle, 'source']

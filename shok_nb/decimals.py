@@ -29,7 +29,21 @@ def decimal_ste(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits kept after the point, -38 to 38; negative ones round before it
 )->Tensor:          # Dtype and shape of `x`
-    "`torch.round` to `decimals`, with gradient 1 (arXiv:1308.3432). Integer `x` raises."
+    """`torch.round` to `decimals`, with gradient 1 (arXiv:1308.3432). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        decimals (int = 1): Digits kept after the point, -38 to 38; negative ones round before
+            it
+
+    Returns:
+        Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.decimal_ste(torch.tensor([0.1234, 2.345]), decimals=2)
+        tensor([0.1200, 2.3400])
+    """
     return _digits(check_count(decimals, 'decimal_ste', 'decimals', -38, 38))(x)
 
 # %% ../nbs/26_decimals.ipynb #b051dfba
@@ -53,5 +67,18 @@ def diff_round(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits the author had in mind, -38 to 38
 )->Tensor:          # About twice `x`; dtype and shape of `x`
-    "A benchmark's puzzle (Carlini 2024), no rounding, gradient -0.01. Integer `x` raises."
+    """A benchmark's puzzle (Carlini 2024), no rounding, gradient -0.01. Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        decimals (int = 1): Digits the author had in mind, -38 to 38
+
+    Returns:
+        Tensor: About twice `x`; dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.diff_round(torch.tensor([0.25, 1.]))
+        tensor([0.4975, 1.9900])
+    """
     return _puzzle(check_count(decimals, 'diff_round', 'decimals', -38, 38))(x)

@@ -66,7 +66,26 @@ def fourier_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0.,
 )->Tensor:       # Dtype and shape of `x`
-    "Partial Fourier sum of the staircase (Stack Overflow 46596636, 2017). `terms` < 0 raises."
+    """Partial Fourier sum of the staircase (Stack Overflow 46596636, 2017). `terms` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        terms (int = 5): Number of sines >= 0: 0 is the identity
+        damping ('fejer'|None = None): None cuts off; 'fejer' makes the slope a density
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.fourier_round(torch.tensor([0., 0.3, 0.5]), terms=5)
+        tensor([0.0000, 0.0418, 0.5000])
+    """
     if damping not in (None, 'fejer'):
         raise ValueError(f"fourier_round: damping must be None or 'fejer', got {damping!r}")
     terms = check_count(terms, 'fourier_round', 'terms')
@@ -94,5 +113,24 @@ def poisson_round(
     rho:float|Tensor=.5, # Sharpness in [0, 1], broadcasts with `x`: 0 the identity, 1 rounds
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:               # Dtype of `x`, shape of `x` broadcast with `rho`
-    "Abel sum of the series, slope a Poisson kernel (cf. arXiv:2103.15061). `rho` > 1 raises."
+    """Abel sum of the series, slope a Poisson kernel (cf. arXiv:2103.15061). `rho` > 1 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        rho (float|Tensor = .5): Sharpness in [0, 1], broadcasts with `x`: 0 the identity, 1
+            rounds
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype of `x`, shape of `x` broadcast with `rho`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.poisson_round(torch.tensor([0., 0.3, 0.5]), 0.5)
+        tensor([0.0000, 0.1369, 0.5000])
+    """
     return _poisson(x, rho, hard=hard, step=step, offset=offset)

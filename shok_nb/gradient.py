@@ -47,7 +47,21 @@ def scale_grad(
     x:Tensor,            # Values; any shape, floating dtype
     factor:float|Tensor, # Broadcasts to `x`; 0 stops, -1 reverses the gradient; detached
 )->Tensor:               # A view of `x`
-    "A view, gradient multiplied by `factor` (arXiv:1902.08153, 2.2). A nan `factor` raises."
+    """A view, gradient multiplied by `factor` (arXiv:1902.08153, 2.2). A nan `factor` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        factor (float|Tensor): Broadcasts to `x`; 0 stops, -1 reverses the gradient; detached
+
+    Returns:
+        Tensor: A view of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([1., 2.], requires_grad=True)
+        >>> torch.autograd.grad(R.scale_grad(x, 0.1).sum(), x)[0]
+        tensor([0.1000, 0.1000])
+    """
     check_input(x, 'scale_grad')
     factor = check_knob(factor, x, 'scale_grad', 'factor', -math.inf, open=True)
     if isinstance(factor, Tensor):
@@ -151,7 +165,25 @@ def normalize_grad(
     eps:float=0., # Smaller largest magnitudes count as this, so noise is not blown up; >= 0
     group:'torch.distributed.ProcessGroup|None'=None, # Its ranks share a maximum; None: alone
 )->Tensor:        # A view of `x`
-    "A view, gradient divided by its largest magnitude (shok `ScaleGrad`). Integer `x` raises."
+    """A view, gradient divided by its largest magnitude (shok `ScaleGrad`). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        dim (int|tuple[int,...]|None = None): For the maximum, as in `torch.amax`; None is all
+        eps (float = 0.): Smaller largest magnitudes count as this, so noise is not blown up;
+            >= 0
+        group (torch.distributed.ProcessGroup|None = None): Its ranks share a maximum; None:
+            alone
+
+    Returns:
+        Tensor: A view of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([1., 2.], requires_grad=True)
+        >>> torch.autograd.grad((R.normalize_grad(x)**2).sum(), x)[0]
+        tensor([0.5000, 1.0000])
+    """
     check_input(x, 'normalize_grad')
     least = check_knob(eps, x, 'normalize_grad', 'eps')
     dim = _check_dim('normalize_grad', dim, x)
@@ -183,7 +215,28 @@ def quantize_grad(
     generator:torch.Generator|None=None, # Draws in backward; None is torch's global generator
     seed:Tensor|None=None, # int64, no dimensions: noise by position; change it after backward
 )->Tensor:                 # A view of `x`
-    "A view, gradient rounded by chance to `bits` (arXiv:1606.06160, 2.5). `bits` > 24 raises."
+    """A view, gradient rounded by chance to `bits` (arXiv:1606.06160, 2.5). `bits` > 24 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        bits (int = 8): Bits of the gradient, 1 to 24
+        dim (int|tuple[int,...]|None = None): Share a maximum; None is all but the first, if
+            several
+        generator (torch.Generator|None = None): Draws in backward; None is torch's global
+            generator
+        seed (Tensor|None = None): int64, no dimensions: noise by position; change it after
+            backward
+
+    Returns:
+        Tensor: A view of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([1., 2., 3.], requires_grad=True)
+        >>> y = R.quantize_grad(x, bits=2, seed=torch.tensor(0))
+        >>> torch.autograd.grad((y**2).sum(), x)[0]
+        tensor([2., 2., 6.])
+    """
     check_input(x, 'quantize_grad')
     bits = check_count(bits, 'quantize_grad', 'bits', 1, 24)
     dim = _check_dim('quantize_grad', dim, x)

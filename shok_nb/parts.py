@@ -100,14 +100,42 @@ def pick(
     no:Callable,           # Called as `no(*args)`
     *args:float|Tensor     # Tensors and numbers
 )->Tensor:                 # One of the two results, or their `torch.where`
-    "`yes(*args)` where `condition`, else `no(*args)`: a bool calls one, a Tensor both."
+    """`yes(*args)` where `condition`, else `no(*args)`: a bool calls one, a Tensor both.
+
+    Parameters:
+        condition (bool|Tensor): A bool, or a Tensor of them
+        yes (Callable): Called as `yes(*args)`
+        no (Callable): Called as `no(*args)`
+        *args (float|Tensor): Tensors and numbers
+
+    Returns:
+        Tensor: One of the two results, or their `torch.where`
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.parts import pick
+        >>> pick(True, torch.sin, torch.cos, torch.tensor(0.))
+        tensor(0.)
+    """
     if isinstance(condition, Tensor): return torch.where(condition, yes(*args), no(*args))
     return (yes if condition else no)(*args)
 
 def maths(
     k:float|Tensor # A knob: a number or a Tensor
 )->ModuleType:     # `math` or `torch`
-    "The module whose functions take `k`: for a number, constants are worked out only once."
+    """The module whose functions take `k`: for a number, constants are worked out only once.
+
+    Parameters:
+        k (float|Tensor): A knob: a number or a Tensor
+
+    Returns:
+        ModuleType: `math` or `torch`
+
+    Example:
+        >>> from shok_nb.parts import maths
+        >>> maths(2.).exp(2.)
+        7.38905609893065
+    """
     return torch if isinstance(k, Tensor) else math
 
 # %% ../nbs/06_parts.ipynb #ce5fcdc8

@@ -31,5 +31,22 @@ def ratio_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0., # A grid point, in the units of `x`: the middle of the dead cell
 )->Tensor:                  # The nearest grid point; dtype of `x`
-    "Slope x/round(x), shok's `SoftRound` (cf. arXiv:1308.3432). Integer `x` raises."
+    """Slope x/round(x), shok's `SoftRound` (cf. arXiv:1308.3432). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A grid point, in the units of `x`: the middle of the dead
+            cell
+
+    Returns:
+        Tensor: The nearest grid point; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 1.5], requires_grad=True)
+        >>> torch.autograd.grad(R.ratio_round(x).sum(), x)[0]
+        tensor([0.0000, 0.7500])
+    """
     return _estimator(x, step=step, offset=offset)

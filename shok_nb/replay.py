@@ -388,7 +388,18 @@ def _consider(kind, f, to, ts):
 # %% ../nbs/03_replay.ipynb #7f41123c
 @contextlib.contextmanager
 def no_replay()->Iterator[None]: # Nothing is replayed inside
-    "Inside it this thread runs every formula as it is written, operation by operation."
+    """Inside it this thread runs every formula as it is written, operation by operation.
+
+    Returns:
+        Iterator[None]: Nothing is replayed inside
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from shok_nb.replay import no_replay
+        >>> with no_replay(): y = R.soft_round(torch.tensor([0.3]))
+        >>> y
+        tensor([0.1140])
+    """
     before,_thread.wants = _thread.wants,False
     try: yield
     finally: _thread.wants = before

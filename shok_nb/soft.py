@@ -71,7 +71,30 @@ def soft_round(
     alpha:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`: 0 is the identity, inf rounds
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `alpha`
-    "Staircase through integers and ties (arXiv:2006.09952, 4.1). `alpha` < 0 raises."
+    """Staircase through integers and ties (arXiv:2006.09952, 4.1). `alpha` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        alpha (float|Tensor = 5.): Sharpness >= 0, broadcasts with `x`: 0 is the identity, inf
+            rounds
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype of `x`, shape of `x` broadcast with `alpha`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.2, 0.7], requires_grad=True)
+        >>> y = R.soft_round(x, 5.)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0.0413, 0.8860]), tensor([0.4579, 1.0642]))
+        >>> R.soft_round(x.detach(), 5., hard=True)
+        tensor([0., 1.])
+    """
     return _soft(x, alpha, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/20_soft.ipynb #f89fc5d6
@@ -134,7 +157,25 @@ def soft_round_inverse(
     alpha:float|Tensor=5., # The sharpness that made `y`, broadcasts with it
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # `x` such that `soft_round(x, alpha)` is `y`; dtype of `y`
-    "Inverse of `soft_round` (arXiv:2006.09952, 4.1). Integer `y` or `alpha` < 0 raises."
+    """Inverse of `soft_round` (arXiv:2006.09952, 4.1). Integer `y` or `alpha` < 0 raises.
+
+    Parameters:
+        y (Tensor): Output of `soft_round`; any shape, floating dtype
+        alpha (float|Tensor = 5.): The sharpness that made `y`, broadcasts with it
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: `x` such that `soft_round(x, alpha)` is `y`; dtype of `y`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> y = R.soft_round(torch.tensor([0.2, 0.7]), 5.)
+        >>> R.soft_round_inverse(y, 5.)
+        tensor([0.2000, 0.7000])
+    """
     return _undo(check_input(y, 'soft_round_inverse', 'y'), alpha, step=step, offset=offset)
 
 def soft_round_conditional_mean(
@@ -142,7 +183,24 @@ def soft_round_conditional_mean(
     alpha:float|Tensor=5., # The sharpness that made it, broadcasts with `z`
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # The mean of all `x` that may have made `z`; dtype of `z`
-    "Decoder for noisy soft rounding (arXiv:2006.09952, 4.2). `alpha` < 0 raises."
+    """Decoder for noisy soft rounding (arXiv:2006.09952, 4.2). `alpha` < 0 raises.
+
+    Parameters:
+        z (Tensor): `soft_round(x, alpha)` plus uniform noise of up to half a step
+        alpha (float|Tensor = 5.): The sharpness that made it, broadcasts with `z`
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The mean of all `x` that may have made `z`; dtype of `z`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.soft_round_conditional_mean(torch.tensor([0.2, 0.7]), 5.)
+        tensor([0.0835, 0.8639])
+    """
     check_input(z, 'soft_round_conditional_mean', 'z')
     return _mean(z, alpha, step=step, offset=offset)
 
@@ -159,5 +217,24 @@ def logistic_round(
     beta:float|Tensor=10., # Steepness >= 0, broadcasts with `x`; twice `soft_round`'s `alpha`
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `beta`
-    "Logistic staircase, `soft_round(x, beta/2)` (arXiv:2006.09952, 4.1). `beta` < 0 raises."
+    """Logistic staircase, `soft_round(x, beta/2)` (arXiv:2006.09952, 4.1). `beta` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        beta (float|Tensor = 10.): Steepness >= 0, broadcasts with `x`; twice `soft_round`'s
+            `alpha`
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype of `x`, shape of `x` broadcast with `beta`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.logistic_round(torch.tensor([0.2, 0.7]), 10.)    # soft_round at alpha 5
+        tensor([0.0413, 0.8860])
+    """
     return _logistic(x, beta, hard=hard, step=step, offset=offset)

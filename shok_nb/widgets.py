@@ -337,7 +337,24 @@ def player(
     domain:tuple|None=None, # Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
     **knobs            # Start of a knob, or its (low, high)
 )->str:                # HTML: no network, no library, no id
-    "The sliders of `tune` over curves computed beforehand. What `tune` raises."
+    """The sliders of `tune` over curves computed beforehand. What `tune` raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        hard (bool|None = None): Start with the hard forward pass? None if `f` may have no
+            `hard=`
+        domain (tuple|None = None): Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
+        **knobs: Start of a knob, or its (low, high)
+
+    Returns:
+        str: HTML: no network, no library, no id
+
+    Example:
+        >>> import shok_nb as R
+        >>> html = R.widgets.player(R.soft_round)
+        >>> html.count('type="range"')
+        1
+    """
     knobs,passes,domain = _facts(f, hard, domain, knobs)
     start = {n: k.default for n,k in knobs.items()}
     most = _most(f, domain, knobs, passes)
@@ -418,5 +435,20 @@ def tune(
     domain:tuple|None=None, # Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
     **knobs            # Start of a knob, or its (low, high)
 )->W.VBox:             # Shows itself, live or as a `player`
-    "A slider for each knob of `f`, a menu for each choice. A knob outside its range raises."
+    """A slider for each knob of `f`, a menu for each choice. A knob outside its range raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        hard (bool|None = None): Start with the hard forward pass? None if `f` may have no
+            `hard=`
+        domain (tuple|None = None): Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
+        **knobs: Start of a knob, or its (low, high)
+
+    Returns:
+        W.VBox: Shows itself, live or as a `player`
+
+    Example:
+        >>> import shok_nb as R
+        >>> box = R.widgets.tune(R.soft_round, alpha=(1., 20.))
+    """
     return _Tune(f, hard, domain, knobs)

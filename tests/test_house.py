@@ -33,6 +33,7 @@ import pictures  # noqa: E402
 
 NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
+EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
 site_group = pytest.mark.xdist_group('site')
 sys.path.append(str(ROOT/'docs'/'_ext'))      # for what makes the site
 
@@ -49,7 +50,9 @@ def run(*args, cwd=ROOT, **env):
 
 def copy(to, *folders):
     for f in folders: shutil.copytree(ROOT/f, to/f, ignore=shutil.ignore_patterns('__pycache__', '.ipynb_checkpoints'))
-    for f in SETTINGS: shutil.copy(ROOT/f, to)
+    for f in (*SETTINGS, *EXPORT):
+        (to/f).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT/f, to/f)
     return to
 
 def tracked():
@@ -261,6 +264,25 @@ def test_metadata():
         assert line in cff, line
     assert f"\n## {cfg['version']}" in (ROOT/'CHANGELOG.md').read_text('utf-8')
 
+def test_pythons():
+    "The versions that the package names are those that the suite ran on, from the oldest."
+    rows = json.loads((ROOT/'bench'/'versions.json').read_text('utf-8'))
+    ran = {tuple(map(int, r['python'].split('.')[:2])) for r in rows}
+    said = settings()['pythons'].split()
+    assert said == ['.'.join(map(str, v)) for v in sorted(ran)] and said[0] == settings()['min_python']
+
+def test_citation():
+    "What the Citation File Format 1.2.0 asks for, and nothing it does not know."
+    yaml = pytest.importorskip('yaml')
+    cff = yaml.safe_load((ROOT/'CITATION.cff').read_text('utf-8'))
+    known = {'cff-version', 'message', 'type', 'title', 'version', 'license', 'abstract', 'authors', 'keywords',
+        'date-released', 'repository-code', 'url', 'doi', 'identifiers', 'references', 'preferred-citation'}
+    assert {'cff-version', 'message', 'title', 'authors'} <= set(cff) <= known
+    assert cff['cff-version'] == '1.2.0' and cff['type'] == 'software' and cff['abstract'] == settings()['description']
+    assert all({'name'} <= set(a) or {'family-names', 'given-names'} <= set(a) for a in cff['authors'])
+    assert set(cff['keywords']) <= set(settings()['keywords'].split())
+    assert ('repository-code' in cff) == bool(settings()['git_url'])
+
 def test_constraints():
     "Every requirement has one pinned version here, and it is the one that runs; another torch chooses some for itself."
     lines = [Requirement(l) for l in (ROOT/'constraints.txt').read_text('utf-8').splitlines() if l and l[0] != '#']
@@ -295,11 +317,15 @@ def wheel(tmp_path_factory):
 def test_wheel(wheel):
     "One small wheel for every platform: the modules, py.typed, the licence, nothing else; it needs torch alone."
     cfg,(path,meta,files) = settings(),wheel('')
-    assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl" and path.stat().st_size < 150_000
+    assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl" and path.stat().st_size < 200_000
     modules = {f'shok_nb/{p.name}' for p in (ROOT/'shok_nb').glob('*.py')} | {'shok_nb/py.typed'}
     assert {f for f in files if '.dist-info/' not in f} == modules
     assert any(f.endswith('licenses/LICENSE') for f in files)
     assert (meta['Name'], meta['Version'], meta['Summary']) == (cfg['lib_name'], cfg['version'], cfg['description'])
+    classifiers = meta.get_all('Classifier')
+    for v in cfg['pythons'].split(): assert f'Programming Language :: Python :: {v}' in classifiers
+    for t in cfg['topics'].splitlines(): assert f'Topic :: {t.strip()}' in classifiers
+    assert meta['Keywords'].split(',') == cfg['keywords'].split()
     assert (meta['Author'], meta['License-Expression']) == (cfg['author'], cfg['license'])
     assert meta['Requires-Python'] == f">={cfg['min_python']}"
     reqs = [Requirement(r) for r in meta.get_all('Requires-Dist')]
@@ -315,11 +341,29 @@ def test_no_links_into_nowhere(wheel):
     "nbdev would link other people's pages to a site that is not there."
     assert not [f for f in wheel('')[2] if f.endswith('entry_points.txt')]
 
+@pytest.fixture(scope='module')
+def release(tmp_path_factory):
+    "Where `make release` put its two files, and what it said."
+    to = tmp_path_factory.mktemp('release')
+    return to,run('.ci/release.py', to)
+
 @pytest.mark.slow
-def test_source_release(tmp_path):
+@pytest.mark.xdist_group('release')
+def test_release(release):
+    "Both files pass the checks of an index, and nothing leaves this machine."
+    to,said = release
+    name = f"shok_nb-{settings()['version']}"
+    assert {f.name for f in to.iterdir()} == {f'{name}-py3-none-any.whl', f'{name}.tar.gz'}
+    for f in to.iterdir(): assert f'  {f}  ' in said
+    assert 'Nothing was uploaded' in said and ('will have no links' in said) == (not settings()['git_url'])
+    assert "'upload'" not in (ROOT/'.ci'/'release.py').read_text('utf-8')
+    assert re.search(r'(?m)^release: .*\n\t\$\(PY\) \.ci/release\.py$', (ROOT/'Makefile').read_text('utf-8'))
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('release')
+def test_source_release(release, tmp_path):
     "It holds its sources, and its tests can be collected."
-    run('-m', 'build', '--sdist', '--no-isolation', '--outdir', tmp_path, '.')
-    archive, = tmp_path.glob('*.tar.gz')
+    archive, = release[0].glob('*.tar.gz')
     shutil.unpack_archive(archive, tmp_path)
     here = tmp_path/archive.name.removesuffix('.tar.gz')
     made = {f.relative_to(here).as_posix() for f in here.rglob('*') if f.is_file()}
@@ -331,7 +375,8 @@ def test_source_release(tmp_path):
 def test_urls_only_where_configured(wheel):
     "No repository is made up: links appear once settings.ini names one."
     url = 'https://example.org/somebody/shok_nb'
-    assert wheel(url)[1].get_all('Project-URL') == [f'Repository, {url}']
+    more = [f'Changelog, {url}/blob/main/CHANGELOG.md', f'Issues, {url}/issues']
+    assert wheel(url)[1].get_all('Project-URL') == [f'Repository, {url}', *more]
     assert not wheel('')[1].get_all('Project-URL')
 
 BLOCK = '''
@@ -377,6 +422,20 @@ def test_python_is_too_old(tmp_path):
     assert r.returncode == 1
     assert r.stderr == f'shok_nb needs Python 9.1 or newer, and this is {here}: make PYTHON=python9.1\n'
     assert run('tests/old_python.py') == ''
+
+def test_no_venv_no_python(tmp_path):
+    "One line says what to install."
+    (tmp_path/'ensurepip.py').write_text("raise ModuleNotFoundError('no ensurepip', name='ensurepip')")
+    env = {**os.environ, 'PYTHONPATH': str(tmp_path)}
+    old = [sys.executable, ROOT/'tests'/'old_python.py']
+    r = subprocess.run(old, env=env, capture_output=True, text=True)
+    here = '.'.join(map(str, sys.version_info[:2]))
+    assert r.returncode == 1
+    assert r.stderr == f'this Python makes no venv: apt-get install python{here}-venv, or make PYTHON=another\n'
+    if not shutil.which('make'): pytest.skip('no make here')
+    for f in ('Makefile', *SETTINGS[:3], 'constraints.txt'): shutil.copy(ROOT/f, tmp_path)
+    r = subprocess.run(['make', 'demo', 'PYTHON=python-of-nobody'], cwd=tmp_path, capture_output=True, text=True)
+    assert r.returncode and r.stderr.startswith('There is no python-of-nobody here: make PYTHON='), r.stderr
 
 def test_range_of_torch():
     "What settings.ini allows begins and ends with versions that the whole suite has run on."
@@ -596,6 +655,28 @@ def test_api_entries(site):
                 if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_'):
                     page = pages[re.sub(r'^\d+[a-z]?_', '', nb.stem)]
                     assert re.search(rf'<dt class="sig[^>]*id="shok_nb\.\w+\.{n.name}"', page), f'{nb.stem}: {n.name}'
+
+@site_group
+def test_api_page(site):
+    "All that is public, with its methods and examples, and the index of names, both a click away from any page."
+    from test_help import PUBLIC
+    page,names = ((site/f'{p}.html').read_text('utf-8') for p in ('api', 'genindex'))
+    for name in PUBLIC:
+        module,_,name = name.partition('.')
+        last = name.rpartition('.')[2]
+        assert re.search(rf'<span class="sig-name descname"><span class="pre">{last}</span>', page), name
+        if '.' in name: assert f'id="shok_nb.{module}.{name}"' in page and f'#shok_nb.{module}.{name}"' in names, name
+    assert page.count('highlight-pycon') == len(PUBLIC)
+    tree = re.search('(?s)<div class="sidebar-tree">.*?</div>', (site/'soft.html').read_text('utf-8'))[0]
+    assert 'href="api.html"' in tree and 'href="genindex.html"' in tree
+
+@site_group
+def test_parameters_are_shown_once(site):
+    "The docstring and the signature name the same; a reader sees one list."
+    page = (site/'soft.html').read_text('utf-8')
+    entry = page.partition('id="shok_nb.soft.soft_round"')[2].partition('<dt class="sig')[0]
+    for p in ('x', 'alpha', 'hard', 'step', 'offset'): assert entry.count(f'<strong>{p}</strong>') == 1, p
+    assert 'Parameters:\n' not in entry and entry.count('highlight-pycon') == 1
 
 def found(site, query):
     "Pages of the site that hold every word of `query`, as the search of the site looks for them."

@@ -4,10 +4,8 @@ Each notebook becomes a page of the source folder (which git ignores). A cell th
 API entries (autodoc, parameters from the docments comments) and its source, folded. The table of contents follows
 `literate_order`, the reader's order, and not the numbers in the file names, which say what imports what."""
 import ast
-import dataclasses
 import hashlib
 import importlib
-import inspect
 import json
 import re
 from pathlib import Path
@@ -153,18 +151,26 @@ def _rst(s):
     "A line of markdown for docutils: ticks make literals, and nothing else is markup."
     return re.sub(r'`([^`]+)`|([*|_\\])', lambda m: f'``{m[1]}``' if m[1] else '\\' + m[2], s)
 
+def sections(lines):
+    "The parts of a docstring as docs/docstrings.py writes them: what is before, parameters, result, example."
+    text = '\n'.join(lines).strip()
+    parts = re.split(r'(?m)^(Parameters|Returns|Example):\n', text)
+    found = dict(zip(parts[1::2], parts[2::2]))
+    def entries(part):
+        each = re.split(r'(?m)^    (?=\S)', found.get(part, ''))
+        return [' '.join(e.split()) for e in each if e.strip()]
+    return parts[0].splitlines(),entries('Parameters'),entries('Returns'),found.get('Example', '').rstrip().splitlines()
+
 def docments_fields(app, what, name, obj, options, lines):
-    "`x:int, # the thing` becomes `:param x: the thing`, and a markdown `tick` a literal."
-    from fastcore.docments import docments
-    lines[:] = [_rst(l) for l in lines]
-    target = vars(obj).get('__init__') if inspect.isclass(obj) and not dataclasses.is_dataclass(obj) else obj
-    if not (inspect.isfunction(target) or inspect.isclass(target)): return
-    package = app.config.literate_package
-    common = importlib.import_module(f'{package}.arguments').COMMON        # what is described once for all
-    for k,v in docments(target).items():
-        v = v or common.get(k)
-        if v and k not in ('self', 'cls'):
-            lines += ['', f"{':returns' if k == 'return' else ':param ' + k}: {_rst(' '.join(v.split()))}"]
+    "`x (Tensor): the thing` becomes `:param x: the thing`, an arXiv id a link, an example code."
+    head,params,returns,example = sections(lines)
+    link = r'`\g<0> <https://arxiv.org/abs/\1>`__'
+    out = [re.sub(r'(?:arXiv:)?\b(\d{4}\.\d{4,5})\b', link, _rst(l)) for l in head]
+    for p in params:
+        param,text = re.match(r'(\*{0,2}\w+)(?: \(.*?\))?: (.*)', p).groups()
+        out.append(f':param {_rst(param)}: {_rst(text)}')
+    out += [f":returns: {_rst(r.partition(': ')[2])}" for r in returns]
+    lines[:] = [*out, '', '.. code-block:: pycon', '', *example] if example else out
 
 def fold_fields(app, domain, objtype, content):
     """Beside its source an entry shows its signature and its line; parameters, result and example open on demand, and

@@ -3,6 +3,7 @@ counts ten thousand to a cell, so docutils would step through millions of them."
 from types import SimpleNamespace
 from myst_parser.mdit_to_docutils.base import DocutilsRenderer
 
+
 def setup(app):
     render = DocutilsRenderer.render_restructuredtext
     def shallow(self, token): render(self, SimpleNamespace(content=token.content, map=(0, 1)))
