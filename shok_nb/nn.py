@@ -219,7 +219,8 @@ def swap_rounding(
     children = ((p, name, m) for p in model.modules() for name,m in p._modules.items())
     places = [(p, name, m) for p,name,m in children if wanted(m)]
     if not places:
-        raise ValueError(f'swap_rounding: no {_name(old)} inside {type(model).__name__}')
+        raise ValueError(f'swap_rounding: no {_name(old)} inside {type(model).__name__}; '
+            'it replaces layers, no call within a forward')
     made = {m: _replacement(m, new, model) for _,_,m in places}
     for parent,name,m in places: setattr(parent, name, made[m])
     return model
