@@ -1,5 +1,5 @@
 """Differentiable rounding for PyTorch."""
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 from . import (calibrate, cubic, decimals, dither, ewgs, fourier, gradient, learned,
     neighbours, quantize, ramp, ratio, scalar_quantize, schedules, sigmoid, signs,
     sine, soft, ste, stochastic, surrogates)

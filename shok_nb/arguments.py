@@ -32,7 +32,24 @@ def check_input(
     fn:str,     # Name of the function the user called
     arg:str='x' # Name of the argument
 )->Tensor:      # `x` itself
-    "A dense float16, bfloat16, float32 or float64 Tensor, or a TypeError saying what to do."
+    """A dense float16, bfloat16, float32 or float64 Tensor, or a TypeError saying what to do.
+
+    Parameters:
+        x (Any): What the user gave
+        fn (str): Name of the function the user called
+        arg (str = 'x'): Name of the argument
+
+    Returns:
+        Tensor: `x` itself
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.arguments import check_input
+        >>> check_input([0.5], 'my_round')
+        Traceback (most recent call last):
+            ...
+        TypeError: my_round: x must be a torch.Tensor, got list; use torch.as_tensor(x)
+    """
     plain = type(x) in _PLAIN and x.layout == torch.strided and not x.is_nested
     if plain and x.dtype in _FLOATS: return x
     if not isinstance(x, Tensor):
@@ -85,7 +102,31 @@ def check_knob(
     hi:float=math.inf,  # Largest number allowed
     open:bool=False     # Are the ends themselves excluded?
 )->float|Tensor:        # A Python float, or the tensor itself
-    "A number in range in the dtype of `x`, or a float Tensor that broadcasts; else an error."
+    """A number in range in the dtype of `x`, or a float Tensor that broadcasts; else an error.
+
+    Parameters:
+        k (Any): What the user gave
+        x (Tensor|None): The tensor it will be used with; None allows numbers alone
+        fn (str): Name of the function the user called
+        arg (str): Name of the argument
+        lo (float = 0.): Smallest number allowed
+        hi (float = math.inf): Largest number allowed
+        open (bool = False): Are the ends themselves excluded?
+
+    Returns:
+        float|Tensor: A Python float, or the tensor itself
+
+    Example:
+        >>> from shok_nb.arguments import check_knob
+        >>> check_knob(2, None, 'my_round', 'alpha')
+        2.0
+        >>> check_knob(-2., None, 'my_round', 'alpha')
+        Traceback (most recent call last):
+            ...
+        ValueError: my_round: alpha must be in [0, inf], got -2.0
+    """
+    # in range in every dtype, and far from its ends
+    if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k
@@ -116,7 +157,23 @@ def check_count(
     lo:int=0,          # Smallest number allowed
     hi:float=math.inf  # Largest number allowed
 )->int:                # `k` as a Python int
-    "An int in range; else a TypeError or ValueError saying why."
+    """An int in range; else a TypeError or ValueError saying why.
+
+    Parameters:
+        k (Any): What the user gave
+        fn (str): Name of the function the user called
+        arg (str): Name of the argument
+        lo (int = 0): Smallest number allowed
+        hi (float = math.inf): Largest number allowed
+
+    Returns:
+        int: `k` as a Python int
+
+    Example:
+        >>> from shok_nb.arguments import check_count
+        >>> check_count(8, 'my_round', 'bits', 1, 24)
+        8
+    """
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):
         raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
     n = int(k)

@@ -25,7 +25,20 @@ from .schedules import _ask
 def pack_int4(
     codes:Tensor # Integers from -8 to 7; any shape
 )->Tensor:       # uint8, one dimension, half as long: the first code in the low four bits
-    "Two codes in a byte. A code beyond four bits raises."
+    """Two codes in a byte. A code beyond four bits raises.
+
+    Parameters:
+        codes (Tensor): Integers from -8 to 7; any shape
+
+    Returns:
+        Tensor: uint8, one dimension, half as long: the first code in the low four bits
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.deploy import pack_int4
+        >>> pack_int4(torch.tensor([1, -1, 7, -8], dtype=torch.int8))
+        tensor([241, 135], dtype=torch.uint8)
+    """
     if codes.numel() and (codes.amin() < -8 or codes.amax() > 7):
         ends = f'{codes.amin().item()} to {codes.amax().item()}'
         raise ValueError(f'pack_int4: codes must be in [-8, 7], got {ends}')
@@ -36,13 +49,44 @@ def unpack_int4(
     packed:Tensor, # What `pack_int4` has made
     shape:tuple    # Of the codes
 )->Tensor:         # int8, of that shape
-    "The codes again."
+    """The codes again.
+
+    Parameters:
+        packed (Tensor): What `pack_int4` has made
+        shape (tuple): Of the codes
+
+    Returns:
+        Tensor: int8, of that shape
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.deploy import pack_int4, unpack_int4
+        >>> codes = torch.tensor([[1, -1], [7, -8]], dtype=torch.int8)
+        >>> unpack_int4(pack_int4(codes), (2, 2))
+        tensor([[ 1, -1],
+                [ 7, -8]], dtype=torch.int8)
+    """
     both = torch.stack([packed & 15, packed >> 4], -1).flatten()
     signed = (both.to(torch.int8) ^ 8) - 8
     return signed[:torch.Size(shape).numel()].view(shape)
 
 class Dequantize(nn.Module):
-    "A weight made from its codes when asked for: `scale*(code - zero)`."
+    """A weight made from its codes when asked for: `scale*(code - zero)`.
+
+    Parameters:
+        scale (Tensor): Steps, one for all, per channel or per block
+        zero (Tensor|None = None): Zero points in the dtype of the codes, of the same shape
+        axis (int|None = None): Of the channels
+        block (int|None = None): Values in a run along the last axis that share a step
+        packed (tuple|None = None): Shape of the codes if `pack_int4` packed them
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.deploy import Dequantize
+        >>> codes = torch.tensor([[10, -4]], dtype=torch.int8)
+        >>> Dequantize(torch.tensor([0.5]))(codes)
+        tensor([[ 5., -2.]])
+    """
     scale:Tensor
     zero:Tensor|None
     def __init__(self,
@@ -53,12 +97,30 @@ class Dequantize(nn.Module):
         block:int|None=None,    # Values in a run along the last axis that share a step
         packed:tuple|None=None, # Shape of the codes if `pack_int4` packed them
     ):
+        "See `Dequantize`."
         super().__init__()
         self.axis,self.block,self.packed = axis,block,packed
         self.register_buffer('scale', scale.detach().clone())
         self.register_buffer('zero', None if zero is None else zero.detach().clone())
 
-    def forward(self, codes):
+    def forward(self,
+        codes:Tensor # int8 or uint8, or what `pack_int4` made of them
+    )->Tensor:       # Their values; dtype of `scale`
+        """The values of codes.
+
+        Parameters:
+            codes (Tensor): int8 or uint8, or what `pack_int4` made of them
+
+        Returns:
+            Tensor: Their values; dtype of `scale`
+
+        Example:
+            >>> import torch
+            >>> from shok_nb.deploy import Dequantize
+            >>> codes = torch.tensor([[10, 14]], dtype=torch.uint8)
+            >>> Dequantize(torch.tensor([0.5]), torch.tensor([12], dtype=torch.uint8)).forward(codes)
+            tensor([[-1.,  1.]])
+        """
         if self.packed is not None: codes = unpack_int4(codes, self.packed)
         if torch.onnx.is_in_onnx_export():
             axis = self.axis if self.block is None else codes.ndim-1
@@ -77,7 +139,19 @@ class Dequantize(nn.Module):
         if self.axis is not None or self.block is not None: return self.scale,zero
         return self.scale.view(()),zero.view(())
 
-    def extra_repr(self): return 'int4' if self.packed is not None else 'int8'
+    def extra_repr(self):
+        """What `print` shows of it.
+
+        Returns:
+            str: Between the brackets
+
+        Example:
+            >>> import torch
+            >>> from shok_nb.deploy import Dequantize
+            >>> Dequantize(torch.tensor([0.5]))
+            Dequantize(int8)
+        """
+        return 'int4' if self.packed is not None else 'int8'
 
 # %% ../nbs/59_deploy.ipynb #59a00008
 _CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
@@ -86,7 +160,26 @@ def _stay(m, args):
 
 # %% ../nbs/59_deploy.ipynb #59a00009
 class IntegerLayer(nn.Module):
-    "A Linear or convolution on codes: exact sums, one multiplication, one rounding."
+    """A Linear or convolution on codes: exact sums, one multiplication, one rounding.
+
+    Parameters:
+        layer (nn.Module): The float layer, for its sizes
+        codes (Tensor): int8 weights
+        scale (Tensor): Step of each output channel
+        bias (Tensor|None): int32, in steps of scale times that of the input
+        step (Tensor): Step of the input, 0-d
+        zero (Tensor): uint8 code of an input of 0, 0-d
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from shok_nb.deploy import IntegerLayer
+        >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
+        >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
+        >>> layer = IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero)
+        >>> layer(torch.tensor([[1., 0.3]]))
+        tensor([[0.8500]])
+    """
     codes:Tensor
     scale:Tensor
     step:Tensor
@@ -103,6 +196,7 @@ class IntegerLayer(nn.Module):
         step:Tensor,      # Step of the input, 0-d
         zero:Tensor       # uint8 code of an input of 0, 0-d
     ):
+        "See `IntegerLayer`."
         super().__init__()
         self.packed = None
         self.options = {}
@@ -116,12 +210,45 @@ class IntegerLayer(nn.Module):
         for k,v in values.items(): self.register_buffer(k, v)
         self.register_forward_pre_hook(_stay)
 
-    def feeds(self, step, zero):
-        "What comes next wants codes on this grid."
+    def feeds(self,
+        step:Tensor, # Of the codes that leave, 0-d
+        zero:Tensor  # uint8 code of a 0, 0-d
+    ):
+        """What comes next wants codes on this grid.
+
+        Parameters:
+            step (Tensor): Of the codes that leave, 0-d
+            zero (Tensor): uint8 code of a 0, 0-d
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from shok_nb.deploy import IntegerLayer
+            >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
+            >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
+            >>> layer = IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero)
+            >>> layer.feeds(torch.tensor(0.5), zero)
+            >>> layer(torch.tensor([[1., 0.3]]))
+            tensor([[1.]])
+        """
         self.out_step,self.out_zero = step,zero
 
     @property
-    def weight(self): # The values behind the codes, for who asks for a layer's weight
+    def weight(self)->Tensor: # In floats
+        """The values behind the codes, for who asks for a layer's weight.
+
+        Returns:
+            Tensor: In floats
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from shok_nb.deploy import IntegerLayer
+            >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
+            >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
+            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero).weight
+            tensor([[ 1.0000, -0.5000]])
+        """
         codes = self._weight()
         return codes*self.scale.view(-1, *[1]*(codes.ndim-1))
 
@@ -132,7 +259,28 @@ class IntegerLayer(nn.Module):
         if self.kind is nn.Linear: return F.linear(x, weight, bias)
         return _CONVOLUTIONS[self.kind](x, weight, bias, **self.options)
 
-    def forward(self, x):
+    def forward(self,
+        x:Tensor # Values, as for the float layer
+    )->Tensor:   # As of the float layer, on the grid of what comes next if that is known
+        """What an integer runtime computes, in floats that hold it without error.
+
+        Parameters:
+            x (Tensor): Values, as for the float layer
+
+        Returns:
+            Tensor: As of the float layer, on the grid of what comes next if that is known
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from torch import nn
+            >>> model = nn.Sequential(nn.Linear(2, 2))
+            >>> x = torch.rand(8, 2)
+            >>> _ = R.quantize_model_(model, calibrate=[x])
+            >>> expected = model.eval()(x)
+            >>> _ = R.deploy_(model, x)
+            >>> (model[0].forward(x) - expected).abs().max() < 0.01
+            tensor(True)
+        """
         if self.kind is nn.Linear and x.ndim != 2:        # matrices, as the runtime's Gemm
             return self(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
         if torch.onnx.is_in_onnx_export(): return self._in_onnx(x)
@@ -161,6 +309,20 @@ class IntegerLayer(nn.Module):
         return _onnx_dequantize(_onnx_quantize(y, *grid), *grid)
 
     def extra_repr(self):
+        """What `print` shows of it.
+
+        Returns:
+            str: Between the brackets
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from shok_nb.deploy import IntegerLayer
+            >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
+            >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
+            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero)
+            IntegerLayer(Linear, int8, floats out)
+        """
         shown = [self.kind.__name__, 'int8' if self.packed is None else 'int4']
         return ', '.join([*shown, 'floats out' if self.out_step is None else 'codes out'])
 
@@ -344,7 +506,30 @@ def deploy_(
     *,
     pack:bool=True     # Codes of four bits or fewer two in a byte?
 )->Report:             # What every layer became, and why some compute with floats
-    "Integer codes and steps in place of weights; layers of integers. No quantizer raises."
+    """Integer codes and steps in place of weights; layers of integers. No quantizer raises.
+
+    Parameters:
+        model (nn.Module): What `quantize_model_` has quantized and you have trained; in place
+        example (object): A batch, as the model takes it: shows which layer feeds which
+        pack (bool = True): Codes of four bits or fewer two in a byte?
+
+    Returns:
+        Report: What every layer became, and why some compute with floats
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> x = torch.rand(8, 2)
+        >>> _ = R.quantize_model_(model, calibrate=[x])
+        >>> _ = R.deploy_(model.eval(), x)
+        >>> model
+        Sequential(
+          (0): IntegerLayer(Linear, int8, codes out)
+          (1): ReLU()
+          (2): IntegerLayer(Linear, int8, floats out)
+        )
+    """
     layers:dict[Any,str] = {m: n for n,m in model.named_modules()}
     layers = {m: n for m,n in layers.items() if hasattr(m, 'parametrizations')}
     weights = {m: [w for w in m.parametrizations if _weight_quantizer(m, w)] for m in layers}
@@ -394,7 +579,17 @@ def to_onnx(
     *,
     any_batch:bool=True    # May the first axis of the inputs have any length?
 )->str|PathLike:           # `file`
-    "Write a model for ONNX Runtime, opset 20, or 21 with blocks. A batch of one raises."
+    """Write a model for ONNX Runtime, opset 20, or 21 with blocks. A batch of one raises.
+
+    Parameters:
+        model (nn.Module): Any model; what is written is what it computes in `.eval()`
+        example (object): A batch, as the model takes it or as a loader gives it
+        file (str|PathLike): Where to write, `*.onnx`
+        any_batch (bool = True): May the first axis of the inputs have any length?
+
+    Returns:
+        str|PathLike: `file`
+    """
     _ask('to_onnx', 'onnxscript')
     if isinstance(example, (tuple, list)): example = example[0]
     inputs:Any = example if isinstance(example, dict) else dict(input=example)
@@ -423,7 +618,18 @@ def onnx_session(
     # Where the runtime writes what it made of the model; None is nowhere
     optimized:str|PathLike|None=None
 )->Any:                 # An `onnxruntime.InferenceSession` on the CPU
-    "The model in ONNX Runtime, as exact there as it can be. Without the package raises."
+    """The model in ONNX Runtime, as exact there as it can be. Without the package raises.
+
+    Parameters:
+        file (str|PathLike): What `to_onnx` has written
+        vnni (bool = True): Has the processor VNNI, or is it no x86? If not, sums need more
+            bits
+        optimized (str|PathLike|None = None): Where the runtime writes what it made of the
+            model; None is nowhere
+
+    Returns:
+        Any: An `onnxruntime.InferenceSession` on the CPU
+    """
     ort = _ask('onnx_session', 'onnxruntime')
     options = ort.SessionOptions()
     options.log_severity_level = 3

@@ -82,7 +82,22 @@ def _hard_in_evaluation(rounding, fn):
 
 # %% ../nbs/51_modules.ipynb #3c79bc21
 class Rounding(nn.Module):
-    "A rounding function as a layer: `.train()` runs it, `.eval()` its hard twin. None raises."
+    """A rounding function as a layer: `.train()` runs it, `.eval()` its hard twin. None raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        deployed (Callable|None = None): What evaluation calls: `f` itself, or a function of x,
+            step and offset; None is `f` with `hard=True`
+        learnable (bool = False): Is the first float knob a Parameter?
+        **knobs: Numbers, tensors, Parameters
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.Rounding(R.sine_round)
+        >>> x = torch.tensor([0.3, 1.7])
+        >>> layer(x), layer.eval()(x)
+        (tensor([0.1486, 1.8514]), tensor([0., 2.]))
+    """
     rounds = True                    # `bake_` may remove it from a weight
     def __init__(self,
         f:Callable,                  # Called as `f(x, **knobs)`
@@ -93,6 +108,7 @@ class Rounding(nn.Module):
         learnable:bool=False,        # Is the first float knob a Parameter?
         **knobs                      # Numbers, tensors, Parameters
     ):
+        "See `Rounding`."
         super().__init__()
         if isinstance(f, partial) and not f.args:             # its knobs are knobs like others
             if deployed is f: deployed = f.func
@@ -113,15 +129,59 @@ class Rounding(nn.Module):
             elif k in floats and k not in ('step', 'offset'): v = _tensor(v)
             _hold(self, k, v)
 
-    def forward(self, x):
+    def forward(self,
+        x:Tensor # Values; any shape, floating dtype
+    )->Tensor:   # What the function of the mode returns; dtype of `x`
+        """The estimate in training, the hard operation in evaluation. Integer `x` raises.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+
+        Returns:
+            Tensor: What the function of the mode returns; dtype of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> layer = R.nn.Rounding(R.soft_round, alpha=5.).eval()
+            >>> layer.forward(torch.tensor([0.3, 1.7]))
+            tensor([0., 2.])
+        """
         knobs = {k: getattr(self, k) for k in self.names}
         if self.training or self.deployed is self.f: return self.f(x, **knobs)
         if self.deployed is None: return self.f(x, **{**knobs, 'hard': True})
         return self.deployed(x, **{k: v for k,v in knobs.items() if k in ('step', 'offset')})
 
-    def right_inverse(self, w): return w        # `layer.weight = w` sets what is rounded
+    def right_inverse(self, w):
+        """What torch keeps when a weight that goes through this layer is set.
+
+        Parameters:
+            w (Tensor): The weight to be
+
+        Returns:
+            Tensor: `w` itself
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from torch import nn
+            >>> linear = nn.Linear(2, 1)
+            >>> _ = R.nn.round_weights_(linear, R.nn.RoundSTE(step=0.5))
+            >>> linear.weight = torch.tensor([[0.3, 0.8]])
+            >>> linear.weight.detach()
+            tensor([[0.5000, 1.0000]])
+        """
+        return w        # `layer.weight = w` sets what is rounded
 
     def extra_repr(self):
+        """What `print` shows of it.
+
+        Returns:
+            str: Between the brackets
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.nn.Rounding(R.soft_round, alpha=5., learnable=True)
+            Rounding(soft_round, alpha=5 (learns))
+        """
         default = dict(step=1., offset=0., hard=False, seed=None, ties='even')
         shown = [_name(self.f)] if type(self) is Rounding else []
         for k in self.names:
@@ -163,36 +223,187 @@ def _twin(f, deployed=None):
 
 # %% ../nbs/51_modules.ipynb #51b00010
 @_twin(soft_round)
-class SoftRound(_Layer): "See `soft_round`; evaluation is `torch.round`."
+class SoftRound(_Layer):
+    """See `soft_round`; evaluation is `torch.round`.
+
+    Parameters:
+        alpha (float|Tensor = 5.): Sharpness >= 0, broadcasts with `x`: 0 is the identity, inf
+            rounds
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+        learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.SoftRound(5.)
+        >>> x = torch.tensor([0.3, 1.7])
+        >>> layer(x), layer.eval()(x)
+        (tensor([0.1140, 1.8860]), tensor([0., 2.]))
+    """
 
 # %% ../nbs/51_modules.ipynb #8a537b75
 @_twin(round_ste)
-class RoundSTE(_Layer): "See `round_ste`; evaluation is the same operation."
+class RoundSTE(_Layer):
+    """See `round_ste`; evaluation is the same operation.
+
+    Parameters:
+        ties ('even'|'away'|'zero'|'up'|'down' = 'even'): Halves go to 'even', 'away' from
+            zero, to 'zero', 'up' or 'down'
+        step (float|Tensor = 1.): Grid spacing > 0, broadcasts with `x`; learns by the LSQ
+            gradient
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+        learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.RoundSTE(step=0.5)(torch.tensor([0.4, 1.7]))
+        tensor([0.5000, 1.5000])
+    """
 
 @_twin(floor_ste)
-class FloorSTE(_Layer): "See `floor_ste`; evaluation is the same operation."
+class FloorSTE(_Layer):
+    """See `floor_ste`; evaluation is the same operation.
+
+    Parameters:
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+        learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.FloorSTE()(torch.tensor([0.4, 1.7]))
+        tensor([0., 1.])
+    """
 
 @_twin(ceil_ste)
-class CeilSTE(_Layer): "See `ceil_ste`; evaluation is the same operation."
+class CeilSTE(_Layer):
+    """See `ceil_ste`; evaluation is the same operation.
+
+    Parameters:
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+        learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.CeilSTE()(torch.tensor([0.4, 1.7]))
+        tensor([1., 2.])
+    """
 
 @_twin(trunc_ste)
-class TruncSTE(_Layer): "See `trunc_ste`; evaluation is the same operation."
+class TruncSTE(_Layer):
+    """See `trunc_ste`; evaluation is the same operation.
+
+    Parameters:
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+        learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.TruncSTE()(torch.tensor([0.4, -1.7]))
+        tensor([ 0., -1.])
+    """
 
 @_twin(sign_ste)
-class SignSTE(_Layer): "See `sign_ste`; evaluation is the same operation."
+class SignSTE(_Layer):
+    """See `sign_ste`; evaluation is the same operation.
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.SignSTE()(torch.tensor([0.4, -1.7]))
+        tensor([ 1., -1.])
+    """
 
 @_twin(ratio_round)
-class RatioRound(_Layer): "See `ratio_round`; evaluation is the same operation."
+class RatioRound(_Layer):
+    """See `ratio_round`; evaluation is the same operation.
+
+    Parameters:
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A grid point, in the units of `x`: the middle of the dead
+            cell
+        learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nn.RatioRound()(torch.tensor([0.4, 1.7]))
+        tensor([0., 2.])
+    """
 
 @_twin(logistic_round)
-class LogisticRound(_Layer): "See `logistic_round`; evaluation is `torch.round`."
+class LogisticRound(_Layer):
+    """See `logistic_round`; evaluation is `torch.round`.
+
+    Parameters:
+        beta (float|Tensor = 10.): Steepness >= 0, broadcasts with `x`; twice `soft_round`'s
+            `alpha`
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+        learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.LogisticRound(10.)
+        >>> x = torch.tensor([0.3, 1.7])
+        >>> layer(x), layer.eval()(x)
+        (tensor([0.1140, 1.8860]), tensor([0., 2.]))
+    """
 
 @_twin(cubic_round)
-class CubicRound(_Layer): "See `cubic_round`; evaluation is `torch.round`."
+class CubicRound(_Layer):
+    """See `cubic_round`; evaluation is `torch.round`.
+
+    Parameters:
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+        learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.CubicRound()
+        >>> x = torch.tensor([0.25, 1.75])
+        >>> layer(x), layer.eval()(x)
+        (tensor([0.0156, 1.9844]), tensor([0., 2.]))
+    """
 
 @_twin(stochastic_round, round_ste)
 class StochasticRound(_Layer):
-    "See `stochastic_round`; `seed` is a buffer to advance. Evaluation is `torch.round`."
+    """See `stochastic_round`; `seed` is a buffer to advance. Evaluation is `torch.round`.
+
+    Parameters:
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+        learnable (bool = False): Is `alpha` or `beta` a Parameter, or else `step`?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> layer = R.nn.StochasticRound(seed=torch.tensor(0))
+        >>> x = torch.tensor([0.5, 1.5, 2.5])
+        >>> layer(x), layer.eval()(x)
+        (tensor([1., 1., 2.]), tensor([0., 2., 2.]))
+    """
 
 # %% ../nbs/51_modules.ipynb #cd28566b
 def _replacement(old, new, model):
@@ -212,7 +423,24 @@ def swap_rounding(
     old:type|tuple|Callable, # A class, a tuple of them, or the function of a `Rounding` layer
     new:nn.Module|Callable   # A layer, copied for each place, or a function of the old one
 )->nn.Module:                # `model` itself
-    "Replace every layer of one kind, keeping its grid, mode and device. Without one raises."
+    """Replace every layer of one kind, keeping its grid, mode and device. Without one raises.
+
+    Parameters:
+        model (nn.Module): Any model, changed in place
+        old (type|tuple|Callable): A class, a tuple of them, or the function of a `Rounding`
+            layer
+        new (nn.Module|Callable): A layer, copied for each place, or a function of the old one
+
+    Returns:
+        nn.Module: `model` itself
+
+    Example:
+        >>> import shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 2), R.nn.RoundSTE(step=0.5))
+        >>> R.nn.swap_rounding(model, R.nn.RoundSTE, R.nn.SoftRound(5.))[1]
+        SoftRound(alpha=5, step=0.5)
+    """
     def wanted(m):
         if isinstance(old, (type, tuple)): return isinstance(m, old)
         return m is not None and getattr(m, 'f', None) is old
@@ -245,7 +473,27 @@ def round_weights_(
     layers:type|tuple=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d), # Whose weights, by class
     name:str='weight'            # Name of their weight
 )->nn.Module:                    # `model` itself
-    "Compute with rounded weights from now on. No such weight, or one that is rounded, raises."
+    """Compute with rounded weights from now on. No such weight, or one that is rounded, raises.
+
+    Parameters:
+        model (nn.Module): Any model, changed in place
+        rounding (nn.Module|Callable): A layer, copied for each weight, or a function of its
+            owner
+        layers (type|tuple = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)): Whose weights, by
+            class
+        name (str = 'weight'): Name of their weight
+
+    Returns:
+        nn.Module: `model` itself
+
+    Example:
+        >>> import shok_nb as R
+        >>> from torch import nn
+        >>> linear = nn.Linear(2, 2)
+        >>> _ = R.nn.round_weights_(linear, R.nn.RoundSTE(step=0.25))
+        >>> (linear.weight*4 % 1 == 0).all()
+        tensor(True)
+    """
     kind = [m for m in model.modules() if isinstance(m, layers)]
     found = [m for m in kind if isinstance(getattr(m, name, None), Tensor)]
     if not found:
@@ -264,7 +512,22 @@ def round_weights_(
 def bake_(
     model:nn.Module # A model with rounded weights, changed in place
 )->nn.Module:       # `model` itself
-    "Make the weights of evaluation permanent, and remove what rounds them (and nothing else)."
+    """Make the weights of evaluation permanent, and remove what rounds them (and nothing else).
+
+    Parameters:
+        model (nn.Module): A model with rounded weights, changed in place
+
+    Returns:
+        nn.Module: `model` itself
+
+    Example:
+        >>> import shok_nb as R
+        >>> from torch import nn
+        >>> linear = nn.Linear(2, 2)
+        >>> _ = R.nn.round_weights_(linear, R.nn.RoundSTE(step=0.25))
+        >>> R.nn.bake_(linear)
+        Linear(in_features=2, out_features=2, bias=True)
+    """
     for m in list(model.modules()):
         lists = getattr(m, 'parametrizations', {})
         for name in list(lists):

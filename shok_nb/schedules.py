@@ -44,18 +44,50 @@ def linear_schedule(
     transition_steps:int,   # Steps from one to the other, > 0
     transition_begin:int=0  # Steps to wait before
 )->Callable[[int], float]:  # The value at a step; picklable
-    "A straight line between two values. `transition_steps` <= 0 raises."
+    """A straight line between two values. `transition_steps` <= 0 raises.
+
+    Parameters:
+        init_value (float = 3.): Value at the first step
+        end_value (float = 12.): Value at the last step and after
+        transition_steps (int): Steps from one to the other, > 0
+        transition_begin (int = 0): Steps to wait before
+
+    Returns:
+        Callable[[int], float]: The value at a step; picklable
+
+    Example:
+        >>> import shok_nb as R
+        >>> alpha = R.linear_schedule(3., 12., transition_steps=100)
+        >>> alpha(0), alpha(50), alpha(200)
+        (3.0, 7.5, 12.0)
+    """
     return _schedule('linear_schedule', _mix,
         init_value, end_value, transition_steps, transition_begin)
 
 # %% ../nbs/50_schedules.ipynb #5ad18bd1
 class KnobScheduler:
-    "Writes a schedule into the knobs of a model, in place; like `torch.optim.lr_scheduler`."
+    """Writes a schedule into the knobs of a model, in place; like `torch.optim.lr_scheduler`.
+
+    Parameters:
+        target (nn.Module|Tensor): A model with such knobs, or a 0-d tensor of your own
+        schedule (Callable): Step -> value
+        knob (str = 'alpha'): Name of the buffers to write, in every module that has one
+
+    Example:
+        >>> import shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 2), R.nn.SoftRound(3.))
+        >>> scheduler = R.KnobScheduler(model, R.linear_schedule(3., 12., transition_steps=9))
+        >>> scheduler.step()              # after each step of the optimizer
+        >>> model[1].alpha
+        tensor(4.)
+    """
     def __init__(self,
         target:nn.Module|Tensor, # A model with such knobs, or a 0-d tensor of your own
         schedule:Callable,       # Step -> value
         knob:str='alpha'         # Name of the buffers to write, in every module that has one
     ):
+        "See `KnobScheduler`."
         self.target,self.schedule,self.knob = target,schedule,knob
         self.last_epoch,self._warned = -1,False
         self.step()
@@ -74,7 +106,19 @@ class KnobScheduler:
     def step(self,
         at:int|None=None # Go to this step; None is the next one
     ):
-        "Write the next value. A model without such a buffer raises ValueError."
+        """Write the next value. A model without such a buffer raises ValueError.
+
+        Parameters:
+            at (int|None = None): Go to this step; None is the next one
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> alpha = torch.tensor(0.)
+            >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+            >>> scheduler.step(5)
+            >>> alpha
+            tensor(8.)
+        """
         self.last_epoch = self.last_epoch+1 if at is None else at
         self._last_value = value = float(self.schedule(self.last_epoch))
         with torch.no_grad():
@@ -86,17 +130,51 @@ class KnobScheduler:
                 'and learn nothing; end at 12, or switch to a hard estimator', stacklevel=2)
 
     def get_last_value(self)->float: # What the last step wrote
-        "The value in use."
+        """The value in use.
+
+        Returns:
+            float: What the last step wrote
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> alpha = torch.tensor(0.)
+            >>> R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9)).get_last_value()
+            3.0
+        """
         return self._last_value
 
     def state_dict(self)->dict: # The step, a number
-        "For a checkpoint."
+        """For a checkpoint.
+
+        Returns:
+            dict: The step, a number
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> alpha = torch.tensor(0.)
+            >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+            >>> scheduler.step()
+            >>> scheduler.state_dict()
+            {'last_epoch': 1}
+        """
         return dict(last_epoch=self.last_epoch)
 
     def load_state_dict(self,
         state:dict # From `state_dict`
     ):
-        "Go to the saved step and write its value."
+        """Go to the saved step and write its value.
+
+        Parameters:
+            state (dict): From `state_dict`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> alpha = torch.tensor(0.)
+            >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+            >>> scheduler.load_state_dict({'last_epoch': 4})
+            >>> alpha
+            tensor(7.)
+        """
         self.step(state['last_epoch'])
 
 # %% ../nbs/50_schedules.ipynb #8e259a2c
@@ -107,7 +185,23 @@ def cosine_schedule(
     transition_steps:int,   # Steps from one to the other, > 0
     transition_begin:int=0  # Steps to wait before
 )->Callable[[int], float]:  # The value at a step; picklable
-    "Half a cosine (arXiv:1608.03983): slow, fast, slow. `transition_steps` <= 0 raises."
+    """Half a cosine (arXiv:1608.03983): slow, fast, slow. `transition_steps` <= 0 raises.
+
+    Parameters:
+        init_value (float = 3.): Value at the first step
+        end_value (float = 12.): Value at the last step and after
+        transition_steps (int): Steps from one to the other, > 0
+        transition_begin (int = 0): Steps to wait before
+
+    Returns:
+        Callable[[int], float]: The value at a step; picklable
+
+    Example:
+        >>> import shok_nb as R
+        >>> alpha = R.cosine_schedule(3., 12., transition_steps=100)
+        >>> alpha(0), round(alpha(25), 2), alpha(100)
+        (3.0, 4.32, 12.0)
+    """
     return _schedule('cosine_schedule', _cosine,
         init_value, end_value, transition_steps, transition_begin)
 
@@ -118,7 +212,23 @@ def exponential_schedule(
     transition_steps:int,   # Steps from one to the other, > 0
     transition_begin:int=0  # Steps to wait before
 )->Callable[[int], float]:  # The value at a step; picklable
-    "The same ratio at every step, a straight line on a log axis. Values <= 0 raise."
+    """The same ratio at every step, a straight line on a log axis. Values <= 0 raise.
+
+    Parameters:
+        init_value (float = 3.): Value at the first step, > 0
+        end_value (float = 12.): Value at the last step and after, > 0
+        transition_steps (int): Steps from one to the other, > 0
+        transition_begin (int = 0): Steps to wait before
+
+    Returns:
+        Callable[[int], float]: The value at a step; picklable
+
+    Example:
+        >>> import shok_nb as R
+        >>> alpha = R.exponential_schedule(3., 12., transition_steps=100)
+        >>> alpha(0), round(alpha(50), 2), alpha(100)
+        (3.0, 6.0, 12.0)
+    """
     return _schedule('exponential_schedule', _geometric,
         init_value, end_value, transition_steps, transition_begin, lo=0.)
 
@@ -130,7 +240,24 @@ def sigmoid_schedule(
     transition_begin:int=0, # Steps to wait before
     steepness:float=10.     # > 0: near 0 is the line, large is a jump half way
 )->Callable[[int], float]:  # The value at a step; picklable
-    "A logistic between two values, stretched to meet both. `steepness` <= 0 raises."
+    """A logistic between two values, stretched to meet both. `steepness` <= 0 raises.
+
+    Parameters:
+        init_value (float = 3.): Value at the first step
+        end_value (float = 12.): Value at the last step and after
+        transition_steps (int): Steps from one to the other, > 0
+        transition_begin (int = 0): Steps to wait before
+        steepness (float = 10.): > 0: near 0 is the line, large is a jump half way
+
+    Returns:
+        Callable[[int], float]: The value at a step; picklable
+
+    Example:
+        >>> import shok_nb as R
+        >>> alpha = R.sigmoid_schedule(3., 12., transition_steps=100)
+        >>> alpha(0), alpha(50), alpha(100)
+        (3.0, 7.5, 12.0)
+    """
     k = check_knob(steepness, None, 'sigmoid_schedule', 'steepness', open=True)
     return _schedule('sigmoid_schedule', partial(_sigmoid, k),
         init_value, end_value, transition_steps, transition_begin)
@@ -141,7 +268,21 @@ def dead_share(
     threshold:float=1e-6,  # Slopes of smaller magnitude count as dead
     **knobs                # Passed to `f`
 )->float:                  # Share of one cell, 0 to 1
-    "How much of a cell has no slope to learn from, at 10 001 points. Raises what `f` raises."
+    """How much of a cell has no slope to learn from, at 10 001 points. Raises what `f` raises.
+
+    Parameters:
+        f (Callable = soft_round): A rounding function
+        threshold (float = 1e-6): Slopes of smaller magnitude count as dead
+        **knobs: Passed to `f`
+
+    Returns:
+        float: Share of one cell, 0 to 1
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.dead_share(R.soft_round, alpha=5.), round(R.dead_share(R.soft_round, alpha=50.), 2)
+        (0.0, 0.63)
+    """
     x = torch.linspace(-.5, .5, 10_001, dtype=torch.float64).requires_grad_()
     with torch.enable_grad(): slope, = torch.autograd.grad(f(x, **knobs).sum(), x)
     return (slope.abs() < threshold).double().mean().item()
@@ -161,7 +302,20 @@ def _ask(fn, *names):
 def lightning_callback(
     scheduler:KnobScheduler # Turned by the global step
 )->object:                  # A `lightning.pytorch.Callback`
-    "Steps before each training batch of a Lightning `Trainer` and at the end. None raises."
+    """Steps before each training batch of a Lightning `Trainer` and at the end. None raises.
+
+    Parameters:
+        scheduler (KnobScheduler): Turned by the global step
+
+    Returns:
+        object: A `lightning.pytorch.Callback`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> alpha = torch.tensor(0.)
+        >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+        >>> callback = R.lightning_callback(scheduler)    # for Trainer(callbacks=[...])
+    """
     lightning = _ask('lightning_callback', 'lightning.pytorch', 'pytorch_lightning')
     class KnobCallback(lightning.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -172,7 +326,20 @@ def lightning_callback(
 def transformers_callback(
     scheduler:KnobScheduler # Turned by the global step
 )->object:                  # A `transformers.TrainerCallback`
-    "Steps before each step of a Hugging Face `Trainer` and at the end. Without it raises."
+    """Steps before each step of a Hugging Face `Trainer` and at the end. Without it raises.
+
+    Parameters:
+        scheduler (KnobScheduler): Turned by the global step
+
+    Returns:
+        object: A `transformers.TrainerCallback`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> alpha = torch.tensor(0.)
+        >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+        >>> callback = R.transformers_callback(scheduler)    # for Trainer(callbacks=[...])
+    """
     class KnobCallback(_ask('transformers_callback', 'transformers').TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             scheduler.step(state.global_step)
@@ -183,7 +350,20 @@ def transformers_callback(
 def fastai_callback(
     scheduler:KnobScheduler # Turned by the batch
 )->object:                  # A `fastai.callback.core.Callback`
-    "Steps before each batch of a fastai `Learner`, from 0, and at the end. Without it raises."
+    """Steps before each batch of a fastai `Learner`, from 0, and at the end. Without it raises.
+
+    Parameters:
+        scheduler (KnobScheduler): Turned by the batch
+
+    Returns:
+        object: A `fastai.callback.core.Callback`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> alpha = torch.tensor(0.)
+        >>> scheduler = R.KnobScheduler(alpha, R.linear_schedule(3., 12., transition_steps=9))
+        >>> callback = R.fastai_callback(scheduler)    # for Learner(cbs=[...])
+    """
     class KnobCallback(_ask('fastai_callback', 'fastai.callback.core').Callback):
         def before_batch(self):
             if self.training: scheduler.step(self.train_iter)

@@ -1,5 +1,6 @@
 "Every public name explains itself: one line, its source, and a comment on each parameter and on the result."
 import inspect
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -10,16 +11,19 @@ from shok_nb.catalog import catalog
 
 ROOT = Path(__file__).parent.parent
 MODULES = [p.stem for p in (ROOT/'shok_nb').glob('*.py') if not p.stem.startswith('_')]
+PAGES = sorted((ROOT/'nbs').glob('[1-4][0-9]_*.ipynb'))
 def public(m):
     module = import_module(f'shok_nb.{m}')
     return [(m, n) for n in module.__all__ if callable(getattr(module, n))]
 PUBLIC = [p for m in MODULES for p in public(m)]
 
+def first_line(f): return (f.__doc__ or '').partition('\n')[0]
+
 @pytest.mark.parametrize('module, name', PUBLIC, ids=lambda s: s)
 def test_docments(module, name):
     f = getattr(import_module(f'shok_nb.{module}'), name)
-    doc = (f.__doc__ or '').strip()
-    assert doc and '\n' not in doc and len(doc) <= 115 and not doc.startswith(('This ', 'A function')), doc
+    doc = first_line(f)
+    assert doc and len(doc) <= 115 and not doc.startswith(('This ', 'A function')), doc
     if inspect.isclass(f) and '__init__' not in vars(f): return
     target = f.__init__ if inspect.isclass(f) else f
     rest = inspect.Parameter.VAR_KEYWORD,inspect.Parameter.VAR_POSITIONAL
@@ -36,8 +40,8 @@ def test_docments(module, name):
 
 @pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
 def test_estimators_name_their_source(r):
-    assert re.search(r'\d{4}\.\d{4,5}|20\d\d|19\d\d|shok|SO \d+', r.f.__doc__), 'name the paper'
-    assert 'raises' in r.f.__doc__
+    assert re.search(r'\d{4}\.\d{4,5}|20\d\d|19\d\d|shok|SO \d+', first_line(r.f)), 'name the paper'
+    assert 'raises' in first_line(r.f)
 
 def test_everything_public_is_in_the_catalog():
     "An estimator is a public function of the floors 1 to 3 whose first argument is the tensor to round."
@@ -53,7 +57,6 @@ def test_arrows_go_down():
     """A page imports only from lower floors. The tens digit is the floor. From 50 on the whole number
     counts: a model is made of quantizers, and plots read the catalog. On the ground floor no page
     imports itself by way of others; the order there is the reader's."""
-    import json
     from graphlib import TopologicalSorter
     floor = {}
     for nb in (ROOT/'nbs').glob('[0-9]*.ipynb'):
@@ -80,25 +83,129 @@ def test_arrows_go_down():
             assert roots <= known, (n, roots)
 
 def test_references():
-    "Every arXiv id that a page cites has its title on the page of references, and every one there is cited."
-    import json
+    """Every arXiv id that a page cites, and every "Name 1999", has its entry in references.bib. No entry is there for
+    nothing, and a BibTeX entry has one field a line, with authors as "Last, First"."""
     arxiv = re.compile(r'\b[012]\d(?:0[1-9]|1[0-2])\.\d{4,5}\b')
-    def text(p): return ''.join(s for c in json.loads(p.read_text('utf-8'))['cells'] for s in c['source'])
-    ids = {p.stem: set(arxiv.findall(text(p))) for p in (ROOT/'nbs').glob('*.ipynb')}
-    assert ids.pop('66_references') == set().union(*ids.values())
+    def text(p): return '\n'.join(''.join(c['source']) for c in json.loads(p.read_text('utf-8'))['cells'])
+    pages = '\n'.join(text(p) for p in sorted((ROOT/'nbs').glob('*.ipynb')) if p.stem != '66_references')
+    bib = (ROOT/'docs'/'references.bib').read_text('utf-8')
+    entries = [dict(re.findall(r'(?m)^  (\w+) = \{(.*)\},$', e)) for e in re.findall(r'(?ms)^@\w+\{.*?^\}$', bib)]
+    assert len(entries) == bib.count('\n@') > 45
+    assert {e['eprint'] for e in entries if 'eprint' in e and 'keywords' not in e} == set(arxiv.findall(pages))
+    for e in entries:
+        words = [w for w in e.get('keywords', '').split(', ') if w]
+        assert not words or any(w in pages for w in words), e['title']
+        assert all(', ' in a or a.startswith('{') for a in e['author'].split(' and ')), e['author']
+        assert not e.get('doi', '').startswith('http') and re.fullmatch(r'\d{4}', e['year'])
+    names = r'([A-ZÉ][a-zéü]+)(?: (?:&|and) [A-Z][a-z]+| et al\.)?,? \(?(1[89]\d\d|20[0-2]\d)\b(?!\]\(https://arxiv)'
+    years = lambda e: {e['year'], '20' + e.get('eprint', '')[:2]}
+    for name,year in set(re.findall(names, pages)):
+        assert any(name in e['author'] and year in years(e) for e in entries), f'{name} {year}: not in references.bib'
 
-@pytest.mark.parametrize('nb', sorted((ROOT/'nbs').glob('[1-3][0-9]_*.ipynb')), ids=lambda p: p.stem)
-def test_every_knob_has_a_slider(nb):
-    """On the page of an estimator with knobs, the stored player of `tune` shows a slider for each, a menu for each
-    choice, and the toggle of a smooth one."""
-    import json
-    from shok_nb.catalog import catalog
-    rows,seen = {r.name: r for r in catalog},0
+def players(nb):
+    "The row of each player that a page calls for, and what is stored of it."
+    rows = {r.name: r for r in catalog}
     for c in json.loads(nb.read_text('utf-8'))['cells']:
-        if c['cell_type'] != 'code' or not (m := re.match(r'tune\((\w+)', ''.join(c['source']))): continue
-        r,pages = rows[m[1]],[o['data']['text/html'] for o in c['outputs'] if 'text/html' in o.get('data', {})]
-        page = ''.join(''.join(p) for p in pages)
+        if c['cell_type'] != 'code' or not (m := re.search(r'(?m)^tune\((\w+)', ''.join(c['source']))): continue
+        pages = [o['data']['text/html'] for o in c['outputs'] if 'text/html' in o.get('data', {})]
+        yield rows[m[1]],''.join(''.join(p) for p in pages)
+
+@pytest.mark.parametrize('nb', PAGES, ids=lambda p: p.stem)
+def test_every_knob_has_a_slider(nb):
+    """The stored player of `tune` shows a slider for each knob, a menu for each choice, and the toggle of a
+    smooth estimator."""
+    for r,page in players(nb):
         assert page.count('type="range"') >= len(r.knobs), r.name
         assert page.count('<select') == len(r.choices) and page.count('type="checkbox"') == r.smooth, r.name
-        seen += 1
-    assert seen, 'a page without a slider'
+
+@pytest.mark.parametrize('r', [r for r in catalog if r.knobs], ids=lambda r: r.name)
+def test_every_estimator_with_a_knob_has_a_player(r):
+    assert r in [played for nb in PAGES for played,_ in players(nb)], f'{r.page} has no tune({r.name})'
+
+# --- numbers in prose
+NOT_PROSE = re.compile(r'''
+    ```.*?```                                  # code
+    | `[^`]*`
+    | \$\$.*?\$\$ | \$[^$]*\$                  # formulas
+    | !?\[[^\]]*\]\([^)]*\) | <[^>]+>          # links, whose text names a page or a paper
+    | (?m:^\#+\ .*$) | (?m:^\s*\d+\.\s)        # headings, the numbers of a list
+    | \d{4}\.\d{4,5} | \b(?:1[89]|20)\d\d\b    # arXiv ids, years
+    | (?:§|\beqs?\.|\bsection|\btable|\bfig\.|\bPart|\bAlgorithm|\b[Rr]ule|\bpage)\s*\d[\d.]*(?:\ and\ \d+)?
+    | \b(?:torch|Python|QKeras|opset|CUDA|libjpeg|Inductor|TensorFlow|WCAG|seed|Seed|quality|level)\s+\d[\d.]*   # names
+    | \b\d+(?:\.\d+){2,}                       # versions
+    | \b\d+[- ]bits?\b | \bone-bit\b
+''', re.S | re.X)
+NUMBER = re.compile(r'(?<![\w.:/×^-])(\d{1,3}(?:[ ,]\d{3})+|\d*\.?\d+)(?:\s?(%|per cent|percent))?(?![\w:/×]|\.\d)')
+WORDS_OF = {w: n for n,w in enumerate('three four five six seven eight nine ten eleven twelve'.split(), 3)}
+MEASURED = re.compile(rf"\b({'|'.join(WORDS_OF)}) (decibels?|dB|per ?cent|times)\b", re.I)
+ALLOWED = {0, 1, 2, .5}                        # what any reader takes for granted, with 100 %
+LITERAL = re.compile(r'(?<![\w.])(\d[\d_]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?)(?:(\*\*|/|<<)(\d+))?(?![\w.])')
+
+def numbers(prose):
+    "What a text says in numbers: as written, value, decimals, is it a share? A number in words is not rounded."
+    text = NOT_PROSE.sub(' ', prose)
+    for m in NUMBER.finditer(text):
+        digits = re.sub('[ ,]', '', m[1])
+        value,share = float(digits),bool(m[2])
+        if value in ALLOWED and not share or share and value in (0, 100): continue
+        yield m[0],value,len(digits.partition('.')[2]),share
+    for m in MEASURED.finditer(text): yield m[0],float(WORDS_OF[m[1].lower()]),9,m[2].startswith('per')
+
+def literals(c):
+    "The numbers in the source of a code cell and in what it shows."
+    texts = [''.join(c['source'])]
+    for o in c['outputs']:
+        shown = [v for k,v in o.get('data', {}).items() if k in ('text/plain', 'text/html', 'text/markdown')]
+        texts += [''.join(t) for t in [*shown, o.get('text', '')] if len(''.join(t)) < 20_000]
+    for m in (m for t in texts for m in LITERAL.finditer(t)):
+        v = float(m[1].replace('_', ''))
+        yield v
+        if m[2] and float(m[3]):
+            e = int(m[3])
+            yield v/e if m[2] == '/' else v*2.**min(e, 99) if m[2] == '<<' else v**min(e, 99)
+
+def loose(path):
+    "The numbers in the prose of a page that no code cell beside them has: neither in its source nor in its output."
+    cells = json.loads(path.read_text('utf-8'))['cells']
+    kinds = ''.join(c['cell_type'][0] for c in cells)
+    found = []
+    for i,c in enumerate(cells):
+        if kinds[i] != 'm': continue
+        after = re.match('m*(c*)', kinds[i:]).span(1)
+        before = re.search('(c*)m*$', kinds[:i]).span(1)
+        beside = [*cells[slice(*before)], *cells[i+after[0]:i+after[1]]]
+        near = {v for b in beside for v in literals(b)}
+        def said(value, places, share):
+            "Is it one of them, rounded as it is written?"
+            def same(v): return value in (v, round(v, places), round(v + 1e-12, places))
+            return any(same(v) or share and same(100*v) for v in near)
+        found += [(c['id'], s) for s,*number in numbers(''.join(c['source'])) if not said(*number)]
+    return found
+
+# pages whose prose has numbers that stand alone: to shrink, never to grow
+LOOSE = {'03_replay': 1, '13_surrogates': 1, '14_signs': 1, '30_stochastic': 2, '31_dither': 1, '40_scale_grad': 2,
+    '56_calibrate': 4, '62_widgets': 2, '73_digits': 1}
+
+@pytest.mark.parametrize('nb', sorted((ROOT/'nbs').glob('[!_.]*.ipynb')), ids=lambda p: p.stem)
+def test_numbers_stand_beside_their_cell(nb):
+    """A number in prose is in the code cells before or after it: in an assert, or in what they show. A page that got
+    clean leaves the list of those that are not."""
+    found = loose(nb)
+    assert len(found) <= LOOSE.get(nb.stem, 0), found
+    assert nb.stem not in LOOSE or found, f'{nb.stem}: take it off the list'
+
+def test_a_loose_number_is_found(tmp_path):
+    "Refuted, and next to the wrong cell; not what is rounded, a share, a formula, a name, a year or a heading."
+    def page(*cells):
+        kinds = dict(t='markdown', c='code')
+        made = [dict(cell_type=kinds[k], id=str(i), source=[s], outputs=[]) for i,(k,s) in enumerate(cells)]
+        (tmp_path/'page.ipynb').write_text(json.dumps(dict(cells=made)), 'utf-8')
+        return [s for _,s in loose(tmp_path/'page.ipynb')]
+    code = 'c', 'assert share < .137 and n == 2**20 and loss > 1_500 and dB > 3.72'
+    right = ('13.7 % of 1,048,576', '14 % of 1 048 576', '1500 of them', '3.7 dB', 'two of 1, 2 and 0',
+        'since 2013, torch 2.6', '## 77', '$x^{77}$', '`77`', '[77 pages](77.html)', '1308.3432 §4.1', '4 bits',
+        'float32, 8x8', '1. first')
+    for text in right: assert not page(('t', text), code) + page(code, ('t', text)), text
+    for text in ('half at 63 %', 'some 77', 'off by 0.4', 'four decibels and more', '3.8 dB'):
+        assert len(page(code, ('t', text))) == 1, text
+    assert page(code, ('t', 'Next.'), ('c', 'pass'), ('t', '13.7 % here')) == ['13.7 %']
