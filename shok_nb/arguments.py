@@ -86,6 +86,13 @@ def _in_dtype(k, dtype, lo):
 
 def _shown(k): return f'an int of {k.bit_length()} bits' if _beyond_float(k) else f'{k}'
 
+def _per_channel(k, x, arg):
+    "The way out where a knob has one value per channel: of dim 1, or of dim 0 as in a weight."
+    axis = next((d for d in (1, 0) if d < x.ndim and (x.shape[d],) == k.shape), None)
+    if axis is None: return ''
+    shape = ', '.join('-1' if d == axis else '1' for d in range(x.ndim))
+    return f'; for one per channel use {arg}.view({shape})'
+
 def check_knob(
     k:Any,              # What the user gave
     x:Tensor|None,      # The tensor it will be used with; None allows numbers alone
@@ -120,6 +127,8 @@ def check_knob(
     """
     # in range in every dtype, and far from its ends
     if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
+    # in range in every dtype, and far from its ends
+    if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k
@@ -129,7 +138,7 @@ def check_knob(
         try: torch.broadcast_shapes(k.shape, x.shape)
         except RuntimeError:
             raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
-                f'with x of shape {tuple(x.shape)}') from None
+                f'with x of shape {tuple(x.shape)}{_per_channel(k, x, arg)}') from None
         return k
     if isinstance(k, bool) or not isinstance(k, numbers.Real):
         wanted = 'a number' if x is None else 'a number or a torch.Tensor'

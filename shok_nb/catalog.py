@@ -60,10 +60,12 @@ class Knob:
     soft:float|None=None # Where the estimator is the identity, if anywhere
     hard:float|None=None # Where it is `torch.round` off ties, if anywhere
     learns:bool=True   # Does a tensor that requires grad get a gradient?
+    ends:tuple[float,float]|None=None # The least and most it may be; None is `lo` and `hi`
 
     def __str__(self):
         scale = ', log scale' if self.log else ''
-        return f'{self.name}={self.default:g}, from {self.lo:g} to {self.hi:g}{scale}'
+        ends = ''.join(f', {v:g}' for v in self.ends or () if not self.lo <= v <= self.hi)
+        return f'{self.name}={self.default:g}, from {self.lo:g} to {self.hi:g}{scale}{ends}'
 
 @dataclass(frozen=True)
 class Choice:
@@ -179,8 +181,10 @@ class Row:
 # %% ../nbs/60_catalog.ipynb #615fe2be
 def _log(name, default, lo, hi, **ends): return Knob(name, default, lo, hi, log=True, **ends)
 
-_alpha = _log('alpha', 5., .5, 30., soft=0., hard=math.inf)
-_ends = Knob('lower', -2., -4., 0.),Knob('upper', 2., 1., 4.)
+_half_line = 0.,math.inf
+_alpha = _log('alpha', 5., .5, 30., soft=0., hard=math.inf, ends=_half_line)
+_lower = Knob('lower', -2., -4., 0., ends=(-math.inf, 0.))
+_ends = _lower,Knob('upper', 2., 1., 4., ends=(1., math.inf))
 _ties = Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down'))
 _noise = Choice('kind', 'uniform', ('uniform', 'triangular', 'gaussian', 'kumaraswamy'))
 _mixed = Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit'))
@@ -206,35 +210,39 @@ catalog = (
     Row(ratio_round, 'x/n; 0 where n = 0, 1 at 0', 'shok `SoftRound`',
         on_grid=True, mass_one=False, equivariant=False),
     Row(ewgs_round, '1 + δ sign(g) (x-n)', '2104.00903',
-        (Knob('delta', .1, 0., 1., learns=False),), on_grid=True, odd=False, linear=False),
+        (Knob('delta', .1, 0., 2., learns=False),), on_grid=True, odd=False, linear=False),
     Row(dsq_round, 'k sech²(k(½-q)) / 2(1-α), k = ln(2/α-1), in the range', '1908.05033',
         (Knob('alpha', .2, .01, .9),), grid=False, domain=(-3.5, 3.5), **_clamped),
     Row(stable_round, '(1-κ cos πq) / (1+κ cos πq), κ = √2πA', '2601.19320',
-        (Knob('amplitude', .21, 0., .22),), on_grid=True, mass_one=False),
+        (Knob('amplitude', .21, 0., .22, ends=(0., .225)),), on_grid=True, mass_one=False),
     Row(clipped_round, '1 where n is in the range', '1602.02830', _ends,
         at_default=('on_grid', 'odd'), domain=(-3.5, 3.5), **_clamped),
     Row(trust_round, '1 where |x-f(x)| ≤ T', '2502.05003',
-        (Knob('trust', .5, .05, 2., learns=False), *_ends),
+        (Knob('trust', .5, .05, 2., learns=False, ends=_half_line), *_ends),
         at_default=('on_grid', 'odd'), domain=(-3.5, 3.5), **_clamped),
-    Row(clipped_sign, '1 where |x| ≤ c', '1602.02830', (Knob('clip', 1., .1, 3.),), **_bit),
+    Row(clipped_sign, '1 where |x| ≤ c', '1602.02830',
+        (Knob('clip', 1., .1, 3., ends=_half_line),), **_bit),
     Row(approx_sign, '2-2|x| inside [-1, 1]', '1808.00278', **_bit),
     Row(ede_sign, 'max(t, 1) sech²(tx)', '1909.10788', (_log('t', 1., .1, 10.),), **_bit),
     Row(swish_sign, 'β (2 - βx tanh(βx/2)) / (1 + cosh βx)', '1812.11800',
-        (_log('beta', 5., 1., 20.),), **_bit),
+        (_log('beta', 5., 1., 20., ends=_half_line),), **_bit),
     Row(reste_sign, '|x|^(1/o-1) / o where |x| ≤ c', '2308.06689',
-        (_log('o', 3., 1., 10.), Knob('clip', 1.5, .2, 3.)), **_bit),
+        (_log('o', 3., 1., 10., ends=(1., math.inf)),
+            Knob('clip', 1.5, .2, 3., ends=_half_line)), **_bit),
     Row(soft_round, 'α sech²(α(½-q)) / 2tanh(α/2)', _tanh, (_alpha,), smooth=True, **_curve),
     Row(logistic_round, 'as soft_round, α = β/2', _tanh,
-        (_log('beta', 10., 1., 60., soft=0., hard=math.inf),), smooth=True, **_curve),
+        (_log('beta', 10., 1., 60., soft=0., hard=math.inf, ends=_half_line),),
+        smooth=True, **_curve),
     Row(soft_round_inverse, '1 / (2α tanh(α/2) q(1-q) + α/sinh α)', _tanh,
-        (_log('alpha', 5., .5, 30., soft=0.),), **_curve),
+        (_log('alpha', 5., .5, 30., soft=0., ends=_half_line),), **_curve),
     Row(soft_round_conditional_mean, '1 / (2α tanh(α/2) (¼-q²) + α/sinh α)', _tanh,
         (_alpha,), **_curve),
     Row(sigmoid_round, 's σ(z)σ(-z), z = s(x-c)', _answer,
-        (_log('slope', 1000., 1., 1000.), Knob('center', .5, 0., 1.)),
+        (_log('slope', 1000., 1., 1000., ends=_half_line), Knob('center', .5, 0., 1.)),
         domain=(-.5, 1.5), **_curve, **_one_step),
     Row(sigmoid_sum_round, 'Σ σ(z)σ(-z)/T over the ties, z = (distance to the tie)/T',
-        '2504.19026', (_log('temperature', .1, .01, 1., soft=math.inf, hard=0.),),
+        '2504.19026',
+        (_log('temperature', .1, .01, 1., soft=math.inf, hard=0., ends=_half_line),),
         smooth=True, **_curve),
     Row(sine_round, '2 sin²(πq), chained depth times', _answer,
         (Knob('depth', 1, 0, 6, soft=0),), smooth=True, **_curve),
@@ -243,10 +251,10 @@ catalog = (
         (Knob('terms', 5, 0, 30, soft=0),), (Choice('damping', None, (None, 'fejer')),),
         monotone=False, smooth=True, **_curve),
     Row(poisson_round, '(1-ρ²) / (1 + 2ρ cos 2πq + ρ²)', 'Abel sum',
-        (Knob('rho', .5, 0., .95, soft=0., hard=1.),), smooth=True, **_curve),
+        (Knob('rho', .5, 0., .95, soft=0., hard=1., ends=(0., 1.)),), smooth=True, **_curve),
     Row(cubic_round, '3q²', '2309.06978', exact_slope=True, mass_one=False, smooth=True),
     Row(ramp_round, 'gain on the ramp, else 0', _answer,
-        (_log('gain', 1e4, 1., 1e4), Knob('threshold', .499, 0., 1.)),
+        (_log('gain', 1e4, 1., 1e4, ends=_half_line), Knob('threshold', .499, 0., 1.)),
         domain=(-.5, 1.5), **_curve, **_one_step),
     Row(decimal_ste, '1', '1308.3432', (Knob('decimals', 1, 0, 3),),
         grid=False, domain=(-.5, .5)),
@@ -257,7 +265,7 @@ catalog = (
         unbiased=True, exact_slope=True, grid=False, **_drawn),
     Row(dither_round, '1', '2006.09952', (), (_noise,), unbiased=True, **_drawn),
     Row(noisy_soft_round, 'of both curves, at the noise', '2006.09952',
-        (_log('alpha', 5., .5, 30.),), (_noise,), exact_slope=True, **_drawn),
+        (_log('alpha', 5., .5, 30., ends=_half_line),), (_noise,), exact_slope=True, **_drawn),
     Row(reinmax_round, '1/2P(y), 1 at integers', '2304.08612',
         on_grid=True, unbiased=True, **_drawn),
     Row(sga_round, 'of the mixture, at the noise', '2006.04240',

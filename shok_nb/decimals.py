@@ -13,7 +13,7 @@ from .arguments import check_count
 from .core import estimator
 from .parts import _addcmul, _cached, _finite, _scalar, either
 
-# %% ../nbs/26_decimals.ipynb #2f161d5b
+# %% ../nbs/26_decimals.ipynb #2d664253
 @_cached
 def _digits(d):
     def value(v):
@@ -25,7 +25,6 @@ def _digits(d):
         return torch.where(y.abs() < math.inf, y, v)
     return estimator('decimal_ste', either(value, compiled_value), pure=True)
 
-# %% ../nbs/26_decimals.ipynb #2d664253
 def decimal_ste(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits kept after the point, -38 to 38; negative ones round before it
@@ -47,7 +46,7 @@ def decimal_ste(
     """
     return _digits(check_count(decimals, 'decimal_ste', 'decimals', -38, 38))(x)
 
-# %% ../nbs/26_decimals.ipynb #a97b8358
+# %% ../nbs/26_decimals.ipynb #b051dfba
 @_cached
 def _puzzle(d):
     scale = 10.**d
@@ -64,7 +63,6 @@ def _puzzle(d):
         return still - torch.where(torch.isfinite(v), v.detach()-v, 0.)*w
     return estimator('diff_round', value, slope, plain, hard=False, pure=True)
 
-# %% ../nbs/26_decimals.ipynb #b051dfba
 def diff_round(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits the author had in mind, -38 to 38

@@ -55,12 +55,11 @@ def uniform_noise(
             f'got {dtype}')
     return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
 
-# %% ../nbs/31_dither.ipynb #2735f309
+# %% ../nbs/31_dither.ipynb #6e6dc496
 def _dithered(v, e): return torch.round(v+e) - e
 
 _dither = estimator('dither_round', _dithered, hard=False, e=dict(), pure=True)
 
-# %% ../nbs/31_dither.ipynb #6e6dc496
 def dither_round(
     x:Tensor,              # Values; any shape, floating dtype
     kind:_Kind='uniform',  # Of the dither

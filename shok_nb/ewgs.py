@@ -16,7 +16,7 @@ from .core import estimator
 from .parts import by_mode, either
 from .pieces import _number, _pieces, _wide, _widen
 
-# %% ../nbs/12_ewgs.ipynb #1f2b56fe
+# %% ../nbs/12_ewgs.ipynb #af907abf
 class _Pull(Function):
     "The identity; backward adds `delta*|g|` times the distance from the grid."
     generate_vmap_rule = True
@@ -49,7 +49,6 @@ def _as_tensor(k, x):
 
 _constant = either(_as_number, _as_tensor)                  # `k` without its gradient
 
-# %% ../nbs/12_ewgs.ipynb #af907abf
 def _pull(x, delta, step, offset):
     knobs = [_constant(k, x) for k in (delta, step, offset)]
     return _round(_Pull.apply(x, *knobs), step=step, offset=offset)

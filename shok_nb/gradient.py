@@ -18,7 +18,7 @@ from .parts import _saturate, by_mode, either
 from .pieces import _wide
 from .random import _toss, check_random, uniform_like
 
-# %% ../nbs/40_scale_grad.ipynb #95118db8
+# %% ../nbs/40_scale_grad.ipynb #0b46758a
 def _view(x):
     "A view; a copy of a nested tensor, which torch cannot view."
     return x.view_as(x) if x.layout == torch.strided else x.clone()
@@ -35,7 +35,6 @@ class _Scale(Function):
         factor = ctx.saved_tensors[0] if ctx.number is None else ctx.number
         return (g.to(_wide(g.dtype))*factor).to(g.dtype),None
 
-# %% ../nbs/40_scale_grad.ipynb #0b46758a
 def _plainly_scaled(x, factor):
     wide = x.to(_wide(x.dtype))
     return straight_through(wide, (wide*factor).to(wide.dtype)).to(x.dtype)
@@ -72,7 +71,7 @@ def scale_grad(
                 f'than x of shape {tuple(x.shape)}')
     return _scaled(x, factor)
 
-# %% ../nbs/40_scale_grad.ipynb #2e03285a
+# %% ../nbs/40_scale_grad.ipynb #aba0d27f
 def _extremes(g, dim):
     "The smallest and the largest of `g` over `dim`; over all in one pass."
     if dim is None and type(g) is Tensor:
@@ -151,7 +150,6 @@ def _check_dim(fn, dim, x):
         raise ValueError(f'{fn}: dim names an axis twice, got {dim}')
     return tuple(axes)
 
-# %% ../nbs/40_scale_grad.ipynb #aba0d27f
 def _fine(what): pass
 
 def _not_here(what):
@@ -193,7 +191,7 @@ def normalize_grad(
     def normalized(g): return (g/_over(_largest(g, dim, least, group))).to(g.dtype)
     return _regrade('normalize_grad', x, normalized)
 
-# %% ../nbs/40_scale_grad.ipynb #ef173bf8
+# %% ../nbs/40_scale_grad.ipynb #b4236a54
 def _few_bits(g, seed, u, half, dim, generator):
     "`g` on the grid of odd multiples of its largest magnitude over 2 half."
     if u is None: u = uniform_like(g, generator=generator, seed=seed, fn='quantize_grad')
@@ -202,7 +200,6 @@ def _few_bits(g, seed, u, half, dim, generator):
     v = wide/_over(m)*half + .5
     return ((_pass(v, _toss(v.detach(), u))-.5)/half*m).to(g.dtype)
 
-# %% ../nbs/40_scale_grad.ipynb #b4236a54
 def _noise(x, seed): return uniform_like(x, seed=seed, fn='quantize_grad')
 
 def _none_yet(x, seed): return None

@@ -11,14 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-try:
-    import matplotlib.pyplot as plt
-except ImportError as e:
-    raise ImportError(
-        "shok_nb.lab draws with matplotlib: pip install matplotlib") from e
 from .arguments import check_count
 from .neighbours import local_expectation
-from .plots import _draw, _name, sweep
+from .plots import _draw, _legend, _name, _title, figure, line_style, sweep
 
 # %% ../nbs/63_lab.ipynb #25b9d44e
 def _gradient(f, x, fn):
@@ -87,11 +82,14 @@ def bias_variance(
 # %% ../nbs/63_lab.ipynb #db40bacb
 def _pair(xlabel, *titles)->Sequence:
     "A figure with two Axes side by side."
-    _,ax = plt.subplots(1, 2, figsize=(8, 3.2), dpi=80, layout='constrained')
+    _,ax = figure(1, 2, (5.5, 2.9))
     for a,title in zip(ax, titles):
-        a.set(title=title, xlabel=xlabel)
+        a.set(xlabel=xlabel)
+        a.set_title(title, fontsize='medium')
         a.grid(alpha=.25)
     return ax
+
+def _drawn(ax): return len(ax.get_legend_handles_labels()[1])
 
 # %% ../nbs/63_lab.ipynb #af41e203
 def plot_bias(
@@ -130,12 +128,13 @@ def plot_bias(
     if ax is None:
         ax = _pair('x [steps]', 'mean gradient', 'standard deviation')
         x,y,_ = sweep(lambda x: look(x)[1], domain)
-        ax[0].plot(x, y, 'k--', lw=1, zorder=3, label='exact')
+        ax[0].plot(x, y, ':', color='#7f7f7f', zorder=3, label='exact')
+    style = line_style(_drawn(ax[0])-1)                 # the first is exact
     x,y,_ = sweep(lambda x: look(x)[1:3].sum(0), domain)
-    _draw(ax[0], x, y, _name(f))
+    _draw(ax[0], x, y, _name(f), **style)
     x,y,_ = sweep(lambda x: look(x)[3].sqrt(), domain)
-    _draw(ax[1], x, y, None)
-    ax[0].legend()
+    _draw(ax[1], x, y, None, **style)
+    _legend(ax, _name(f))
     return tuple(ax)
 
 # %% ../nbs/63_lab.ipynb #a5448648
@@ -254,7 +253,10 @@ def plot_report(
     if ax is None: ax = _pair(k, 'the cell', 'its gradient')
     rows = [report(f, **knobs | {k: v}) for v in x]
     for a,fields in zip(ax, (('dead', 'gap', 'monotone'), ('bias', 'sd'))):
-        for name in fields: a.plot(x, [getattr(r, name) for r in rows], '.-', label=name)
+        for name in fields:
+            values = [getattr(r, name) for r in rows]
+            a.plot(x, values, marker='.', label=name, **line_style(_drawn(a)))
         if x[0] > 0 and x[-1] >= 10*x[0]: a.set_xscale('log')
         a.legend()
+    _title(ax[0].figure, _name(f))
     return tuple(ax)

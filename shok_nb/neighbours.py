@@ -51,7 +51,7 @@ def local_expectation(
     low,high = (f(k*step + offset) for k in (n, n+1))
     return (low + _finite(v-n)*(high-low)).to(x.dtype)
 
-# %% ../nbs/32_neighbours.ipynb #3f26ce3c
+# %% ../nbs/32_neighbours.ipynb #2c68e006
 def _above(v):
     "How far `v` is above the integer below, 0 at infinity."
     return _finite(v - v.floor().detach())
@@ -71,7 +71,6 @@ def _reinmax_plain(v, u):
 _reinmax_round = estimator('reinmax_round', _toss, _reinmax, _reinmax_plain,
     u=dict(), pure=True)
 
-# %% ../nbs/32_neighbours.ipynb #2c68e006
 def reinmax_round(
     x:Tensor, # Values; any shape, floating dtype
     *, generator:torch.Generator|None=None, seed:Tensor|None=None,
@@ -102,7 +101,7 @@ def reinmax_round(
     u = uniform_like(x, generator=generator, seed=seed, fn='reinmax_round')
     return _reinmax_round(x, u, step=step, offset=offset)
 
-# %% ../nbs/32_neighbours.ipynb #6e6fe4a2
+# %% ../nbs/32_neighbours.ipynb #46168270
 # The log probability of a neighbour at distance d in (0, 1), and its slope.
 def _atanh(d, a): return -torch.atanh(d)
 def _atanh_slope(d, a): return -1/(1-d*d)
@@ -183,7 +182,6 @@ def _sga(kind, neighbours):
     return estimator('sga_round', value, slope, plain, hard=False,
         temperature=dict(open=True), scale=dict(open=True), **noise, pure=True)
 
-# %% ../nbs/32_neighbours.ipynb #46168270
 def sga_round(
     x:Tensor,                    # Values; any shape, floating dtype
     temperature:float|Tensor=.5, # > 0, broadcasts with `x`: towards 0 it is `torch.round`

@@ -12,8 +12,10 @@ from torch import Tensor
 from .compat import batched, compile_error, dispatch_modes, empty, has_triton, mode
 from .replay import run
 
-# %% ../nbs/00_pieces.ipynb #683dd654
+# %% ../nbs/00_pieces.ipynb #00b00012
 _PIECE = 1<<16                              # elements of a piece, for each thread
+
+# %% ../nbs/00_pieces.ipynb #683dd654
 _HALVES = torch.float16,torch.bfloat16
 _FLOATS = *_HALVES,torch.float32,torch.float64
 _FUSED = 'cuda',                            # where a formula is compiled into one kernel

@@ -12,7 +12,7 @@ from torch import Tensor
 from .core import estimator
 from .parts import _mask, _saturate, _scalar
 
-# %% ../nbs/25_ramp.ipynb #5b12cb8b
+# %% ../nbs/25_ramp.ipynb #a359915f
 def _climb(v, gain, threshold):
     big = torch.finfo(v.dtype).max                             # 0*inf has no value
     return _saturate(_scalar(gain, v), None, 1e30)*(_saturate(v, -big, big) - threshold)
@@ -26,7 +26,6 @@ def _slope(v, gain, threshold):
 _ramp = estimator('ramp_round', _value, _slope, _value, hard=False,
     gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True), pure=True)
 
-# %% ../nbs/25_ramp.ipynb #a359915f
 def ramp_round(
     x:Tensor,                    # Values, meant to lie in [0, 1]; any shape, floating dtype
     gain:float|Tensor=1e4,       # Slope >= 0, broadcasts with `x`: 0 is flat, inf a step

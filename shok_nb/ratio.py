@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from .core import estimator
 
-# %% ../nbs/11_ratio.ipynb #5e785199
+# %% ../nbs/11_ratio.ipynb #dd74ba1b
 def _ratio(v):
     "Slope of `v`: 0/0 and inf/inf, which are nan, count as 1, and v/0 as 0."
     return torch.nan_to_num(v/torch.round(v), 1., 0., 0.)
@@ -25,7 +25,6 @@ def _plain(v):
 
 _estimator = estimator('ratio_round', torch.round, _ratio, _plain, pure=True)
 
-# %% ../nbs/11_ratio.ipynb #dd74ba1b
 def ratio_round(
     x:Tensor,               # Values; any shape, floating dtype
     *,

@@ -59,12 +59,11 @@ def sine_round(
     depth = check_count(depth, 'sine_round', 'depth')
     return _again(depth)(x, hard=hard, step=step, offset=offset)
 
-# %% ../nbs/22_sine.ipynb #c64850b2
+# %% ../nbs/22_sine.ipynb #0e1eb257
 def _half(q): return torch.sin(math.pi/2*q)**2
 
 _cosine = staircase('cosine_round', _half, lambda q: math.pi/2*torch.sin(math.pi*q), pure=True)
 
-# %% ../nbs/22_sine.ipynb #0e1eb257
 def cosine_round(
     x:Tensor, # Values; any shape, floating dtype
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,

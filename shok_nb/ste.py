@@ -12,7 +12,7 @@ from torch import Tensor
 from .core import estimator
 from .parts import _centre, _sign
 
-# %% ../nbs/10_ste.ipynb #5aedfe15
+# %% ../nbs/10_ste.ipynb #635bf346
 def _down(v):
     "`torch.round`, but one less where it went up by a half. Keeps -0."
     n,e = _centre(v)
@@ -28,7 +28,6 @@ _Ties = Literal['even', 'away', 'zero', 'up', 'down']
 _rules = dict(even=torch.round, away=_away, zero=_zero, up=_up, down=_down)
 _ties = {t: estimator('round_ste', f, pure=True) for t,f in _rules.items()}
 
-# %% ../nbs/10_ste.ipynb #635bf346
 def round_ste(
     x:Tensor,             # Values; any shape, floating dtype
     *,
@@ -61,13 +60,12 @@ def round_ste(
         raise ValueError(f"round_ste: ties must be one of {', '.join(_ties)}, got {ties!r}")
     return _ties[ties](x, step=step, offset=offset)
 
-# %% ../nbs/10_ste.ipynb #4a959b19
+# %% ../nbs/10_ste.ipynb #d72a21f0
 _floor = estimator('floor_ste', torch.floor, pure=True)
 _ceil = estimator('ceil_ste', torch.ceil, pure=True)
 _trunc = estimator('trunc_ste', torch.trunc, pure=True)
 _signs = estimator('sign_ste', _sign, pure=True)
 
-# %% ../nbs/10_ste.ipynb #d72a21f0
 def floor_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,

@@ -103,9 +103,10 @@ def page(tmp_path_factory):
     nbs,src,out = (tmp/n for n in ('nbs', 'src', 'html'))
     for d in (nbs, src): d.mkdir()
     (nbs/'index.ipynb').write_text(notebook('# Site'))
-    imports = 'from shok_nb.soft import soft_round\nfrom shok_nb.widgets import tune'
-    (nbs/'60_page.ipynb').write_text(notebook('# Page\n> Two sliders.', imports,
-        'tune(soft_round)', 'tune(soft_round, alpha=8., step=(.5, 2.))'))
+    imports = 'import shok_nb as R\nfrom shok_nb.plots import curves\nfrom shok_nb.widgets import tune'
+    (nbs/'60_page.ipynb').write_text(notebook('# Page\n> A figure and players.', imports, 'curves(R.round_ste);',
+        'tune(R.soft_round)', 'tune(R.soft_round, alpha=8., step=(.5, 2.))', 'tune(R.round_ste)',
+        'tune(R.stochastic_round)', 'tune(R.sga_round)'))
     command = [sys.executable, '-m', 'sphinx', '-q', '-c', root/'docs', '-D', f'literate_nbs={nbs}', src, out]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout+run.stderr
@@ -114,7 +115,7 @@ def page(tmp_path_factory):
 def test_static_page(browser, page):
     "Mouse, keyboard and toggle move the picture of one player, and of that one alone."
     browser.get(page.as_uri())
-    one,two = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
+    one,two,*_ = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
     slider,toggle = find(one, 'input[type=range]'),find(one, 'input[type=checkbox]')
     at_start,other,picture = path(one),path(two),shot(one)
     assert slider.get_attribute('aria-label') == 'alpha' and slider.get_attribute('aria-valuetext') == '5'
@@ -122,7 +123,7 @@ def test_static_page(browser, page):
     assert float(slider.get_attribute('aria-valuetext')) > 10
     assert path(one) != at_start and moved(picture, shot(one)) > 500
     slider.send_keys(Keys.HOME)
-    assert slider.get_attribute('aria-valuetext') == find(one, 'output').text == '0.5'
+    assert slider.get_attribute('aria-valuetext') == find(one, 'output').text == '0'
     low,readout = path(one, 'g'),text(one)
     slider.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert path(one, 'g') != low and text(one) != readout
@@ -136,6 +137,36 @@ def test_static_page(browser, page):
     assert path(two) != other
     assert hosts(browser) == {('file', None)}
     assert not [l for l in browser.get_log('browser') if l['level'] == 'SEVERE']
+
+def controls(player, kind): return player.find_elements(By.CSS_SELECTOR, kind)
+
+def test_every_control_moves_pixels(browser, page):
+    "Of each player, beside a figure of matplotlib: by mouse and by key, each menu, each toggle."
+    browser.get(page.as_uri())
+    assert find(browser, 'svg.figure')
+    players = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
+    assert len(players) == 5
+    for p in players:
+        name,seen = find(p, 'svg').get_attribute('aria-label'),[shot(p)]
+        def changed(what):
+            seen.append(shot(p))
+            assert moved(*seen[-2:]) > 20, f'{name}: {what}'
+        for c in controls(p, 'input[type=range]'):
+            label,start = c.get_attribute('aria-label'),int(c.get_attribute('value'))
+            drag(browser, c, -120)
+            changed(f'{label} by mouse')
+            c.send_keys(Keys.END)
+            changed(f'{label} by key')
+            c.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT]*start)
+        seen.append(shot(p))
+        for c in controls(p, 'select'):
+            menu = Select(c)
+            for o in menu.options[1:]:
+                menu.select_by_visible_text(o.text)
+                changed(o.text)
+        for c in controls(p, 'input[type=checkbox]'):
+            c.click()
+            changed('hard')
 
 def test_static_page_on_a_phone(browser, page):
     "390 pixels are enough, in light and in dark."
@@ -223,6 +254,7 @@ def lab(tmp_path_factory):
         try: server.wait(20)
         except subprocess.TimeoutExpired: server.kill()
 
+@pytest.mark.slow
 def test_jupyterlab(browser, lab):
     "The same cell, live: the kernel redraws while the mouse drags, and the player stays away."
     browser.get(lab)

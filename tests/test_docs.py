@@ -1,5 +1,6 @@
 "Every public name explains itself: one line, its source, and a comment on each parameter and on the result."
 import inspect
+import json
 import re
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ from shok_nb.catalog import catalog
 
 ROOT = Path(__file__).parent.parent
 MODULES = [p.stem for p in (ROOT/'shok_nb').glob('*.py') if not p.stem.startswith('_')]
+PAGES = sorted((ROOT/'nbs').glob('[1-4][0-9]_*.ipynb'))
 def public(m):
     module = import_module(f'shok_nb.{m}')
     return [(m, n) for n in module.__all__ if callable(getattr(module, n))]
@@ -55,7 +57,6 @@ def test_arrows_go_down():
     """A page imports only from lower floors. The tens digit is the floor. From 50 on the whole number
     counts: a model is made of quantizers, and plots read the catalog. On the ground floor no page
     imports itself by way of others; the order there is the reader's."""
-    import json
     from graphlib import TopologicalSorter
     floor = {}
     for nb in (ROOT/'nbs').glob('[0-9]*.ipynb'):
@@ -78,13 +79,12 @@ def test_arrows_go_down():
         if src.exists():
             roots = set(re.findall(r'^(?:from|import) (\w+)', src.read_text('utf-8'), re.M))
             known = {'torch', 'math', 'numbers', 'os', 'shok_nb', 'functools', 'collections', 'dataclasses',
-                'contextlib', 'threading', 'warnings', 'copy', 'types', 'typing', 'inspect'}
+                'contextlib', 'threading', 'warnings', 'logging', 'copy', 'types', 'typing', 'inspect'}
             assert roots <= known, (n, roots)
 
 def test_references():
     """Every arXiv id that a page cites, and every "Name 1999", has its entry in references.bib. No entry is there for
     nothing, and a BibTeX entry has one field a line, with authors as "Last, First"."""
-    import json
     arxiv = re.compile(r'\b[012]\d(?:0[1-9]|1[0-2])\.\d{4,5}\b')
     def text(p): return '\n'.join(''.join(c['source']) for c in json.loads(p.read_text('utf-8'))['cells'])
     pages = '\n'.join(text(p) for p in sorted((ROOT/'nbs').glob('*.ipynb')) if p.stem != '66_references')
@@ -102,18 +102,110 @@ def test_references():
     for name,year in set(re.findall(names, pages)):
         assert any(name in e['author'] and year in years(e) for e in entries), f'{name} {year}: not in references.bib'
 
-@pytest.mark.parametrize('nb', sorted((ROOT/'nbs').glob('[1-3][0-9]_*.ipynb')), ids=lambda p: p.stem)
-def test_every_knob_has_a_slider(nb):
-    """On the page of an estimator with knobs, the stored player of `tune` shows a slider for each, a menu for each
-    choice, and the toggle of a smooth one."""
-    import json
-    from shok_nb.catalog import catalog
-    rows,seen = {r.name: r for r in catalog},0
+def players(nb):
+    "The row of each player that a page calls for, and what is stored of it."
+    rows = {r.name: r for r in catalog}
     for c in json.loads(nb.read_text('utf-8'))['cells']:
-        if c['cell_type'] != 'code' or not (m := re.match(r'tune\((\w+)', ''.join(c['source']))): continue
-        r,pages = rows[m[1]],[o['data']['text/html'] for o in c['outputs'] if 'text/html' in o.get('data', {})]
-        page = ''.join(''.join(p) for p in pages)
+        if c['cell_type'] != 'code' or not (m := re.search(r'(?m)^tune\((\w+)', ''.join(c['source']))): continue
+        pages = [o['data']['text/html'] for o in c['outputs'] if 'text/html' in o.get('data', {})]
+        yield rows[m[1]],''.join(''.join(p) for p in pages)
+
+@pytest.mark.parametrize('nb', PAGES, ids=lambda p: p.stem)
+def test_every_knob_has_a_slider(nb):
+    """The stored player of `tune` shows a slider for each knob, a menu for each choice, and the toggle of a
+    smooth estimator."""
+    for r,page in players(nb):
         assert page.count('type="range"') >= len(r.knobs), r.name
         assert page.count('<select') == len(r.choices) and page.count('type="checkbox"') == r.smooth, r.name
-        seen += 1
-    assert seen, 'a page without a slider'
+
+@pytest.mark.parametrize('r', [r for r in catalog if r.knobs], ids=lambda r: r.name)
+def test_every_estimator_with_a_knob_has_a_player(r):
+    assert r in [played for nb in PAGES for played,_ in players(nb)], f'{r.page} has no tune({r.name})'
+
+# --- numbers in prose
+NOT_PROSE = re.compile(r'''
+    ```.*?```                                  # code
+    | `[^`]*`
+    | \$\$.*?\$\$ | \$[^$]*\$                  # formulas
+    | !?\[[^\]]*\]\([^)]*\) | <[^>]+>          # links, whose text names a page or a paper
+    | (?m:^\#+\ .*$) | (?m:^\s*\d+\.\s)        # headings, the numbers of a list
+    | \d{4}\.\d{4,5} | \b(?:1[89]|20)\d\d\b    # arXiv ids, years
+    | (?:§|\beqs?\.|\bsection|\btable|\bfig\.|\bPart|\bAlgorithm|\b[Rr]ule|\bpage)\s*\d[\d.]*(?:\ and\ \d+)?
+    | \b(?:torch|Python|QKeras|opset|CUDA|libjpeg|Inductor|TensorFlow|WCAG|seed|Seed|quality|level)\s+\d[\d.]*   # names
+    | \b\d+(?:\.\d+){2,}                       # versions
+    | \b\d+[- ]bits?\b | \bone-bit\b
+''', re.S | re.X)
+NUMBER = re.compile(r'(?<![\w.:/×^-])(\d{1,3}(?:[ ,]\d{3})+|\d*\.?\d+)(?:\s?(%|per cent|percent))?(?![\w:/×]|\.\d)')
+WORDS_OF = {w: n for n,w in enumerate('three four five six seven eight nine ten eleven twelve'.split(), 3)}
+MEASURED = re.compile(rf"\b({'|'.join(WORDS_OF)}) (decibels?|dB|per ?cent|times)\b", re.I)
+ALLOWED = {0, 1, 2, .5}                        # what any reader takes for granted, with 100 %
+LITERAL = re.compile(r'(?<![\w.])(\d[\d_]*\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?)(?:(\*\*|/|<<)(\d+))?(?![\w.])')
+
+def numbers(prose):
+    "What a text says in numbers: as written, value, decimals, is it a share? A number in words is not rounded."
+    text = NOT_PROSE.sub(' ', prose)
+    for m in NUMBER.finditer(text):
+        digits = re.sub('[ ,]', '', m[1])
+        value,share = float(digits),bool(m[2])
+        if value in ALLOWED and not share or share and value in (0, 100): continue
+        yield m[0],value,len(digits.partition('.')[2]),share
+    for m in MEASURED.finditer(text): yield m[0],float(WORDS_OF[m[1].lower()]),9,m[2].startswith('per')
+
+def literals(c):
+    "The numbers in the source of a code cell and in what it shows."
+    texts = [''.join(c['source'])]
+    for o in c['outputs']:
+        shown = [v for k,v in o.get('data', {}).items() if k in ('text/plain', 'text/html', 'text/markdown')]
+        texts += [''.join(t) for t in [*shown, o.get('text', '')] if len(''.join(t)) < 20_000]
+    for m in (m for t in texts for m in LITERAL.finditer(t)):
+        v = float(m[1].replace('_', ''))
+        yield v
+        if m[2] and float(m[3]):
+            e = int(m[3])
+            yield v/e if m[2] == '/' else v*2.**min(e, 99) if m[2] == '<<' else v**min(e, 99)
+
+def loose(path):
+    "The numbers in the prose of a page that no code cell beside them has: neither in its source nor in its output."
+    cells = json.loads(path.read_text('utf-8'))['cells']
+    kinds = ''.join(c['cell_type'][0] for c in cells)
+    found = []
+    for i,c in enumerate(cells):
+        if kinds[i] != 'm': continue
+        after = re.match('m*(c*)', kinds[i:]).span(1)
+        before = re.search('(c*)m*$', kinds[:i]).span(1)
+        beside = [*cells[slice(*before)], *cells[i+after[0]:i+after[1]]]
+        near = {v for b in beside for v in literals(b)}
+        def said(value, places, share):
+            "Is it one of them, rounded as it is written?"
+            def same(v): return value in (v, round(v, places), round(v + 1e-12, places))
+            return any(same(v) or share and same(100*v) for v in near)
+        found += [(c['id'], s) for s,*number in numbers(''.join(c['source'])) if not said(*number)]
+    return found
+
+# pages whose prose has numbers that stand alone: to shrink, never to grow
+LOOSE = {'03_replay': 1, '13_surrogates': 1, '14_signs': 1, '30_stochastic': 2, '31_dither': 1, '40_scale_grad': 2,
+    '56_calibrate': 4, '62_widgets': 2, '73_digits': 1}
+
+@pytest.mark.parametrize('nb', sorted((ROOT/'nbs').glob('[!_.]*.ipynb')), ids=lambda p: p.stem)
+def test_numbers_stand_beside_their_cell(nb):
+    """A number in prose is in the code cells before or after it: in an assert, or in what they show. A page that got
+    clean leaves the list of those that are not."""
+    found = loose(nb)
+    assert len(found) <= LOOSE.get(nb.stem, 0), found
+    assert nb.stem not in LOOSE or found, f'{nb.stem}: take it off the list'
+
+def test_a_loose_number_is_found(tmp_path):
+    "Refuted, and next to the wrong cell; not what is rounded, a share, a formula, a name, a year or a heading."
+    def page(*cells):
+        kinds = dict(t='markdown', c='code')
+        made = [dict(cell_type=kinds[k], id=str(i), source=[s], outputs=[]) for i,(k,s) in enumerate(cells)]
+        (tmp_path/'page.ipynb').write_text(json.dumps(dict(cells=made)), 'utf-8')
+        return [s for _,s in loose(tmp_path/'page.ipynb')]
+    code = 'c', 'assert share < .137 and n == 2**20 and loss > 1_500 and dB > 3.72'
+    right = ('13.7 % of 1,048,576', '14 % of 1 048 576', '1500 of them', '3.7 dB', 'two of 1, 2 and 0',
+        'since 2013, torch 2.6', '## 77', '$x^{77}$', '`77`', '[77 pages](77.html)', '1308.3432 §4.1', '4 bits',
+        'float32, 8x8', '1. first')
+    for text in right: assert not page(('t', text), code) + page(code, ('t', text)), text
+    for text in ('half at 63 %', 'some 77', 'off by 0.4', 'four decibels and more', '3.8 dB'):
+        assert len(page(code, ('t', text))) == 1, text
+    assert page(code, ('t', 'Next.'), ('c', 'pass'), ('t', '13.7 % here')) == ['13.7 %']

@@ -1,11 +1,14 @@
 """The house is in order: notebooks, package, README, metadata and site say the
 same thing, and nothing of this machine."""
 import ast
+import base64
 import filecmp
 import functools
 import inspect
+import io
 import json
 import os
+import random
 import re
 import runpy
 import shutil
@@ -25,7 +28,9 @@ from packaging.utils import canonicalize_name
 from pages import HTML, SOURCE, cache_of, execute
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT/'bench'))
+sys.path[:0] = [str(ROOT/'bench'), str(ROOT/'docs')]
+import pictures  # noqa: E402
+
 NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
@@ -97,8 +102,33 @@ def test_stored_outputs(nb):
             assert o['output_type'] != 'error' and o.get('name') != 'stderr', ''.join(c['source'])
             assert not any('widget' in k for k in o.get('data', {})), 'widget state changes on every run: remove it'
 
+def picture_sizes(nb):
+    "Characters of each stored picture, by cell."
+    stored = pictures.pictures(json.loads(nb.read_text('utf-8')))
+    return [(c['id'], len(''.join(data[kind]))) for c,data,kind in stored]
+
+@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
+def test_stored_pictures_are_small(nb):
+    "A picture is a line of the notebook's diff, and of everybody's clone."
+    large = [(i, n) for i,n in picture_sizes(nb) if n >= pictures.LIMIT]
+    assert not large, f'{nb.stem}: {large} characters, run docs/pictures.py'
+
+def test_all_stored_pictures_are_small():
+    sizes = {nb.stem: sum(n for _,n in picture_sizes(nb)) for nb in NBS}
+    most = sorted(sizes, key=sizes.get)[:-6:-1]
+    assert sum(sizes.values()) < pictures.ALL, f'run docs/pictures.py; most have {most}'
+
+def test_a_small_picture_stays():
+    "Stored pictures become small once; a second run of docs/pictures.py changes nothing."
+    Image = pytest.importorskip('PIL.Image')
+    file,g = io.BytesIO(),random.Random(0)
+    Image.frombytes('RGB', (300, 200), g.randbytes(180_000)).save(file, 'PNG')      # noise: the largest there is
+    png = base64.b64encode(file.getvalue()).decode() + '\n'
+    once = pictures.small(png)
+    assert len(once) < pictures.LIMIT < len(png) and pictures.small(once) == once
+
 CELLS, WORDS = 45, 700
-LONGER = {'40_scale_grad': 775, '62_widgets': 714}     # words: to shrink, never to grow
+LONGER = {}     # words of pages that are not short yet: to shrink, never to grow
 
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
 def test_page_is_short(nb):
