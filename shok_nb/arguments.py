@@ -127,8 +127,6 @@ def check_knob(
     """
     # in range in every dtype, and far from its ends
     if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
-    # in range in every dtype, and far from its ends
-    if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k

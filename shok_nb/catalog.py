@@ -46,6 +46,8 @@ class Knob:
         soft (float|None = None): Where the estimator is the identity, if anywhere
         hard (float|None = None): Where it is `torch.round` off ties, if anywhere
         learns (bool = True): Does a tensor that requires grad get a gradient?
+        ends (tuple[float,float]|None = None): The least and most it may be; None is `lo` and
+            `hi`
 
     Example:
         >>> import shok_nb as R

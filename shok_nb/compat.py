@@ -13,8 +13,6 @@ import torch
 from torch.autograd import Function, forward_ad
 from torch.compiler import is_compiling
 from torch.jit import is_tracing
-from torch.compiler import is_compiling
-from torch.jit import is_tracing
 
 # %% ../nbs/04_compat.ipynb #c04a0005
 def _private(name)->Any:

@@ -579,7 +579,17 @@ def to_onnx(
     *,
     any_batch:bool=True    # May the first axis of the inputs have any length?
 )->str|PathLike:           # `file`
-    "Write a model for ONNX Runtime, opset 20, or 21 with blocks. A batch of one raises."
+    """Write a model for ONNX Runtime, opset 20, or 21 with blocks. A batch of one raises.
+
+    Parameters:
+        model (nn.Module): Any model; what is written is what it computes in `.eval()`
+        example (object): A batch, as the model takes it or as a loader gives it
+        file (str|PathLike): Where to write, `*.onnx`
+        any_batch (bool = True): May the first axis of the inputs have any length?
+
+    Returns:
+        str|PathLike: `file`
+    """
     _ask('to_onnx', 'onnxscript')
     if isinstance(example, (tuple, list)): example = example[0]
     inputs:Any = example if isinstance(example, dict) else dict(input=example)
@@ -608,7 +618,18 @@ def onnx_session(
     # Where the runtime writes what it made of the model; None is nowhere
     optimized:str|PathLike|None=None
 )->Any:                 # An `onnxruntime.InferenceSession` on the CPU
-    "The model in ONNX Runtime, as exact there as it can be. Without the package raises."
+    """The model in ONNX Runtime, as exact there as it can be. Without the package raises.
+
+    Parameters:
+        file (str|PathLike): What `to_onnx` has written
+        vnni (bool = True): Has the processor VNNI, or is it no x86? If not, sums need more
+            bits
+        optimized (str|PathLike|None = None): Where the runtime writes what it made of the
+            model; None is nowhere
+
+    Returns:
+        Any: An `onnxruntime.InferenceSession` on the CPU
+    """
     ort = _ask('onnx_session', 'onnxruntime')
     options = ort.SessionOptions()
     options.log_severity_level = 3

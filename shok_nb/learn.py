@@ -303,7 +303,16 @@ def explore(
     left:Callable=torch.round, # What the left column starts with: an estimator, or torch.round
     right:Callable=torch.round # And the right one
 )->W.VBox:                    # Shows itself, live or as a page's own script
-    "Any two estimators side by side, each with its knobs and grid. One without a row raises."
+    """Any two estimators side by side, each with its knobs and grid. One without a row raises.
+
+    Parameters:
+        left (Callable = torch.round): What the left column starts with: an estimator, or
+            torch.round
+        right (Callable = torch.round): And the right one
+
+    Returns:
+        W.VBox: Shows itself, live or as a page's own script
+    """
     def draw(name, r, values, marks): return _drawn(r, name, values, marks.get(_HARD))
     def knobs(r): return *_explored(r)[0],*_grid(r)
     def toggles(r): return [_HARD] if r.smooth else []
@@ -322,7 +331,20 @@ def descend(
     seed:int=0,         # Of a random `f`
     **knobs             # Passed to `f`; a list is annealed, each value for an equal share
 )->Tensor:              # Rows x, f(x), gradient, each with `steps`+1 entries; float64
-    "The path of a point that learns through `f`, by torch's own gradients. What `f` raises."
+    """The path of a point that learns through `f`, by torch's own gradients. What `f` raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`; may be random
+        start (float|Tensor): Where x starts, in steps
+        lr (float|Tensor = .1): Learning rate; broadcasts with `start`
+        target (float = 1.3): What `f(x)` should be; the loss is (f(x)-target)**2/2
+        steps (int = 50): Steps of plain gradient descent
+        seed (int = 0): Of a random `f`
+        **knobs: Passed to `f`; a list is annealed, each value for an equal share
+
+    Returns:
+        Tensor: Rows x, f(x), gradient, each with `steps`+1 entries; float64
+    """
     x,lr = (torch.as_tensor(v, dtype=torch.float64) for v in (start, lr))
     x,path = x+0*lr,[]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -635,7 +657,16 @@ def watch(
     left:Callable=torch.round, # What the left column starts with: an estimator, or torch.round
     right:Callable=torch.round # And the right one
 )->W.VBox:                    # Shows itself, live or as a page's own script
-    "Two points that learn through two estimators, step by step. One without a row raises."
+    """Two points that learn through two estimators, step by step. One without a row raises.
+
+    Parameters:
+        left (Callable = torch.round): What the left column starts with: an estimator, or
+            torch.round
+        right (Callable = torch.round): And the right one
+
+    Returns:
+        W.VBox: Shows itself, live or as a page's own script
+    """
     wide = dict(style=dict(description_width='initial'))
     wide |= dict(layout=W.Layout(width='auto', max_width='560px'))
     play = W.Play(max=_LAST, interval=160, show_repeat=False)

@@ -57,7 +57,26 @@ def sigmoid_sum_round(
     temperature:float|Tensor=.1, # Scale in steps >= 0, broadcasts: 0 rounds, inf the identity
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                       # Dtype of `x`, shape of `x` broadcast with `temperature`
-    "A sigmoid per tie, summed (arXiv:2504.19026, 2603.08824). `temperature` < 0 raises."
+    """A sigmoid per tie, summed (arXiv:2504.19026, 2603.08824). `temperature` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        temperature (float|Tensor = .1): Scale in steps >= 0, broadcasts: 0 rounds, inf the
+            identity
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype of `x`, shape of `x` broadcast with `temperature`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sigmoid_sum_round(torch.tensor([0.3, 0.5, 0.9]))
+        tensor([0.1189, 0.5000, 0.9845])
+    """
     return _sum(x, temperature, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/21_sigmoid.ipynb #b7e7c907
@@ -81,5 +100,20 @@ def sigmoid_round(
     *,
     center:float|Tensor=.5,   # Where the step is, broadcasts with `x`; may learn
 )->Tensor:                    # In [0, 1]; dtype of `x`, shape of `x` broadcast with the knobs
-    "One sigmoid as a step from 0 to 1 (Stack Overflow 46596636, 2017). `slope` < 0 raises."
+    """One sigmoid as a step from 0 to 1 (Stack Overflow 46596636, 2017). `slope` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values, meant to lie in [0, 1]; any shape, floating dtype
+        slope (float|Tensor = 1000.): Steepness >= 0 per unit of `x`, broadcasts: 0 flat, inf a
+            step
+        center (float|Tensor = .5): Where the step is, broadcasts with `x`; may learn
+
+    Returns:
+        Tensor: In [0, 1]; dtype of `x`, shape of `x` broadcast with the knobs
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sigmoid_round(torch.tensor([0.3, 0.5, 0.9]))
+        tensor([0.0000, 0.5000, 1.0000])
+    """
     return _sigmoid(x, slope, center)

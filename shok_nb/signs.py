@@ -33,7 +33,23 @@ def clipped_sign(
     x:Tensor,             # Values; any shape, floating dtype
     clip:float|Tensor=1., # Reach of the gradient >= 0, broadcasts with `x`: inf is `sign_ste`
 )->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign, slope 1 where |x| <= clip, as of a hard tanh (arXiv:1602.02830). `clip` < 0 raises."
+    """Sign, slope 1 where |x| <= clip, as of a hard tanh (arXiv:1602.02830). `clip` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        clip (float|Tensor = 1.): Reach of the gradient >= 0, broadcasts with `x`: inf is
+            `sign_ste`
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> y = R.clipped_sign(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([-1.,  1.]), tensor([0., 1.]))
+    """
     return _clipped(x, clip)
 
 # %% ../nbs/14_signs.ipynb #a14e0007
@@ -46,7 +62,20 @@ _approx = _surrogate('approx_sign', _parabola, _triangle)
 def approx_sign(
     x:Tensor, # Values; any shape, floating dtype
 )->Tensor:    # 1 where `x` >= 0, -1 below; dtype of `x`
-    "Sign with slope 2-2|x| inside [-1, 1], a triangle (arXiv:1808.00278). Integer `x` raises."
+    """Sign with slope 2-2|x| inside [-1, 1], a triangle (arXiv:1808.00278). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.approx_sign(x).sum(), x)[0]
+        tensor([0.0000, 1.4000])
+    """
     return _approx(x)
 
 def _bell(z):
@@ -70,7 +99,22 @@ def ede_sign(
     x:Tensor,          # Values; any shape, floating dtype
     t:float|Tensor=1., # Sharpness > 0, broadcasts with `x`: slope 1 everywhere as it goes to 0
 )->Tensor:             # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign with the slope of max(1/t, 1)*tanh(t*x) (arXiv:1909.10788). `t` <= 0 raises."
+    """Sign with the slope of max(1/t, 1)*tanh(t*x) (arXiv:1909.10788). `t` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        t (float|Tensor = 1.): Sharpness > 0, broadcasts with `x`: slope 1 everywhere as it
+            goes to 0
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.ede_sign(x, 2.).sum(), x)[0]
+        tensor([0.0027, 1.4232])
+    """
     return _ede(x, t)
 
 # %% ../nbs/14_signs.ipynb #a14e0012
@@ -89,7 +133,21 @@ def swish_sign(
     x:Tensor,             # Values; any shape, floating dtype
     beta:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`; the slope at 0
 )->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign with the slope of SignSwish, partly negative (arXiv:1812.11800). `beta` < 0 raises."
+    """Sign with the slope of SignSwish, partly negative (arXiv:1812.11800). `beta` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        beta (float|Tensor = 5.): Sharpness >= 0, broadcasts with `x`; the slope at 0
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.swish_sign(x).sum(), x)[0]
+        tensor([-0.0036,  1.5620])
+    """
     return _swished(x, beta)
 
 # %% ../nbs/14_signs.ipynb #a14e0015
@@ -112,5 +170,21 @@ def reste_sign(
     o:float|Tensor=3.,     # Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, up is harder
     clip:float|Tensor=1.5, # Reach of the gradient >= 0, broadcasts with `x`
 )->Tensor:                 # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign with the slope of |x|**(1/o), a chord up to 0.1 (arXiv:2308.06689). `o` < 1 raises."
+    """Sign with the slope of |x|**(1/o), a chord up to 0.1 (arXiv:2308.06689). `o` < 1 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        o (float|Tensor = 3.): Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, up is
+            harder
+        clip (float|Tensor = 1.5): Reach of the gradient >= 0, broadcasts with `x`
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.reste_sign(x).sum(), x)[0]
+        tensor([0.0000, 0.7438])
+    """
     return _reste(x, o, clip)

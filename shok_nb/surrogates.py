@@ -88,7 +88,26 @@ def dsq_round(
     upper:float|Tensor=2.,  # Highest grid point, above `lower`; may learn
     levels:int=5,           # Number of grid points >= 2, both ends included
 )->Tensor:                  # Nearest grid point; dtype of `x`, the broadcast shape
-    "Clamp and round with a tanh slope (arXiv:1908.05033). `alpha` not in (0, 1) raises."
+    """Clamp and round with a tanh slope (arXiv:1908.05033). `alpha` not in (0, 1) raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        alpha (float|Tensor = .2): In (0, 1), broadcasts with `x`: near 0 a step, near 1 the
+            STE
+        lower (float|Tensor = -2.): Lowest grid point, broadcasts with `x`; may learn
+        upper (float|Tensor = 2.): Highest grid point, above `lower`; may learn
+        levels (int = 5): Number of grid points >= 2, both ends included
+
+    Returns:
+        Tensor: Nearest grid point; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 5.], requires_grad=True)
+        >>> y = R.dsq_round(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([1.3090, 0.0000]))
+    """
     check_input(x, 'dsq_round')
     levels = check_count(levels, 'dsq_round', 'levels', 2)
     lower,upper = _range(x, 'dsq_round', lower, upper, open=True)
@@ -114,7 +133,26 @@ def stable_round(
     amplitude:float|Tensor=.21, # Dip at integers, 0 (the STE) to 0.225, broadcasts with `x`
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                      # Nearest grid point; dtype of `x`, the broadcast shape
-    "`torch.round`, rotated Fourier slope (arXiv:2601.19320). `amplitude` > 0.225 raises."
+    """`torch.round`, rotated Fourier slope (arXiv:2601.19320). `amplitude` > 0.225 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        amplitude (float|Tensor = .21): Dip at integers, 0 (the STE) to 0.225, broadcasts with
+            `x`
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Nearest grid point; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0., 0.5], requires_grad=True)
+        >>> torch.autograd.grad(R.stable_round(x).sum(), x)[0]
+        tensor([0.0347, 1.0000])
+    """
     return _stable(x, amplitude, step=step, offset=offset)
 
 # %% ../nbs/13_surrogates.ipynb #359958bd
@@ -137,7 +175,27 @@ def clipped_round(
     step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0., # Grid point number 0, in the units of `x`
 )->Tensor:                  # Nearest grid point in the range; dtype of `x`, broadcast shape
-    "`torch.round` and clamp, slope 1 inside (arXiv:1602.02830). `lower` >= `upper` raises."
+    """`torch.round` and clamp, slope 1 inside (arXiv:1602.02830). `lower` >= `upper` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        lower (float|Tensor = -2.): Lowest multiple of `step`, an integer, broadcasts; may
+            learn
+        upper (float|Tensor = 2.): Highest multiple of `step`, above `lower`
+        step (float|Tensor = 1.): Grid spacing > 0, broadcasts with `x`; learns by the LSQ
+            gradient
+        offset (float|Tensor = 0.): Grid point number 0, in the units of `x`
+
+    Returns:
+        Tensor: Nearest grid point in the range; dtype of `x`, broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 5.], requires_grad=True)
+        >>> y = R.clipped_round(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([1., 0.]))
+    """
     check_input(x, 'clipped_round')
     return _clipped(x, *_range(x, 'clipped_round', lower, upper), step=step, offset=offset)
 
@@ -166,7 +224,28 @@ def trust_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0., # Grid point number 0, in the units of `x`
 )->Tensor:                  # Nearest grid point in the range; dtype of `x`, broadcast shape
-    "`torch.round` and clamp, slope 1 at small errors (arXiv:2502.05003). `trust` < 0 raises."
+    """`torch.round` and clamp, slope 1 at small errors (arXiv:2502.05003). `trust` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        trust (float|Tensor = .5): Largest error to learn from, >= 0 steps, broadcasts;
+            detached
+        lower (float|Tensor = -2.): Lowest multiple of `step`, an integer, broadcasts with `x`
+        upper (float|Tensor = 2.): Highest multiple of `step`, above `lower`
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): Grid point number 0, in the units of `x`
+
+    Returns:
+        Tensor: Nearest grid point in the range; dtype of `x`, broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.1, 0.4], requires_grad=True)
+        >>> y = R.trust_round(x, 0.2)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 0.]), tensor([1., 0.]))
+    """
     check_input(x, 'trust_round')
     trust = check_knob(trust, x, 'trust_round', 'trust')
     if isinstance(trust, Tensor): trust = trust.detach()
