@@ -589,6 +589,13 @@ def to_onnx(
 
     Returns:
         str|PathLike: `file`
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from shok_nb.deploy import to_onnx
+        >>> to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx')
+        'model.onnx'
     """
     _ask('to_onnx', 'onnxscript')
     if isinstance(example, (tuple, list)): example = example[0]
@@ -629,6 +636,15 @@ def onnx_session(
 
     Returns:
         Any: An `onnxruntime.InferenceSession` on the CPU
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from shok_nb.deploy import onnx_session, to_onnx
+        >>> run = onnx_session(to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx'))
+        >>> x = torch.rand(3, 2).numpy()
+        >>> run.run(None, {run.get_inputs()[0].name: x})[0].shape
+        (3, 1)
     """
     ort = _ask('onnx_session', 'onnxruntime')
     options = ort.SessionOptions()

@@ -312,6 +312,11 @@ def explore(
 
     Returns:
         W.VBox: Shows itself, live or as a page's own script
+
+    Example:
+        >>> import shok_nb as R
+        >>> from shok_nb.learn import explore
+        >>> box = explore(R.soft_round, R.round_ste)
     """
     def draw(name, r, values, marks): return _drawn(r, name, values, marks.get(_HARD))
     def knobs(r): return *_explored(r)[0],*_grid(r)
@@ -344,6 +349,13 @@ def descend(
 
     Returns:
         Tensor: Rows x, f(x), gradient, each with `steps`+1 entries; float64
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from shok_nb.learn import descend
+        >>> x, value, gradient = descend(R.round_ste, start=3.3, lr=0.5, target=1., steps=9)
+        >>> value[-1]
+        tensor(1., dtype=torch.float64)
     """
     x,lr = (torch.as_tensor(v, dtype=torch.float64) for v in (start, lr))
     x,path = x+0*lr,[]
@@ -666,6 +678,11 @@ def watch(
 
     Returns:
         W.VBox: Shows itself, live or as a page's own script
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from shok_nb.learn import watch
+        >>> box = watch(torch.round, R.round_ste)
     """
     wide = dict(style=dict(description_width='initial'))
     wide |= dict(layout=W.Layout(width='auto', max_width='560px'))

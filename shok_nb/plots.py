@@ -33,6 +33,11 @@ def line_style(
 
     Returns:
         dict: Keywords of matplotlib's `plot`; no two of 25 are alike
+
+    Example:
+        >>> import shok_nb as R
+        >>> sorted(R.plots.line_style(0))
+        ['color', 'linestyle', 'linewidth']
     """
     n = len(_INKS)
     return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.5)
@@ -53,6 +58,10 @@ def figure(
 
     Returns:
         tuple: The figure and its Axes, as `subplots` returns them
+
+    Example:
+        >>> import shok_nb as R
+        >>> fig, ax = R.plots.figure()
     """
     if size[0] > _WIDEST:
         raise ValueError(f'figure: at most {_WIDEST} inches wide, got {size[0]}')
