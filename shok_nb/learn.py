@@ -14,6 +14,7 @@ import math
 import re
 import string
 from collections.abc import Callable
+from typing import Any
 import torch
 from torch import Tensor
 from .catalog import Choice, Knob, Row, catalog, row
@@ -215,7 +216,7 @@ def _wide_words(svg):
     return svg.replace(' [steps]', '').replace('font-size="13"', 'font-size="15"')
 
 @functools.cache
-def _table():
+def _table()->dict[str, Any]:
     "All pictures of all rows, packed."
     strings,views,rows = _Strings(),{},[]
     blank = '','','','||||','0',''
@@ -258,7 +259,7 @@ class _Column(W.VBox):
 
     def furnish(self, change=None):
         "Lay out what the chosen estimator has to turn."
-        r = _ALL[self.menu.value]
+        r = _ALL[str(self.menu.value)]
         self.sliders = {k.name: _slider(k, 21) for k in self.knobs(r)}
         self.marks = {t: W.Checkbox(value=False, description=t, indent=False)
             for t in self.toggles(r)}
@@ -268,9 +269,10 @@ class _Column(W.VBox):
         self.redraw()
 
     def redraw(self, change=None):
+        name = str(self.menu.value)
         values = {n: w.value for n,w in self.sliders.items()}
         marks = {t: w.value for t,w in self.marks.items()}
-        self.picture.value = self.draw(self.menu.value, _ALL[self.menu.value], values, marks)
+        self.picture.value = self.draw(name, _ALL[name], values, marks)
 
 class _Two(W.VBox):
     "Two columns, and on a static page their twin."
@@ -312,6 +314,11 @@ def explore(
 
     Returns:
         W.VBox: Shows itself, live or as a page's own script
+
+    Example:
+        >>> import shok_nb as R
+        >>> from shok_nb.learn import explore
+        >>> box = explore(R.soft_round, R.round_ste)
     """
     def draw(name, r, values, marks): return _drawn(r, name, values, marks.get(_HARD))
     def knobs(r): return *_explored(r)[0],*_grid(r)
@@ -344,6 +351,13 @@ def descend(
 
     Returns:
         Tensor: Rows x, f(x), gradient, each with `steps`+1 entries; float64
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from shok_nb.learn import descend
+        >>> x, value, gradient = descend(R.round_ste, start=3.3, lr=0.5, target=1., steps=9)
+        >>> value[-1]
+        tensor(1., dtype=torch.float64)
     """
     x,lr = (torch.as_tensor(v, dtype=torch.float64) for v in (start, lr))
     x,path = x+0*lr,[]
@@ -494,7 +508,7 @@ def _paths(r, knobs, seed):
     return [_code(p[:, i, j]) for i in range(len(_STARTS)) for j in range(len(_RATES))]
 
 @functools.cache
-def _watched():
+def _watched()->dict[str, Any]:
     "Ground and paths of all rows, packed."
     strings,rows = _Strings(),[]
     for n,r in _LEARNERS.items():
@@ -666,6 +680,11 @@ def watch(
 
     Returns:
         W.VBox: Shows itself, live or as a page's own script
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from shok_nb.learn import watch
+        >>> box = watch(torch.round, R.round_ste)
     """
     wide = dict(style=dict(description_width='initial'))
     wide |= dict(layout=W.Layout(width='auto', max_width='560px'))
