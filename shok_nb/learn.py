@@ -321,7 +321,7 @@ def descend(
     steps:int=50,       # Steps of plain gradient descent
     seed:int=0,         # Of a random `f`
     **knobs             # Passed to `f`; a list is annealed, each value for an equal share
-)->Tensor:              # Rows x, f(x), gradient, each with `steps`+1 entries; float64
+)->Tensor:              # Rows x, f(x), gradient, from the start to the last step; float64
     "The path of a point that learns through `f`, by torch's own gradients. What `f` raises."
     x,lr = (torch.as_tensor(v, dtype=torch.float64) for v in (start, lr))
     x,path = x+0*lr,[]
