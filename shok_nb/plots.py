@@ -114,9 +114,10 @@ def _legend(ax, name):
         ax[0].legend()
         return
     for old in [*fig.legends]: old.remove()
+    _title(fig, name)
+    if labels == [fig.get_suptitle()]: return
     rows = -(-sum(len(l)+7 for l in labels)//66)
     fig.legend(lines, labels, loc='outside lower center', ncols=-(-len(labels)//rows))
-    _title(fig, name)
 
 # %% ../nbs/61_plots.ipynb #5e5b0987
 def curves(
