@@ -185,6 +185,15 @@ def fold_fields(app, domain, objtype, content):
     content.insert(i, nodes.raw('', '<details class="fields"><summary>Parameters</summary>', format='html'))
     content.append(nodes.raw('', '</details>', format='html'))
 
+def lead_to_pages(app, doctree, docname):
+    "Links of a Markdown output to a notebook, which MyST-NB leaves as they are, lead to its page."
+    from docutils import nodes
+    from sphinx.util.logging import getLogger
+    for n in doctree.findall(nodes.reference):
+        if not (m := re.fullmatch(r'([\w-]+)\.ipynb(#.*)?', n.get('refuri', ''))): continue
+        if m[1] in app.env.titles: n['refuri'] = app.builder.get_relative_uri(docname, m[1]) + (m[2] or '')
+        else: getLogger(__name__).warning(f'{docname}: no page {m[0]}', type='myst', subtype='xref_missing')
+
 def neighbours(app, pagename, templatename, context, doctree):
     "Previous and next are those of the reader's order, whatever else the table of contents holds."
     pages = [n for names in app.config.literate_order.values() for n in names if n in app.env.titles]
@@ -202,5 +211,6 @@ def setup(app):
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
     app.connect('object-description-transform', fold_fields, priority=900)   # after autodoc has put the types in
+    app.connect('doctree-resolved', lead_to_pages)
     app.connect('html-page-context', neighbours)
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)
