@@ -180,7 +180,7 @@ def test_every_control_answers(browser, built, page):
                         wait(browser, lambda: differ(before, shots(player)), 'the point to move')
                         act(browser, control)
                     assert differ(before, shots(player)), f'player {n}: {said}: {act.__name__}'
-                browser.execute_script(BACK, every(player, CONTROLS)[i])      # at its end it may silence the next one
+                    browser.execute_script(BACK, every(player, CONTROLS)[i])     # at its end it may silence the next
                 i += 1
     assert not errors(browser)
 
