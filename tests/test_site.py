@@ -61,7 +61,7 @@ OPEN = """const calm = document.createElement('style');
     calm.textContent = '* { transition: none !important; animation: none !important }';
     document.head.append(calm);
     document.querySelectorAll('details').forEach(e => e.open = true)"""
-SPILLS = """const wide = innerWidth, page = document.documentElement;
+SPILLS = """const page = document.documentElement, wide = page.clientWidth;
     if (Math.max(page.scrollWidth, document.body.scrollWidth) <= wide) return [];
     const out = [...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > wide+1);
     return [`the page is ${page.scrollWidth} px wide`, ...out.slice(0, 3).map(e => e.outerHTML.slice(0, 90))]"""
