@@ -16,6 +16,11 @@ HERE = Path(__file__).resolve().parent
 WIDTH = 95
 IMPORTS = {'io': 'io', 'torch': 'torch', 'R': 'shok_nb as R'}      # for an example that says `torch.`
 
+def _parsed(src):
+    "Its statements; none of a cell that is not Python, which whoever imports it will hear of."
+    try: return ast.parse(src).body
+    except SyntaxError: return []
+
 def _exported(path):
     "The name of a notebook's module, and its exported cells."
     name,cells = '',[]
@@ -32,7 +37,7 @@ def everything(folder):
     found = {}
     for p in sorted(Path(folder).glob('[0-9]*.ipynb')):
         for src in _exported(p)[1]:
-            for n in ast.parse(src).body:
+            for n in _parsed(src):
                 names = [n.name] if isinstance(n, (ast.FunctionDef, ast.ClassDef)) else []
                 if isinstance(n, ast.Assign): names = [t.id for t in n.targets if isinstance(t, ast.Name)]
                 for name in names: found.setdefault(name, (n, src))
@@ -179,14 +184,14 @@ HOOKS = dict(                                              # what torch calls, d
 
 def described(src, module, notes, given):
     "An exported cell with the docstrings of its public functions, classes and methods written out."
-    tree,todo = ast.parse(src),[]
+    todo = []
     def note(node, name, params, returns, line=None):
         line = line or ast.get_docstring(node) or ''
         example,width = given.get(f'{module}.{name}', ''),WIDTH - node.col_offset - 4
         if line: todo.append((node, sections(line, params, returns, example, width)))
     def function(n, name):
         note(n, name, notes.parameters(n, src), notes.returned(n, src))
-    for n in tree.body:
+    for n in _parsed(src):
         if not isinstance(n, (ast.FunctionDef, ast.ClassDef)) or n.name.startswith('_'): continue
         if isinstance(n, ast.FunctionDef): function(n, n.name); continue
         note(n, n.name, notes.made_of(n, src), '')

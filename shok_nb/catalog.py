@@ -51,8 +51,8 @@ class Knob:
 
     Example:
         >>> import shok_nb as R
-        >>> R.catalog.Knob('alpha', 5., .5, 30., log=True, soft=0., hard=float('inf'))
-        Knob(name='alpha', default=5.0, lo=0.5, hi=30.0, log=True, soft=0.0, hard=inf, learns=True)
+        >>> print(R.catalog.Knob('alpha', 5., .5, 30., log=True, soft=0., hard=float('inf')))
+        alpha=5, from 0.5 to 30, log scale
     """
     name:str           # As the function spells it
     default:float      # As the function has it

@@ -589,6 +589,13 @@ def to_onnx(
 
     Returns:
         str|PathLike: `file`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> import tempfile
+        >>> model = nn.Linear(2, 1)
+        >>> file = R.to_onnx(model, torch.rand(3, 2), tempfile.gettempdir() + '/model.onnx')
     """
     _ask('to_onnx', 'onnxscript')
     if isinstance(example, (tuple, list)): example = example[0]
@@ -629,6 +636,15 @@ def onnx_session(
 
     Returns:
         Any: An `onnxruntime.InferenceSession` on the CPU
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> import tempfile
+        >>> file = R.to_onnx(nn.Linear(2, 1), torch.rand(3, 2), tempfile.gettempdir() + '/model.onnx')
+        >>> x = torch.rand(5, 2).numpy()
+        >>> R.onnx_session(file).run(None, dict(input=x))[0].shape
+        (5, 1)
     """
     ort = _ask('onnx_session', 'onnxruntime')
     options = ort.SessionOptions()

@@ -11,9 +11,11 @@ import html
 import itertools
 import json
 import math
+import os
 import re
 import string
 from collections.abc import Callable
+from typing import Any
 import torch
 from torch import Tensor
 from .catalog import Choice, Knob, Row, catalog, row
@@ -207,7 +209,7 @@ _STEPS,_OFFSETS = _stops(_GRID[0], 25),[round(.05*k, 2) for k in range(-10, 11)]
 def _explored(r):
     "Knobs and choices of a row, and their stops."
     knobs = r.knobs+r.choices
-    most = 7 if r.random else {0: 1, 1: 31, 2: 11}.get(len(r.knobs), 7)
+    most = 7 if r.random else {0: 1, 1: 25, 2: 9}.get(len(r.knobs), 5)
     return knobs,[_stops(k, most) for k in knobs]
 
 def _wide_words(svg):
@@ -215,7 +217,7 @@ def _wide_words(svg):
     return svg.replace(' [steps]', '').replace('font-size="13"', 'font-size="15"')
 
 @functools.cache
-def _table():
+def _table()->dict[str, Any]:
     "All pictures of all rows, packed."
     strings,views,rows = _Strings(),{},[]
     blank = '','','','||||','0',''
@@ -258,7 +260,7 @@ class _Column(W.VBox):
 
     def furnish(self, change=None):
         "Lay out what the chosen estimator has to turn."
-        r = _ALL[self.menu.value]
+        r = _ALL[str(self.menu.value)]
         self.sliders = {k.name: _slider(k, 21) for k in self.knobs(r)}
         self.marks = {t: W.Checkbox(value=False, description=t, indent=False)
             for t in self.toggles(r)}
@@ -268,9 +270,10 @@ class _Column(W.VBox):
         self.redraw()
 
     def redraw(self, change=None):
+        name = str(self.menu.value)
         values = {n: w.value for n,w in self.sliders.items()}
         marks = {t: w.value for t,w in self.marks.items()}
-        self.picture.value = self.draw(self.menu.value, _ALL[self.menu.value], values, marks)
+        self.picture.value = self.draw(name, _ALL[name], values, marks)
 
 class _Two(W.VBox):
     "Two columns, and on a static page their twin."
@@ -280,13 +283,12 @@ class _Two(W.VBox):
         super().__init__([*top, W.Box(columns, layout=look)])
 
     def _repr_mimebundle_(self, **kw):
+        "The page where one is built or no kernel answers, and the widget where one does."
         names = [c.menu.value for c in self.columns]
-        data = {
-            'text/plain': f'{self.page.__name__[1:]}({", ".join(names)})',
-            'text/html': self.page(*names)}
+        data = {'text/plain': f'{self.page.__name__[1:]}({", ".join(names)})'}
         alone = isinstance(self.comm, DummyComm) or getattr(self.comm, 'kernel', self) is None
-        if alone: return data
-        return (super()._repr_mimebundle_(**kw) or {}) | data
+        if alone or 'IN_TEST' in os.environ: data['text/html'] = self.page(*names)
+        return data if alone else (super()._repr_mimebundle_(**kw) or {}) | data
 
 def _explore(*names):
     "The page of `explore`."
@@ -312,6 +314,11 @@ def explore(
 
     Returns:
         W.VBox: Shows itself, live or as a page's own script
+
+    Example:
+        >>> import shok_nb as R
+        >>> from shok_nb.learn import explore
+        >>> box = explore(R.soft_round, R.round_ste)
     """
     def draw(name, r, values, marks): return _drawn(r, name, values, marks.get(_HARD))
     def knobs(r): return *_explored(r)[0],*_grid(r)
@@ -330,7 +337,7 @@ def descend(
     steps:int=50,       # Steps of plain gradient descent
     seed:int=0,         # Of a random `f`
     **knobs             # Passed to `f`; a list is annealed, each value for an equal share
-)->Tensor:              # Rows x, f(x), gradient, each with `steps`+1 entries; float64
+)->Tensor:              # Rows x, f(x), gradient, from the start to the last step; float64
     """The path of a point that learns through `f`, by torch's own gradients. What `f` raises.
 
     Parameters:
@@ -343,7 +350,14 @@ def descend(
         **knobs: Passed to `f`; a list is annealed, each value for an equal share
 
     Returns:
-        Tensor: Rows x, f(x), gradient, each with `steps`+1 entries; float64
+        Tensor: Rows x, f(x), gradient, from the start to the last step; float64
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from shok_nb.learn import descend
+        >>> x, value, gradient = descend(R.round_ste, start=3.3, lr=0.5, target=1., steps=9)
+        >>> value[-1]
+        tensor(1., dtype=torch.float64)
     """
     x,lr = (torch.as_tensor(v, dtype=torch.float64) for v in (start, lr))
     x,path = x+0*lr,[]
@@ -434,6 +448,7 @@ def _scene(name, ground, marks, text):
     labels += [_text(36, 344.5+k*15, _short(_HIGH-k), 'end') for k in range(0, 7, 2)]
     labels += [_text(44+(k-lo)*_X/10, 297, k) for k in range(-1, 4)]
     labels += [_text(44+k/10, 446, i*10) for i,k in enumerate(times)]
+    labels.append(_text(50, 91, f'target {_TARGET}', 'start'))
     labels += [_text(468, 297, 'x', 'end'), _text(256, 463, 'step')]
     for y,key in ((16, 'value'), (194, 'loss'), (328, 'step')):
         labels.append(_text(468, y, text[key], 'end', f' data-say-{key}=""'))
@@ -455,8 +470,8 @@ def _turned(r):
     "The knob that is turned here, with few round stops, in a list of none or one."
     k = next((k for k in r.knobs if k.name != 'lower'), None)
     if k is None: return []
-    if not k.log: return [(k, _stops(k, 9))]
-    digits = (1,) if k.hi/k.lo > 500 else (1, 2, 5)
+    if not k.log: return [(k, _stops(k, 7))]
+    digits = (1,) if r.random or k.hi/k.lo > 500 else (1, 2, 5)
     round_ones = [m*10.**e for e in range(-3, 5) for m in digits]
     inside = {float(f'{v:.3g}') for v in round_ones if k.lo < v < k.hi}
     return [(k, sorted({k.lo, k.default, k.hi, *inside, *(k.ends or ())}))]
@@ -494,7 +509,7 @@ def _paths(r, knobs, seed):
     return [_code(p[:, i, j]) for i in range(len(_STARTS)) for j in range(len(_RATES))]
 
 @functools.cache
-def _watched():
+def _watched()->dict[str, Any]:
     "Ground and paths of all rows, packed."
     strings,rows = _Strings(),[]
     for n,r in _LEARNERS.items():
@@ -666,6 +681,11 @@ def watch(
 
     Returns:
         W.VBox: Shows itself, live or as a page's own script
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from shok_nb.learn import watch
+        >>> box = watch(torch.round, R.round_ste)
     """
     wide = dict(style=dict(description_width='initial'))
     wide |= dict(layout=W.Layout(width='auto', max_width='560px'))

@@ -33,6 +33,11 @@ def line_style(
 
     Returns:
         dict: Keywords of matplotlib's `plot`; no two of 25 are alike
+
+    Example:
+        >>> from shok_nb.plots import line_style
+        >>> line_style(1)['linestyle'] != line_style(0)['linestyle']
+        True
     """
     n = len(_INKS)
     return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.5)
@@ -53,6 +58,11 @@ def figure(
 
     Returns:
         tuple: The figure and its Axes, as `subplots` returns them
+
+    Example:
+        >>> from shok_nb.plots import figure
+        >>> fig,ax = figure(size=(4., 2.))
+        >>> _ = ax.plot([0, 1], [0, 1])
     """
     if size[0] > _WIDEST:
         raise ValueError(f'figure: at most {_WIDEST} inches wide, got {size[0]}')

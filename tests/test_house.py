@@ -502,6 +502,14 @@ def test_a_page_runs_again(tmp_path):
     (tmp_path/'bench'/'results.json').write_text('2')
     assert code() != first
 
+def test_ticks_for_docutils():
+    "What is marked as code in a comment arrives as code, whatever follows it, and nothing is lost."
+    from docutils.core import publish_doctree
+    from literate import _rst
+    for line in ('`steps`+1 entries', '`x`, (`y`) and `a_b`s', 'a*b|c_ `*`'):
+        tree = publish_doctree(_rst(line), settings_overrides=dict(report_level=1, halt_level=1))
+        assert tree.astext() == line.replace('`', '')
+
 def test_figure_alt():
     "What `#| fig-alt` says is heard by the cell that draws and by no other, and is not seen."
     (said,tags),(drawn,seen) = as_page('#| fig-alt: A "steep" line\nplot()')

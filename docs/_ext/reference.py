@@ -22,7 +22,7 @@ TOPICS = {                                              # the modules of the pac
     'Quantizers': ('Integers times a step.', 'quantize quantizer scalar_quantize'),
     'Learned rounding': ('Up or down is what is trained.', 'learned'),
     'Models and deployment': ('From a float model to integer codes.', 'models deploy'),
-    'Pictures and sliders': ('They need matplotlib and ipywidgets.', 'plots widgets lab'),
+    'Pictures and sliders': ('They need matplotlib and ipywidgets.', 'plots widgets learn lab'),
     'Catalog and checks': ('What each estimator claims, and the laws that hold it to that.', 'catalog checks'),
     'Randomness and replay': ('Noise by position, and formulas that run in pieces.', 'random replay'),
     'Studies': ('A JPEG that is differentiable, and the demo.', 'jpeg demo'),
