@@ -5,8 +5,10 @@ Equality is not statistical: both sum integers and round the same float product.
 showed differences while one side still summed floats (one or two of 600,000 codes)."""
 import copy
 import io
+import logging
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 import numpy as np
@@ -14,7 +16,16 @@ import pytest
 import torch
 from estimators import generator
 from torch import nn
-from shok_nb.deploy import Dequantize, IntegerLayer, deploy_, onnx_session, pack_int4, to_onnx, unpack_int4
+from shok_nb.deploy import (
+    Dequantize,
+    IntegerLayer,
+    _quiet_export,
+    deploy_,
+    onnx_session,
+    pack_int4,
+    to_onnx,
+    unpack_int4,
+)
 from shok_nb.models import quantize_model_, unquantize_
 from shok_nb.nn import SoftRound, bake_
 from shok_nb.quantizer import Quantizer
@@ -455,14 +466,24 @@ def test_to_onnx_takes_what_deploy_takes(batch, tmp_path):
     run = onnx_session(to_onnx(model, batch(x), tmp_path/'m.onnx'))
     assert np.allclose(run.run(None, {'input': x.numpy()})[0], model(x).detach(), atol=1e-5)
 
-def test_to_onnx_by_name(tmp_path, capfd):
-    "And without a word of the exporter."
+def test_to_onnx_by_name(tmp_path):
     pytest.importorskip('onnxruntime')
     model,x = Pair(),dict(left=inputs((4,), 5), right=inputs((3,), 5))
     run = onnx_session(to_onnx(model, {k: t[:2] for k,t in x.items()}, tmp_path/'m.onnx'))
     found, = run.run(None, {k: t.numpy() for k,t in x.items()})
-    assert ''.join(capfd.readouterr()) == ''
     assert np.allclose(found, model(**x).detach(), atol=1e-6)
+
+def test_the_exporter_is_quiet():
+    "Its warnings and its log, while it works and no longer; errors are heard."
+    log = logging.getLogger('torch.onnx.any')
+    before = log.getEffectiveLevel()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        with pytest.raises(OSError), _quiet_export():
+            warnings.warn('about itself')
+            assert not log.isEnabledFor(logging.WARNING) and log.isEnabledFor(logging.ERROR)
+            raise OSError
+    assert not caught and log.getEffectiveLevel() == before
 
 def test_session_is_exact(tmp_path):
     "Floats stay floats, and processors that saturate are told not to."
