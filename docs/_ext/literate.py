@@ -148,8 +148,8 @@ def write_pages(app):
     for f in {*dst.glob('*.ipynb')} - {dst/f'{slug(p)}.ipynb' for p in nbs}: f.unlink()
 
 def _rst(s):
-    "A line of markdown for docutils: ticks make literals, and nothing else is markup."
-    return re.sub(r'`([^`]+)`|([*|_\\])', lambda m: f'``{m[1]}``' if m[1] else '\\' + m[2], s)
+    "A line of markdown for docutils: ticks make literals, whatever stands beside them, and nothing else is markup."
+    return re.sub(r'`([^`]+)`|([*|_\\])', lambda m: rf'\ ``{m[1]}``\ ' if m[1] else '\\' + m[2], s)
 
 def sections(lines):
     "The parts of a docstring as docs/docstrings.py writes them: what is before, parameters, result, example."
