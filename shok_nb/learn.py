@@ -11,6 +11,7 @@ import html
 import itertools
 import json
 import math
+import os
 import re
 import string
 from collections.abc import Callable
@@ -208,7 +209,7 @@ _STEPS,_OFFSETS = _stops(_GRID[0], 25),[round(.05*k, 2) for k in range(-10, 11)]
 def _explored(r):
     "Knobs and choices of a row, and their stops."
     knobs = r.knobs+r.choices
-    most = 7 if r.random else {0: 1, 1: 31, 2: 11}.get(len(r.knobs), 7)
+    most = 7 if r.random else {0: 1, 1: 25, 2: 9}.get(len(r.knobs), 5)
     return knobs,[_stops(k, most) for k in knobs]
 
 def _wide_words(svg):
@@ -282,13 +283,12 @@ class _Two(W.VBox):
         super().__init__([*top, W.Box(columns, layout=look)])
 
     def _repr_mimebundle_(self, **kw):
+        "The page where one is built or no kernel answers, and the widget where one does."
         names = [c.menu.value for c in self.columns]
-        data = {
-            'text/plain': f'{self.page.__name__[1:]}({", ".join(names)})',
-            'text/html': self.page(*names)}
+        data = {'text/plain': f'{self.page.__name__[1:]}({", ".join(names)})'}
         alone = isinstance(self.comm, DummyComm) or getattr(self.comm, 'kernel', self) is None
-        if alone: return data
-        return (super()._repr_mimebundle_(**kw) or {}) | data
+        if alone or 'IN_TEST' in os.environ: data['text/html'] = self.page(*names)
+        return data if alone else (super()._repr_mimebundle_(**kw) or {}) | data
 
 def _explore(*names):
     "The page of `explore`."
@@ -337,7 +337,7 @@ def descend(
     steps:int=50,       # Steps of plain gradient descent
     seed:int=0,         # Of a random `f`
     **knobs             # Passed to `f`; a list is annealed, each value for an equal share
-)->Tensor:              # Rows x, f(x), gradient, each with `steps`+1 entries; float64
+)->Tensor:              # Rows x, f(x), gradient, from the start to the last step; float64
     """The path of a point that learns through `f`, by torch's own gradients. What `f` raises.
 
     Parameters:
@@ -350,7 +350,7 @@ def descend(
         **knobs: Passed to `f`; a list is annealed, each value for an equal share
 
     Returns:
-        Tensor: Rows x, f(x), gradient, each with `steps`+1 entries; float64
+        Tensor: Rows x, f(x), gradient, from the start to the last step; float64
 
     Example:
         >>> import torch, shok_nb as R
@@ -448,6 +448,7 @@ def _scene(name, ground, marks, text):
     labels += [_text(36, 344.5+k*15, _short(_HIGH-k), 'end') for k in range(0, 7, 2)]
     labels += [_text(44+(k-lo)*_X/10, 297, k) for k in range(-1, 4)]
     labels += [_text(44+k/10, 446, i*10) for i,k in enumerate(times)]
+    labels.append(_text(50, 91, f'target {_TARGET}', 'start'))
     labels += [_text(468, 297, 'x', 'end'), _text(256, 463, 'step')]
     for y,key in ((16, 'value'), (194, 'loss'), (328, 'step')):
         labels.append(_text(468, y, text[key], 'end', f' data-say-{key}=""'))
@@ -469,8 +470,8 @@ def _turned(r):
     "The knob that is turned here, with few round stops, in a list of none or one."
     k = next((k for k in r.knobs if k.name != 'lower'), None)
     if k is None: return []
-    if not k.log: return [(k, _stops(k, 9))]
-    digits = (1,) if k.hi/k.lo > 500 else (1, 2, 5)
+    if not k.log: return [(k, _stops(k, 7))]
+    digits = (1,) if r.random or k.hi/k.lo > 500 else (1, 2, 5)
     round_ones = [m*10.**e for e in range(-3, 5) for m in digits]
     inside = {float(f'{v:.3g}') for v in round_ones if k.lo < v < k.hi}
     return [(k, sorted({k.lo, k.default, k.hi, *inside, *(k.ends or ())}))]

@@ -35,9 +35,9 @@ def line_style(
         dict: Keywords of matplotlib's `plot`; no two of 25 are alike
 
     Example:
-        >>> import shok_nb as R
-        >>> sorted(R.plots.line_style(0))
-        ['color', 'linestyle', 'linewidth']
+        >>> from shok_nb.plots import line_style
+        >>> line_style(1)['linestyle'] != line_style(0)['linestyle']
+        True
     """
     n = len(_INKS)
     return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.5)
@@ -60,8 +60,9 @@ def figure(
         tuple: The figure and its Axes, as `subplots` returns them
 
     Example:
-        >>> import shok_nb as R
-        >>> fig, ax = R.plots.figure()
+        >>> from shok_nb.plots import figure
+        >>> fig,ax = figure(size=(4., 2.))
+        >>> _ = ax.plot([0, 1], [0, 1])
     """
     if size[0] > _WIDEST:
         raise ValueError(f'figure: at most {_WIDEST} inches wide, got {size[0]}')
@@ -113,9 +114,10 @@ def _legend(ax, name):
         ax[0].legend()
         return
     for old in [*fig.legends]: old.remove()
+    _title(fig, name)
+    if labels == [fig.get_suptitle()]: return
     rows = -(-sum(len(l)+7 for l in labels)//66)
     fig.legend(lines, labels, loc='outside lower center', ncols=-(-len(labels)//rows))
-    _title(fig, name)
 
 # %% ../nbs/61_plots.ipynb #5e5b0987
 def curves(

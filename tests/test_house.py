@@ -406,6 +406,12 @@ for m in {high}:
 '''
     run('-c', BLOCK + loop)
 
+def test_messages_name_packages_of_an_index():
+    "What an error says to install is there for whoever has a checkout and whoever has a wheel: no extra of ours."
+    said = [m for f in (ROOT/'shok_nb').glob('*.py') for m in re.findall(r'pip install ([\w ]+)', f.read_text('utf-8'))]
+    extra = names(settings()['widgets_requirements'].split())
+    assert said and {canonicalize_name(w) for m in said for w in m.split()} <= extra.keys()
+
 def test_files_without_git(tmp_path, monkeypatch):
     "An unpacked archive has no .git, and a folder of somebody else's git does not look into."
     def known(): return {f for f in tracked() if f.suffix in ('.py', '.ipynb')}
@@ -501,6 +507,14 @@ def test_a_page_runs_again(tmp_path):
     assert code("glob('[0-9]*.ipynb')") != code("glob('[0-9]*.ipynb')", nbs=NBS[:1])
     (tmp_path/'bench'/'results.json').write_text('2')
     assert code() != first
+
+def test_ticks_for_docutils():
+    "What is marked as code in a comment arrives as code, whatever follows it, and nothing is lost."
+    from docutils.core import publish_doctree
+    from literate import _rst
+    for line in ('`steps`+1 entries', '`x`, (`y`) and `a_b`s', 'a*b|c_ `*`'):
+        tree = publish_doctree(_rst(line), settings_overrides=dict(report_level=1, halt_level=1))
+        assert tree.astext() == line.replace('`', '')
 
 def test_figure_alt():
     "What `#| fig-alt` says is heard by the cell that draws and by no other, and is not seen."

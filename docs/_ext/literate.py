@@ -148,8 +148,11 @@ def write_pages(app):
     for f in {*dst.glob('*.ipynb')} - {dst/f'{slug(p)}.ipynb' for p in nbs}: f.unlink()
 
 def _rst(s):
-    "A line of markdown for docutils: ticks make literals, whatever stands beside them, and nothing else is markup."
-    return re.sub(r'`([^`]+)`|([*|_\\])', lambda m: rf'\ ``{m[1]}``\ ' if m[1] else '\\' + m[2], s)
+    "A line of markdown for docutils: ticks make literals, whatever stands after them, and nothing else is markup."
+    def mark(m):
+        if not m[1]: return '\\' + m[2]
+        return f'``{m[1]}``' + ('\\ ' if s[m.end():m.end()+1].strip() else '')
+    return re.sub(r'`([^`]+)`|([*|_\\])', mark, s)
 
 def sections(lines):
     "The parts of a docstring as docs/docstrings.py writes them: what is before, parameters, result, example."
