@@ -641,7 +641,8 @@ def onnx_session(
         >>> import torch, shok_nb as R
         >>> from torch import nn
         >>> import tempfile
-        >>> file = R.to_onnx(nn.Linear(2, 1), torch.rand(3, 2), tempfile.gettempdir() + '/model.onnx')
+        >>> where = tempfile.gettempdir() + '/model.onnx'
+        >>> file = R.to_onnx(nn.Linear(2, 1), torch.rand(3, 2), where)
         >>> x = torch.rand(5, 2).numpy()
         >>> R.onnx_session(file).run(None, dict(input=x))[0].shape
         (5, 1)
