@@ -35,9 +35,9 @@ def line_style(
         dict: Keywords of matplotlib's `plot`; no two of 25 are alike
 
     Example:
-        >>> from shok_nb.plots import line_style
-        >>> line_style(1)['linestyle'] != line_style(0)['linestyle']
-        True
+        >>> import shok_nb as R
+        >>> sorted(R.plots.line_style(0))
+        ['color', 'linestyle', 'linewidth']
     """
     n = len(_INKS)
     return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.5)
@@ -60,9 +60,8 @@ def figure(
         tuple: The figure and its Axes, as `subplots` returns them
 
     Example:
-        >>> from shok_nb.plots import figure
-        >>> fig,ax = figure(size=(4., 2.))
-        >>> _ = ax.plot([0, 1], [0, 1])
+        >>> import shok_nb as R
+        >>> fig, ax = R.plots.figure()
     """
     if size[0] > _WIDEST:
         raise ValueError(f'figure: at most {_WIDEST} inches wide, got {size[0]}')
