@@ -28,7 +28,7 @@ def line_style(
 )->dict:  # Keywords of matplotlib's `plot`; no two of 25 are alike
     "Colour and dashes of a line, apart from the others in grey and to the colour-blind."
     n = len(_INKS)
-    return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.5)
+    return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.4)
 
 def figure(
     rows:int=1,          # Rows of panels
@@ -53,7 +53,7 @@ def _say(k, v): return f'{k} = {v:g}' if isinstance(v, float) else f'{k} = {v}'
 
 def _panels()->Sequence:
     "A figure with room for forward on the left and slope on the right."
-    fig,ax = figure(1, 2, (5.5, 2.9))
+    fig,ax = figure(1, 2, (5.5, 3.5))
     fig.suptitle('', fontsize='medium')
     ax[0].set(title='forward', xlabel='x [steps]', ylabel='f(x) [steps]')
     ax[1].set(title='what backward sees', xlabel='x [steps]', ylabel='slope')
