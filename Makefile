@@ -2,6 +2,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
+PORT ?= 8888
 # TORCH=2.15.0 works with that torch, in an environment of its own: make test-all TORCH=2.15.0 PYTHON=python3.12
 TORCH ?=
 VENV := .venv$(if $(TORCH),-torch-$(TORCH))
@@ -10,13 +11,14 @@ PEERS := .venv-peers/bin/python
 TESTS = $(PY) -m pytest -n $(JOBS) --dist loadgroup --durations=10
 PIP := -m pip install -q --disable-pip-version-check
 INSTALL := $(PIP) -c constraints.txt
+FOUND = command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here: make PYTHON=/path/to/python3" >&2; exit 1; }
 
 # $(call timed,command,name): run it, say how long it took, and end as it ended. Pytest's 5 is "nothing selected".
 timed = start=$$(date +%s); { $(1); }; code=$$?; s=$$(($$(date +%s)-start)); \
 	echo "$(2) took $$((s/60)) min $$((s%60)) s"; exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all peers docs lab bench gpu mutants clean chromium
+.PHONY: help demo test test-all peers docs lab bench gpu mutants release clean chromium
 
 help:    ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,8 +46,9 @@ docs: $(VENV)/ready    ## The site, in docs/_build/html; warnings are errors, no
 	$(PY) -m sphinx -W --keep-going -q -c docs docs/nbs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
-lab: $(VENV)/ready    ## The sliders, live in JupyterLab
-	$(PY) -m jupyter lab nbs/62_widgets.ipynb $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+lab: $(VENV)/ready    ## The sliders, live in JupyterLab at localhost; PORT=8889
+	@echo "JupyterLab runs at http://localhost:$(PORT)/lab, or on the next free port it names; Ctrl-C ends it"
+	$(PY) -m jupyter lab nbs/62_widgets.ipynb --port $(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 bench: $(VENV)/ready    ## The benchmarks, about 25 minutes; ARGS="--quick", ARGS="--part small peers"
 	$(PY) bench/bench.py $(ARGS)
@@ -57,12 +60,16 @@ gpu: $(VENV)/ready    ## What only a CUDA GPU can check, and the benchmarks ther
 mutants: $(VENV)/ready    ## Do the tests notice? 300 small changes to the floor; ARGS="core --count 40"
 	$(PY) tests/mutants.py --jobs $(JOBS) $(ARGS)
 
+release: $(VENV)/ready    ## Build what would be uploaded, check it, and stop there
+	$(PY) .ci/release.py
+
 clean:    ## Remove what the other commands made, but not the venvs
 	rm -rf docs/nbs docs/_build build dist *.egg-info .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +
 
 # Another torch chooses its own sympy and setuptools.
 $(VENV)/ready: settings.ini setup.py pyproject.toml constraints.txt
+	@$(FOUND)
 	@$(PYTHON) tests/old_python.py
 	@echo "Installing into $(VENV); this takes a few minutes the first time"
 	$(PYTHON) -m venv $(VENV)
@@ -72,6 +79,8 @@ $(VENV)/ready: settings.ini setup.py pyproject.toml constraints.txt
 	@touch $@
 
 .venv-peers/ready: settings.ini setup.py pyproject.toml constraints.txt tests/peers/requirements.txt
+	@$(FOUND)
+	@$(PYTHON) tests/old_python.py
 	@echo "Installing into .venv-peers: Python 3.11 and 0.9 GB beside torch"
 	$(PYTHON) -m venv .venv-peers
 	$(PEERS) $(INSTALL) 'setuptools>=77'

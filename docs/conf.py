@@ -20,11 +20,26 @@ logging.getLogger('traitlets').setLevel('WARNING')
 NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']  # or each kernel warns that it uses TCP
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton']
-extensions += ['literate', 'offline_math']                   # of _ext
+extensions += ['reference', 'literate', 'offline_math', 'shallow_rst']    # of _ext
 literate_package = cfg['lib_path']
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
-literate_floors = {'0': 'The floor', '1': 'Hard', '2': 'Smooth', '3': 'Random', '4': 'Gradient', '5': 'Built on',
-    '6': 'About', '7': 'Studies'}
+literate_order = {k: v.split() for k,v in {                  # the reader's order; each page once
+    'Start': 'index first_network try gallery',
+    'Estimators': 'ste ratio ewgs surrogates signs soft sigmoid sine fourier cubic ramp decimals stochastic dither '
+        'neighbours scale_grad checks',
+    'Training': 'schedules modules quantize calibrate quantizer models deploy learned functions fsq recipes',
+    'Studies': 'jpeg demo digits lab',
+    'Reference': 'api catalog references speed versions',
+    'How it is made': 'core grid staircases pieces replay random compat arguments parts plots widgets',
+}.items()}
+
+literate_words = dict(                                       # what readers search for where a page says it otherwise
+    ste='straight through estimator stop gradient detach', soft='differentiable round anneal',
+    stochastic='reproducible seed unbiased', schedules='anneal annealing warmup learning rate scheduler temperature',
+    modules='layer train eval per channel', quantize='fake quantization qat quantization-aware training per channel',
+    grid='per channel scale zero point', calibrate='per channel post-training ptq', models='qat swap layers',
+    deploy='onnx onnxruntime export int8 int4', digits='onnx onnxruntime mnist learning rate', learned='adaround ptq',
+    jpeg='codec compression watermark', neighbours='gumbel anneal annealing', signs='binary xnor', checks='custom own')
 
 nb_execution_mode = 'cache'
 nb_execution_timeout = 300

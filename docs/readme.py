@@ -1,6 +1,7 @@
 """Write README.md from nbs/index.ipynb and its stored outputs: python docs/readme.py [--check]
 
-A stored picture becomes docs/_static/index-N.png (or .svg), so what README shows is what the notebook showed."""
+A stored picture becomes docs/_static/index-N.png (or .svg), so what README shows is what the notebook showed. Links are
+relative, for those who have the files; setup.py makes them absolute for those who read it elsewhere."""
 import base64
 import json
 import sys
@@ -30,7 +31,8 @@ def readme(nb):
     out,pictures = [NOTE],{}
     for c in nb['cells']:
         src = ''.join(c['source']).strip()
-        if c['cell_type'] == 'markdown': out.append(relink(src, lambda stem: f'nbs/{stem}.ipynb'))
+        if c['cell_type'] == 'markdown':
+            out.append(relink(src, lambda stem: f'nbs/{stem}.ipynb').replace('](../', ']('))
         if c['cell_type'] != 'code': continue
         d,code = directives(src)
         if not shown(d): continue

@@ -1,5 +1,5 @@
 """Differentiable rounding for PyTorch."""
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 from . import (calibrate, cubic, decimals, dither, ewgs, fourier, gradient, learned,
     neighbours, quantize, ramp, ratio, scalar_quantize, schedules, sigmoid, signs,
     sine, soft, ste, stochastic, surrogates)
@@ -29,7 +29,7 @@ from .scalar_quantize import *
 from .calibrate import *
 from .quantizer import Quantizer
 from .models import quantize_model_, unquantize_
-from .deploy import deploy_
+from .deploy import deploy_, onnx_session, to_onnx
 
 # What `from shok_nb import *` brings: functions and classes, no module in place of the
 # caller's `random` or `nn`.
@@ -56,6 +56,7 @@ __all__ += learned.__all__
 __all__ += scalar_quantize.__all__
 __all__ += calibrate.__all__
 __all__ += ['Quantizer', 'quantize_model_', 'unquantize_', 'deploy_']
+__all__ += ['onnx_session', 'to_onnx']
 
 # they need more than torch
 _LATER = 'catalog', 'checks', 'plots', 'widgets', 'lab', 'jpeg', 'demo'

@@ -32,7 +32,24 @@ def check_input(
     fn:str,     # Name of the function the user called
     arg:str='x' # Name of the argument
 )->Tensor:      # `x` itself
-    "A dense float16, bfloat16, float32 or float64 Tensor, or a TypeError saying what to do."
+    """A dense float16, bfloat16, float32 or float64 Tensor, or a TypeError saying what to do.
+
+    Parameters:
+        x (Any): What the user gave
+        fn (str): Name of the function the user called
+        arg (str = 'x'): Name of the argument
+
+    Returns:
+        Tensor: `x` itself
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.arguments import check_input
+        >>> check_input([0.5], 'my_round')
+        Traceback (most recent call last):
+            ...
+        TypeError: my_round: x must be a torch.Tensor, got list; use torch.as_tensor(x)
+    """
     plain = type(x) in _PLAIN and x.layout == torch.strided and not x.is_nested
     if plain and x.dtype in _FLOATS: return x
     if not isinstance(x, Tensor):
@@ -69,6 +86,13 @@ def _in_dtype(k, dtype, lo):
 
 def _shown(k): return f'an int of {k.bit_length()} bits' if _beyond_float(k) else f'{k}'
 
+def _per_channel(k, x, arg):
+    "The way out where a knob has one value per channel: of dim 1, or of dim 0 as in a weight."
+    axis = next((d for d in (1, 0) if d < x.ndim and (x.shape[d],) == k.shape), None)
+    if axis is None: return ''
+    shape = ', '.join('-1' if d == axis else '1' for d in range(x.ndim))
+    return f'; for one per channel use {arg}.view({shape})'
+
 def check_knob(
     k:Any,              # What the user gave
     x:Tensor|None,      # The tensor it will be used with; None allows numbers alone
@@ -78,7 +102,31 @@ def check_knob(
     hi:float=math.inf,  # Largest number allowed
     open:bool=False     # Are the ends themselves excluded?
 )->float|Tensor:        # A Python float, or the tensor itself
-    "A number in range in the dtype of `x`, or a float Tensor that broadcasts; else an error."
+    """A number in range in the dtype of `x`, or a float Tensor that broadcasts; else an error.
+
+    Parameters:
+        k (Any): What the user gave
+        x (Tensor|None): The tensor it will be used with; None allows numbers alone
+        fn (str): Name of the function the user called
+        arg (str): Name of the argument
+        lo (float = 0.): Smallest number allowed
+        hi (float = math.inf): Largest number allowed
+        open (bool = False): Are the ends themselves excluded?
+
+    Returns:
+        float|Tensor: A Python float, or the tensor itself
+
+    Example:
+        >>> from shok_nb.arguments import check_knob
+        >>> check_knob(2, None, 'my_round', 'alpha')
+        2.0
+        >>> check_knob(-2., None, 'my_round', 'alpha')
+        Traceback (most recent call last):
+            ...
+        ValueError: my_round: alpha must be in [0, inf], got -2.0
+    """
+    # in range in every dtype, and far from its ends
+    if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim == 0 and k.is_cpu: return k
@@ -88,7 +136,7 @@ def check_knob(
         try: torch.broadcast_shapes(k.shape, x.shape)
         except RuntimeError:
             raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
-                f'with x of shape {tuple(x.shape)}') from None
+                f'with x of shape {tuple(x.shape)}{_per_channel(k, x, arg)}') from None
         return k
     if isinstance(k, bool) or not isinstance(k, numbers.Real):
         wanted = 'a number' if x is None else 'a number or a torch.Tensor'
@@ -109,7 +157,23 @@ def check_count(
     lo:int=0,          # Smallest number allowed
     hi:float=math.inf  # Largest number allowed
 )->int:                # `k` as a Python int
-    "An int in range; else a TypeError or ValueError saying why."
+    """An int in range; else a TypeError or ValueError saying why.
+
+    Parameters:
+        k (Any): What the user gave
+        fn (str): Name of the function the user called
+        arg (str): Name of the argument
+        lo (int = 0): Smallest number allowed
+        hi (float = math.inf): Largest number allowed
+
+    Returns:
+        int: `k` as a Python int
+
+    Example:
+        >>> from shok_nb.arguments import check_count
+        >>> check_count(8, 'my_round', 'bits', 1, 24)
+        8
+    """
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):
         raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
     n = int(k)

@@ -57,7 +57,32 @@ def minmax_init(
     dim:_Dims=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # A step, or a step and an int32 zero point; 0-d, or by `dim`
-    "The finest grid that clips nothing (arXiv:1712.05877, 3). Bad bits, nan or empty raises."
+    """The finest grid that clips nothing (arXiv:1712.05877, 3). Bad bits, nan or empty raises.
+
+    Parameters:
+        x (Tensor): Weights, or activations of some batches
+        bits (int|tuple[int, int] = 8): Bits per code, 2 to 24, or 1 if not `signed`; or both
+            end codes
+        signed (bool = True): Codes from -2**(bits-1), else from 0
+        zero_point (bool = False): Choose a zero point too?
+        dim (int|tuple[int, ...]|None = None): Axis or axes whose values share a step, kept
+            with length 1; None is all of them
+        block (int|None = None): Values in a run along `dim` that share one: for
+            `x.unflatten(dim, (-1, block))`
+
+    Returns:
+        Tensor|tuple[Tensor,Tensor]: A step, or a step and an int32 zero point; 0-d, or by
+            `dim`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> w = torch.tensor([[0.1, -0.5, 1.27], [2., 0.3, -2.54]])
+        >>> R.minmax_init(w, 8)
+        tensor(0.0200)
+        >>> R.minmax_init(w, 8, dim=1)    # a step for each row
+        tensor([[0.0100],
+                [0.0200]])
+    """
     v,dims,qmin,qmax = _settle(x, 'minmax_init', bits, signed, dim, block)
     low,high = _reach(v, dims, qmin, zero_point)
     return _given(_grid(low, high, qmin, qmax, zero_point), dim)
@@ -80,7 +105,29 @@ def percentile_init(
     dim:_Dims=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
-    "The finest grid that clips few (arXiv:2004.09602, 4). Bad bits, nan or empty raises."
+    """The finest grid that clips few (arXiv:2004.09602, 4). Bad bits, nan or empty raises.
+
+    Parameters:
+        x (Tensor): Weights, or activations of some batches
+        bits (int|tuple[int, int] = 8): As for `minmax_init`
+        percentile (float = 99.9): How many of 100 values are not clipped at an end, 50 to 100
+        signed (bool = True): Codes from -2**(bits-1), else from 0
+        zero_point (bool = False): Choose a zero point too?
+        dim (int|tuple[int, ...]|None = None): Axis or axes whose values share a step, kept
+            with length 1; None is all of them
+        block (int|None = None): Values in a run along `dim` that share one: for
+            `x.unflatten(dim, (-1, block))`
+
+    Returns:
+        Tensor|tuple[Tensor,Tensor]: As for `minmax_init`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.linspace(0., 1., 1000)
+        >>> x[-1] = 100.                  # one outlier
+        >>> R.percentile_init(x, 8, percentile=99.), R.minmax_init(x, 8)
+        (tensor(0.0078), tensor(0.7874))
+    """
     v,dims,qmin,qmax = _settle(x, 'percentile_init', bits, signed, dim, block)
     share = check_knob(percentile, None, 'percentile_init', 'percentile', 50., 100.)/100
     low,high = _reach(v, dims, qmin, zero_point, partial(_nth, share))
@@ -116,7 +163,30 @@ def mse_init(
     dim:_Dims=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
-    "The grid of least squared error (arXiv:1810.05723). Bad bits, nan or empty raises."
+    """The grid of least squared error (arXiv:1810.05723). Bad bits, nan or empty raises.
+
+    Parameters:
+        x (Tensor): Weights, or activations of some batches
+        bits (int|tuple[int, int] = 8): As for `minmax_init`
+        search ('grid'|'golden' = 'golden'): The best of 100 shares of the full range, or from
+            there on by golden section
+        signed (bool = True): Codes from -2**(bits-1), else from 0
+        zero_point (bool = False): Choose a zero point too?
+        dim (int|tuple[int, ...]|None = None): Axis or axes whose values share a step, kept
+            with length 1; None is all of them
+        block (int|None = None): Values in a run along `dim` that share one: for
+            `x.unflatten(dim, (-1, block))`
+
+    Returns:
+        Tensor|tuple[Tensor,Tensor]: As for `minmax_init`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> w = torch.randn(1000, generator=torch.Generator().manual_seed(0))
+        >>> step = R.mse_init(w, bits=4)
+        >>> step < R.minmax_init(w, bits=4)    # a few values are clipped, the rest is finer
+        tensor(True)
+    """
     v,dims,qmin,qmax = _settle(x, 'mse_init', bits, signed, dim, block)
     if search not in ('grid', 'golden'):
         raise ValueError(f"mse_init: search must be 'grid' or 'golden', got {search!r}")

@@ -35,7 +35,25 @@ from .surrogates import clipped_round, dsq_round, stable_round, trust_round
 # %% ../nbs/60_catalog.ipynb #d2a73e44
 @dataclass(frozen=True)
 class Knob:
-    "A number that tunes an estimator: its default, a range worth a slider, and its two ends."
+    """A number that tunes an estimator: its default, a range worth a slider, and its two ends.
+
+    Parameters:
+        name (str): As the function spells it
+        default (float): As the function has it
+        lo (float): Left end of the slider
+        hi (float): Right end of the slider
+        log (bool = False): Is the slider logarithmic?
+        soft (float|None = None): Where the estimator is the identity, if anywhere
+        hard (float|None = None): Where it is `torch.round` off ties, if anywhere
+        learns (bool = True): Does a tensor that requires grad get a gradient?
+        ends (tuple[float,float]|None = None): The least and most it may be; None is `lo` and
+            `hi`
+
+    Example:
+        >>> import shok_nb as R
+        >>> print(R.catalog.Knob('alpha', 5., .5, 30., log=True, soft=0., hard=float('inf')))
+        alpha=5, from 0.5 to 30, log scale
+    """
     name:str           # As the function spells it
     default:float      # As the function has it
     lo:float           # Left end of the slider
@@ -44,14 +62,27 @@ class Knob:
     soft:float|None=None # Where the estimator is the identity, if anywhere
     hard:float|None=None # Where it is `torch.round` off ties, if anywhere
     learns:bool=True   # Does a tensor that requires grad get a gradient?
+    ends:tuple[float,float]|None=None # The least and most it may be; None is `lo` and `hi`
 
     def __str__(self):
         scale = ', log scale' if self.log else ''
-        return f'{self.name}={self.default:g}, from {self.lo:g} to {self.hi:g}{scale}'
+        ends = ''.join(f', {v:g}' for v in self.ends or () if not self.lo <= v <= self.hi)
+        return f'{self.name}={self.default:g}, from {self.lo:g} to {self.hi:g}{scale}{ends}'
 
 @dataclass(frozen=True)
 class Choice:
-    "A word that picks a variant of an estimator."
+    """A word that picks a variant of an estimator.
+
+    Parameters:
+        name (str): As the function spells it
+        default (str|None): As the function has it
+        options (tuple): All it can be
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.catalog.Choice('ties', 'even', ('even', 'up'))
+        Choice(name='ties', default='even', options=('even', 'up'))
+    """
     name:str           # As the function spells it
     default:str|None   # As the function has it
     options:tuple      # All it can be
@@ -61,7 +92,36 @@ class Choice:
 
 @dataclass(frozen=True, repr=False)
 class Row:
-    "What one estimator claims, as it is called without choices."
+    """What one estimator claims, as it is called without choices.
+
+    Parameters:
+        f (Callable): The public function, called as `f(x, **knobs, **choices)`
+        slope (str): What backward multiplies by, in x, n = round(x) and q = |x-n|
+        source (str): arXiv id, or who published it where
+        knobs (tuple[Knob,...] = ()): The numbers that tune it, in the order of its arguments
+        choices (tuple[Choice,...] = ()): The words that pick a variant
+        on_grid (bool = False): Are all values integers?
+        exact_slope (bool = False): Is the gradient the derivative of the value, between jumps?
+        continuous (bool = False): Is the value free of jumps?
+        monotone (bool = True): Does the value never fall?
+        mass_one (bool = True): Does the slope integrate to 1 over a cell?
+        odd (bool = True): f(-x) = -f(x), away from ties?
+        equivariant (bool = True): f(x+1) = f(x)+1, away from ties?
+        smooth (bool = False): Does it take `hard=`?
+        grid (bool = True): Does it take `step=` and `offset=`?
+        unbounded (bool = True): f(±inf) = ±inf?
+        linear (bool = True): Is the gradient proportional to the incoming one?
+        random (bool = False): Does it draw random numbers?
+        unbiased (bool = False): Is the mean over its noise `x`, at every x?
+        at_default (tuple[str,...] = ()): Claims that other knobs may break
+        domain (tuple[float,float] = (-2.5, 2.5)): The part of the axis worth a picture
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> nearest = R.estimator('nearest', torch.round)
+        >>> R.catalog.Row(nearest, '1', 'mine', on_grid=True).on_grid
+        True
+    """
     f:Callable             # The public function, called as `f(x, **knobs, **choices)`
     slope:str              # What backward multiplies by, in x, n = round(x) and q = |x-n|
     source:str             # arXiv id, or who published it where
@@ -84,9 +144,31 @@ class Row:
     domain:tuple[float,float]=(-2.5, 2.5) # The part of the axis worth a picture
 
     @property
-    def name(self): return self.f.__name__
+    def name(self)->str: # As Python has it
+        """The name of the function.
+
+        Returns:
+            str: As Python has it
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.catalog.row(R.soft_round).name
+            'soft_round'
+        """
+        return self.f.__name__
     @property
-    def page(self): return self.f.__module__.rpartition('.')[2]
+    def page(self)->str: # Without its number
+        """The notebook that makes it.
+
+        Returns:
+            str: Without its number
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.catalog.row(R.soft_round).page
+            'soft'
+        """
+        return self.f.__module__.rpartition('.')[2]
 
     def __repr__(self):
         "A few lines for people: what holds at the default knobs alone is in brackets."
@@ -101,8 +183,10 @@ class Row:
 # %% ../nbs/60_catalog.ipynb #615fe2be
 def _log(name, default, lo, hi, **ends): return Knob(name, default, lo, hi, log=True, **ends)
 
-_alpha = _log('alpha', 5., .5, 30., soft=0., hard=math.inf)
-_ends = Knob('lower', -2., -4., 0.),Knob('upper', 2., 1., 4.)
+_half_line = 0.,math.inf
+_alpha = _log('alpha', 5., .5, 30., soft=0., hard=math.inf, ends=_half_line)
+_lower = Knob('lower', -2., -4., 0., ends=(-math.inf, 0.))
+_ends = _lower,Knob('upper', 2., 1., 4., ends=(1., math.inf))
 _ties = Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down'))
 _noise = Choice('kind', 'uniform', ('uniform', 'triangular', 'gaussian', 'kumaraswamy'))
 _mixed = Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit'))
@@ -128,35 +212,39 @@ catalog = (
     Row(ratio_round, 'x/n; 0 where n = 0, 1 at 0', 'shok `SoftRound`',
         on_grid=True, mass_one=False, equivariant=False),
     Row(ewgs_round, '1 + δ sign(g) (x-n)', '2104.00903',
-        (Knob('delta', .1, 0., 1., learns=False),), on_grid=True, odd=False, linear=False),
+        (Knob('delta', .1, 0., 2., learns=False),), on_grid=True, odd=False, linear=False),
     Row(dsq_round, 'k sech²(k(½-q)) / 2(1-α), k = ln(2/α-1), in the range', '1908.05033',
         (Knob('alpha', .2, .01, .9),), grid=False, domain=(-3.5, 3.5), **_clamped),
     Row(stable_round, '(1-κ cos πq) / (1+κ cos πq), κ = √2πA', '2601.19320',
-        (Knob('amplitude', .21, 0., .22),), on_grid=True, mass_one=False),
+        (Knob('amplitude', .21, 0., .22, ends=(0., .225)),), on_grid=True, mass_one=False),
     Row(clipped_round, '1 where n is in the range', '1602.02830', _ends,
         at_default=('on_grid', 'odd'), domain=(-3.5, 3.5), **_clamped),
     Row(trust_round, '1 where |x-f(x)| ≤ T', '2502.05003',
-        (Knob('trust', .5, .05, 2., learns=False), *_ends),
+        (Knob('trust', .5, .05, 2., learns=False, ends=_half_line), *_ends),
         at_default=('on_grid', 'odd'), domain=(-3.5, 3.5), **_clamped),
-    Row(clipped_sign, '1 where |x| ≤ c', '1602.02830', (Knob('clip', 1., .1, 3.),), **_bit),
+    Row(clipped_sign, '1 where |x| ≤ c', '1602.02830',
+        (Knob('clip', 1., .1, 3., ends=_half_line),), **_bit),
     Row(approx_sign, '2-2|x| inside [-1, 1]', '1808.00278', **_bit),
     Row(ede_sign, 'max(t, 1) sech²(tx)', '1909.10788', (_log('t', 1., .1, 10.),), **_bit),
     Row(swish_sign, 'β (2 - βx tanh(βx/2)) / (1 + cosh βx)', '1812.11800',
-        (_log('beta', 5., 1., 20.),), **_bit),
+        (_log('beta', 5., 1., 20., ends=_half_line),), **_bit),
     Row(reste_sign, '|x|^(1/o-1) / o where |x| ≤ c', '2308.06689',
-        (_log('o', 3., 1., 10.), Knob('clip', 1.5, .2, 3.)), **_bit),
+        (_log('o', 3., 1., 10., ends=(1., math.inf)),
+            Knob('clip', 1.5, .2, 3., ends=_half_line)), **_bit),
     Row(soft_round, 'α sech²(α(½-q)) / 2tanh(α/2)', _tanh, (_alpha,), smooth=True, **_curve),
     Row(logistic_round, 'as soft_round, α = β/2', _tanh,
-        (_log('beta', 10., 1., 60., soft=0., hard=math.inf),), smooth=True, **_curve),
+        (_log('beta', 10., 1., 60., soft=0., hard=math.inf, ends=_half_line),),
+        smooth=True, **_curve),
     Row(soft_round_inverse, '1 / (2α tanh(α/2) q(1-q) + α/sinh α)', _tanh,
-        (_log('alpha', 5., .5, 30., soft=0.),), **_curve),
+        (_log('alpha', 5., .5, 30., soft=0., ends=_half_line),), **_curve),
     Row(soft_round_conditional_mean, '1 / (2α tanh(α/2) (¼-q²) + α/sinh α)', _tanh,
         (_alpha,), **_curve),
     Row(sigmoid_round, 's σ(z)σ(-z), z = s(x-c)', _answer,
-        (_log('slope', 1000., 1., 1000.), Knob('center', .5, 0., 1.)),
+        (_log('slope', 1000., 1., 1000., ends=_half_line), Knob('center', .5, 0., 1.)),
         domain=(-.5, 1.5), **_curve, **_one_step),
     Row(sigmoid_sum_round, 'Σ σ(z)σ(-z)/T over the ties, z = (distance to the tie)/T',
-        '2504.19026', (_log('temperature', .1, .01, 1., soft=math.inf, hard=0.),),
+        '2504.19026',
+        (_log('temperature', .1, .01, 1., soft=math.inf, hard=0., ends=_half_line),),
         smooth=True, **_curve),
     Row(sine_round, '2 sin²(πq), chained depth times', _answer,
         (Knob('depth', 1, 0, 6, soft=0),), smooth=True, **_curve),
@@ -165,10 +253,10 @@ catalog = (
         (Knob('terms', 5, 0, 30, soft=0),), (Choice('damping', None, (None, 'fejer')),),
         monotone=False, smooth=True, **_curve),
     Row(poisson_round, '(1-ρ²) / (1 + 2ρ cos 2πq + ρ²)', 'Abel sum',
-        (Knob('rho', .5, 0., .95, soft=0., hard=1.),), smooth=True, **_curve),
+        (Knob('rho', .5, 0., .95, soft=0., hard=1., ends=(0., 1.)),), smooth=True, **_curve),
     Row(cubic_round, '3q²', '2309.06978', exact_slope=True, mass_one=False, smooth=True),
     Row(ramp_round, 'gain on the ramp, else 0', _answer,
-        (_log('gain', 1e4, 1., 1e4), Knob('threshold', .499, 0., 1.)),
+        (_log('gain', 1e4, 1., 1e4, ends=_half_line), Knob('threshold', .499, 0., 1.)),
         domain=(-.5, 1.5), **_curve, **_one_step),
     Row(decimal_ste, '1', '1308.3432', (Knob('decimals', 1, 0, 3),),
         grid=False, domain=(-.5, .5)),
@@ -179,7 +267,7 @@ catalog = (
         unbiased=True, exact_slope=True, grid=False, **_drawn),
     Row(dither_round, '1', '2006.09952', (), (_noise,), unbiased=True, **_drawn),
     Row(noisy_soft_round, 'of both curves, at the noise', '2006.09952',
-        (_log('alpha', 5., .5, 30.),), (_noise,), exact_slope=True, **_drawn),
+        (_log('alpha', 5., .5, 30., ends=_half_line),), (_noise,), exact_slope=True, **_drawn),
     Row(reinmax_round, '1/2P(y), 1 at integers', '2304.08612',
         on_grid=True, unbiased=True, **_drawn),
     Row(sga_round, 'of the mixture, at the noise', '2006.04240',
@@ -189,7 +277,19 @@ catalog = (
 def row(
     f:Callable # A public estimator
 )->Row:        # What it claims
-    "The row of `f`, or of the function that a notebook defines anew; without one raises."
+    """The row of `f`, or of the function that a notebook defines anew; without one raises.
+
+    Parameters:
+        f (Callable): A public estimator
+
+    Returns:
+        Row: What it claims
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.catalog.row(R.soft_round).knobs[0].default
+        5.0
+    """
     name = getattr(f, '__name__', '')
     for r in catalog:
         if r.f is f or r.name == name and signature(r.f) == signature(f): return r
@@ -205,6 +305,9 @@ def _tick(r, claim):
     if not getattr(r, claim): return '·'
     return '(✓)' if claim in r.at_default else '✓'
 
+_PAGES = ('10_ste 11_ratio 12_ewgs 13_surrogates 14_signs 20_soft 21_sigmoid 22_sine '
+    '23_fourier 24_cubic 25_ramp 26_decimals 30_stochastic 31_dither 32_neighbours').split()
+
 _TICKS = dict(on_grid='on the grid', exact_slope='exact slope', monotone='monotone',
     mass_one='mass 1', equivariant='f(x+1) = f(x)+1', unbiased='E f(x) = x')
 
@@ -212,12 +315,29 @@ def table(
     rows:tuple[Row,...]=catalog, # The rows to show
     claims:bool=True             # Their claims, or else their slopes?
 )->str:                          # A Markdown table
-    "The catalog as Markdown: names, knobs, claims or slopes, sources."
+    """The catalog as Markdown: names with links to pages, knobs, claims or slopes, sources.
+
+    Parameters:
+        rows (tuple[Row,...] = catalog): The rows to show
+        claims (bool = True): Their claims, or else their slopes?
+
+    Returns:
+        str: A Markdown table
+
+    Example:
+        >>> import shok_nb as R
+        >>> print(R.catalog.table([R.catalog.row(R.round_ste)], claims=False))
+        | estimator, knobs | slope | source |
+        | --- | --- | --- |
+        | [`round_ste`](10_ste.ipynb) | 1 | [1308.3432](https://arxiv.org/abs/1308.3432) |
+    """
+    page = {p[3:]: f'{p}.ipynb' for p in _PAGES}
     middle = list(_TICKS.values()) if claims else ['slope']
     head = ['estimator, knobs', *middle, 'source']
     lines = [head, ['---']*len(head)]
     for r in rows:
-        name = ' '.join([f'`{r.name}`', *(f'`{k.name}={k.default:g}`' for k in r.knobs)])
+        knobs = [f'`{k.name}={k.default:g}`' for k in r.knobs]
+        name = ' '.join([f'[`{r.name}`]({page[r.page]})', *knobs])
         facts = [_tick(r, c) for c in _TICKS] if claims else [r.slope.replace('|', '\\|')]
         lines.append([name, *facts, _link(r.source)])
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)

@@ -26,7 +26,21 @@ def slope(
     x:Tensor,   # Any shape, floating dtype
     **knobs     # Numbers or tensors
 )->Tensor:      # Shape and dtype of `x`
-    "What backward makes of an incoming 1, in eager mode. What `f` raises is raised."
+    """What backward makes of an incoming 1, in eager mode. What `f` raises is raised.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        x (Tensor): Any shape, floating dtype
+        **knobs: Numbers or tensors
+
+    Returns:
+        Tensor: Shape and dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.checks.slope(R.sine_round, torch.tensor([0., 0.25, 0.5]))
+        tensor([0.0000, 1.0000, 2.0000])
+    """
     leaf = x.detach().clone().requires_grad_()
     return torch.autograd.grad(f(leaf, **knobs).sum(), leaf)[0]
 
@@ -34,7 +48,20 @@ def same(
     a:Tensor, # Any shape and dtype
     b:Tensor  # Another
 )->bool:      # Are they equal?
-    "Equal bit for bit, dtype and shape too: nan is nan, and -0 is not 0."
+    """Equal bit for bit, dtype and shape too: nan is nan, and -0 is not 0.
+
+    Parameters:
+        a (Tensor): Any shape and dtype
+        b (Tensor): Another
+
+    Returns:
+        bool: Are they equal?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.checks.same(torch.tensor(0.), torch.tensor(-0.))
+        False
+    """
     if (a.dtype, a.shape) != (b.dtype, b.shape): return False
     nan,signs = (a.isnan(), b.isnan()),(a.signbit(), b.signbit())
     values = a.masked_fill(nan[0], 7.),b.masked_fill(nan[1], 7.)
@@ -46,7 +73,21 @@ def near(
     b:Tensor,   # Another
     ulps:float=8, # Units in the last place of the value, or of 1 if that is more
 )->bool:        # Are they equal but for rounding?
-    "Equal to a few ulps: torch's vector and scalar code differ by that."
+    """Equal to a few ulps: torch's vector and scalar code differ by that.
+
+    Parameters:
+        a (Tensor): Any shape, floating dtype
+        b (Tensor): Another
+        ulps (float = 8): Units in the last place of the value, or of 1 if that is more
+
+    Returns:
+        bool: Are they equal but for rounding?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.checks.near(torch.tensor(1.), torch.tensor(1.0000001))
+        True
+    """
     if (a.dtype, a.shape) != (b.dtype, b.shape): return False
     eps,nan = torch.finfo(a.dtype).eps,a.isnan() & b.isnan()
     a,b = a.double(),b.double()
@@ -283,13 +324,35 @@ def refuses(f, r, dtype=None):
 # %% ../nbs/68_checks.ipynb #c6800016
 @dataclass(frozen=True)
 class Law:
-    "A test of one estimator, which raises AssertionError with the numbers that break it."
+    """A test of one estimator, which raises AssertionError with the numbers that break it.
+
+    Parameters:
+        test (Callable): Called as `test(f, row, dtype)`
+        dtypes (tuple = (None,)): Those it is tried in
+        applies (Callable = bool): Of a row: does it ask anything of it?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> def never_negative(f, row, dtype): assert (f(torch.linspace(0, 1, 9)) >= 0).all()
+        >>> R.checks.Law(never_negative).test(R.round_ste, None, None)
+    """
     test:Callable           # Called as `test(f, row, dtype)`
     dtypes:tuple=(None,)    # Those it is tried in
     applies:Callable=bool   # Of a row: does it ask anything of it?
 
     @property
-    def name(self): return self.test.__name__
+    def name(self)->str: # As Python has it
+        """The name of the test.
+
+        Returns:
+            str: As Python has it
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.checks.LAWS[0].name
+            'keeps_shape'
+        """
+        return self.test.__name__
 
 def _signed(r): return r.unbounded and (r.equivariant or r.odd)
 def _fixed(r): return r.equivariant
@@ -308,13 +371,36 @@ LAWS = (
 
 @dataclass(frozen=True)
 class Report:
-    "What `check_estimator` found."
+    """What `check_estimator` found.
+
+    Parameters:
+        row (Row): What was claimed, or what could be
+        broken (tuple): `(law, dtype, message)` of each that does not hold
+        tried (int): How many were tried
+
+    Example:
+        >>> import shok_nb as R
+        >>> row = R.catalog.row(R.round_ste)
+        >>> R.checks.Report(row, (), 3).broken
+        ()
+    """
     row:Row         # What was claimed, or what could be
     broken:tuple    # `(law, dtype, message)` of each that does not hold
     tried:int       # How many were tried
 
     @property
-    def ok(self): return not self.broken
+    def ok(self)->bool: # True if nothing is broken
+        """Do all laws hold?
+
+        Returns:
+            bool: True if nothing is broken
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.checks.Report(R.catalog.row(R.round_ste), (), 3).ok
+            True
+        """
+        return not self.broken
 
     def __repr__(self):
         claims = [f.name for f in fields(Row) if f.type is bool]
@@ -329,7 +415,19 @@ class Report:
 def hard_row(
     r:Row  # Of a smooth estimator
 )->Row:    # With the claims of its hard form
-    "The row of `partial(r.f, hard=True)`. A row of no smooth estimator raises ValueError."
+    """The row of `partial(r.f, hard=True)`. A row of no smooth estimator raises ValueError.
+
+    Parameters:
+        r (Row): Of a smooth estimator
+
+    Returns:
+        Row: With the claims of its hard form
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.checks.hard_row(R.catalog.row(R.soft_round)).on_grid
+        True
+    """
     if not r.smooth: raise ValueError(f'hard_row: {r.name} takes no hard=')
     return replace(r, on_grid=True, continuous=False, exact_slope=False, monotone=True)
 
@@ -357,7 +455,23 @@ def check_estimator(
     compile:bool=False, # Try `torch.compile` too? It takes seconds
     raises:bool=True,  # Raise what is broken? Otherwise read the report
 )->Report:             # What holds and what does not, with numbers
-    "The contract of this package for any estimator. A broken law raises AssertionError."
+    """The contract of this package for any estimator. A broken law raises AssertionError.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`: a function, an `estimator`, a `staircase`
+        row (Row|None = None): What it claims; None measures what it could claim
+        compile (bool = False): Try `torch.compile` too? It takes seconds
+        raises (bool = True): Raise what is broken? Otherwise read the report
+
+    Returns:
+        Report: What holds and what does not, with numbers
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> nearest = R.estimator('nearest', torch.round)
+        >>> R.checks.check_estimator(nearest).ok
+        True
+    """
     kind = type(f).__name__
     if not callable(f): raise TypeError(f'check_estimator: f must be callable, got {kind}')
     if row is None: row = _row_of(f)

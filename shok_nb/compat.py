@@ -11,6 +11,8 @@ from types import FunctionType
 from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
+from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 # %% ../nbs/04_compat.ipynb #c04a0005
 def _private(name)->Any:
@@ -90,8 +92,8 @@ def stand_in(cls, like):
 # %% ../nbs/04_compat.ipynb #c04a0023
 def mode():
     "How the code that asks is run: 'export', 'transform', 'compile' or 'eager'."
-    compiling = torch.compiler.is_compiling()
+    compiling = is_compiling()
     if compiling and exporting(): return 'export'
-    if _unsure or _func_active(): return 'transform'
-    if forward_ad._current_level >= 0 or torch.jit.is_tracing(): return 'transform'
+    if _unsure or _func_active() or forward_ad._current_level >= 0 or is_tracing():
+        return 'transform'
     return 'compile' if compiling else 'eager'

@@ -39,8 +39,8 @@ class _Evaluate(Function):
     def forward(ctx, op, x, *rest):
         ctx.op,ctx.learns = op,any(ctx.needs_input_grad[2:])
         if op.slope is not None or ctx.learns:
-            ctx.numbers = [None if isinstance(t, Tensor) else t for t in rest]
-            ctx.save_for_backward(x, *(t for t in rest if isinstance(t, Tensor)))
+            ctx.rest = [None if isinstance(t, Tensor) else t for t in rest]
+            ctx.save_for_backward(x, *[t for t in rest if isinstance(t, Tensor)])
         return op.forward(x, *rest)
 
     @staticmethod
@@ -48,8 +48,8 @@ class _Evaluate(Function):
         none = [None]*len(ctx.needs_input_grad[2:])
         if ctx.op.slope is None and not ctx.learns: return None,g,*none
         x,*tensors = ctx.saved_tensors
-        tensors = iter(tensors)
-        rest = [next(tensors) if t is None else t for t in ctx.numbers]
+        rest,tensors = ctx.rest,iter(tensors)
+        rest = [next(tensors) if t is None else t for t in rest]
         return None,*ctx.op.backward(g, x, *rest, needs=ctx.needs_input_grad[1:])
 
 class _Straight(Function):
@@ -72,7 +72,7 @@ def _apply(function):
 _evaluate,_straight,_through = _apply(_Evaluate),_apply(_Straight),_apply(_Through)
 
 # %% ../nbs/01_core.ipynb #76413f96
-def _surely(lo=0., hi=math.inf, open=False):
+def _surely(lo=0., hi=math.inf, **_):
     "Numbers between these are in the range in every dtype."
     return max(lo, -1e37) or 1e-37, min(hi, 1e37)
 
@@ -97,7 +97,27 @@ def _introduce(f, name, names, defaults, **options):
     f.__name__ = f.__qualname__ = name
 
 class estimator:
-    "An elementwise operation with its own slope, right under every transform, on any grid."
+    """An elementwise operation with its own slope, right under every transform, on any grid.
+
+    Parameters:
+        name (str): Name of the public function, for error messages
+        value (Callable): `value(v, *knobs)`: what forward returns; never differentiated
+        slope (Callable|None = None): `slope(v, *knobs)`: backward multiplies by it; None is 1
+        plain (Callable|None = None): The same from torch ops alone; None if the slope is 1
+        compiled (Callable|None = None): `value` as code is generated from it; None if no other
+        hard (bool = True): Does an exported graph want `value` alone?
+        near (bool = True): Is the value never more than two from `v`?
+        pure (bool = False): Do formulas depend on their arguments alone, and may be replayed?
+        **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> f = R.estimator('steep', lambda v, p: v.round(), lambda v, p: 0*v + p, p=dict(lo=0.))
+        >>> x = torch.tensor([0.4, 1.7], requires_grad=True)
+        >>> y = f(x, p=3.)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([3., 3.]))
+    """
     __signature__:Signature
     def __init__(self,
         name:str,        # Name of the public function, for error messages
@@ -111,6 +131,7 @@ class estimator:
         pure:bool=False, # Do formulas depend on their arguments alone, and may be replayed?
         **ranges:Any     # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
     ):
+        "See `estimator`."
         self.name,self.value,self.slope = name,value,slope
         self.defaults,ranges = _defaults(ranges)
         self.names = *ranges,
@@ -130,10 +151,32 @@ class estimator:
 
     def __repr__(self): return f'{self.name}{self.__signature__}'
 
-    def __call__(
-        self, x:Tensor, *knobs:float|Tensor,
-        step:float|Tensor=1., offset:float|Tensor=0., **named:float|Tensor
-    )->Tensor:
+    def __call__(self,
+        x:Tensor,               # Values; any shape, floating dtype
+        *knobs:float|Tensor,    # In the order of `ranges`, or by name
+        step:float|Tensor=1., offset:float|Tensor=0.,
+        **named:float|Tensor    # Knobs by name
+    )->Tensor:                  # The value at `x`; dtype of `x`, broadcast with the knobs
+        """The value, with its own slope for backward. Unknown or missing knobs raise.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+            *knobs (float|Tensor): In the order of `ranges`, or by name
+            step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with
+                it; may learn
+            offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts
+                with it; may learn
+            **named (float|Tensor): Knobs by name
+
+        Returns:
+            Tensor: The value at `x`; dtype of `x`, broadcast with the knobs
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> nearest = R.estimator('nearest', torch.round)
+            >>> nearest(torch.tensor([0.4, 1.7]), step=0.5)
+            tensor([0.5000, 1.5000])
+        """
         check_input(x, self.name)
         if named or len(knobs) < len(self.names): knobs = self._bound(knobs, named)
         how,rest = mode(),[step, offset, *knobs]
@@ -170,22 +213,78 @@ class estimator:
             rest[i] = _number(k) if how == 'eager' and i > 1 else k
         return learns
 
-    def composite(self, x, *rest):
-        "Plain differentiable ops."
+    def composite(self,
+        x:Tensor,  # Values; any shape, floating dtype
+        *rest      # `step`, `offset` and all knobs, in their order
+    )->Tensor:     # The value at `x`; dtype of `x`
+        """The value as plain differentiable ops, which any transform understands.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+            *rest: `step`, `offset` and all knobs, in their order
+
+        Returns:
+            Tensor: The value at `x`; dtype of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> nearest = R.estimator('nearest', torch.round)
+            >>> nearest.composite(torch.tensor([0.4, 1.7]), 1., 0.)
+            tensor([0., 2.])
+        """
         f = self.plain
         if self.slope is None and _default(*rest[:2]): return f(x, *rest[2:])
         dtype = _wide(x.dtype)
         rest = [_widen(t, dtype) for t in rest]
         return _on_grid(f, self.near, x.to(dtype), *rest).to(x.dtype)
 
-    def forward(self, x, *rest):
-        "The value: in one kernel on a GPU, in pieces on a CPU."
+    def forward(self,
+        x:Tensor,  # Values; any shape, floating dtype
+        *rest      # `step`, `offset` and all knobs, in their order
+    )->Tensor:     # The value at `x`, without a slope; dtype of `x`
+        """The value: in one kernel on a GPU, in pieces on a CPU.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+            *rest: `step`, `offset` and all knobs, in their order
+
+        Returns:
+            Tensor: The value at `x`, without a slope; dtype of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> nearest = R.estimator('nearest', torch.round)
+            >>> nearest.forward(torch.tensor([0.4, 1.7]), 1., 0.)
+            tensor([0., 2.])
+        """
         if self.single and _default(*rest[:2]): return self.value(x, *rest[2:])
         key = (self, '_value') if self.pure else None
         return _pieces(partial(self._value, ()), key, (x,), rest, self._kernel)[0]
 
-    def backward(self, g, x, *rest, needs):
-        "Gradients for `x`, `step`, `offset` and the knobs where `needs` says so, in pieces."
+    def backward(self,
+        g:Tensor,  # Gradient of the value
+        x:Tensor,  # Where the value was taken
+        *rest,     # `step`, `offset` and all knobs, in their order
+        needs:tuple # Which of `x` and `rest` want a gradient
+    )->list:       # A gradient or None for each of them
+        """Gradients for `x`, `step`, `offset` and the knobs where `needs` says so, in pieces.
+
+        Parameters:
+            g (Tensor): Gradient of the value
+            x (Tensor): Where the value was taken
+            *rest: `step`, `offset` and all knobs, in their order
+            needs (tuple): Which of `x` and `rest` want a gradient
+
+        Returns:
+            list: A gradient or None for each of them
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> f = R.estimator('steep', torch.round, lambda v: 0*v + 3)
+            >>> x = torch.tensor([0.4, 1.7])
+            >>> with torch.no_grad(): f.backward(torch.ones(2), x, 1., 0., needs=(True, False, False))
+            [tensor([3., 3.]), None, None]
+        """
         again = torch.is_grad_enabled()                  # for a second derivative
         if again or mode() == 'transform':
             with torch.enable_grad(): y = self.composite(x, *rest)
@@ -197,7 +296,8 @@ class estimator:
         key = (self, '_vjp', needs) if self.pure else None
         gx,*more = _pieces(partial(self._vjp, needs), key, (x, g), rest, self._kernel)
         if gx.shape != x.shape: gx = gx.sum_to_size(x.shape)
-        more = [None if m is None else m.to(t.dtype) for t,m in zip(rest, more)]
+        if any(needs[1:]):
+            more = [None if m is None else m.to(t.dtype) for t,m in zip(rest, more)]
         return [gx, *more]
 
     def _kernel(self, f, x, rest):
@@ -252,7 +352,22 @@ def straight_through(
     hard:Tensor, # What forward returns; any shape, floating dtype
     soft:Tensor  # Where the gradient goes; shape and dtype of `hard`
 )->Tensor:       # The value of `hard`, bit for bit, in a new tensor
-    "One tensor's value, another's gradient (arXiv:1308.3432). Unlike shapes or dtypes raise."
+    """One tensor's value, another's gradient (arXiv:1308.3432). Unlike shapes or dtypes raise.
+
+    Parameters:
+        hard (Tensor): What forward returns; any shape, floating dtype
+        soft (Tensor): Where the gradient goes; shape and dtype of `hard`
+
+    Returns:
+        Tensor: The value of `hard`, bit for bit, in a new tensor
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 1.7], requires_grad=True)
+        >>> y = R.straight_through(torch.ceil(x), x**2)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([1., 2.]), tensor([0.8000, 3.4000]))
+    """
     check_input(hard, 'straight_through', 'hard')
     check_input(soft, 'straight_through', 'soft')
     if hard.shape != soft.shape or hard.dtype != soft.dtype:

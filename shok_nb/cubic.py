@@ -21,5 +21,24 @@ def cubic_round(
     x:Tensor, # Values; any shape, floating dtype
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # Dtype and shape of `x`
-    "`round(x) + (x-round(x))**3` (Shin & Song 2017; arXiv:2309.06978). Integer `x` raises."
+    """`round(x) + (x-round(x))**3` (Shin & Song 2017; arXiv:2309.06978). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0., 0.25, 0.5], requires_grad=True)
+        >>> y = R.cubic_round(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0.0000, 0.0156, 0.1250]), tensor([0.0000, 0.1875, 0.7500]))
+    """
     return _cubic(x, hard=hard, step=step, offset=offset)

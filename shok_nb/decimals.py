@@ -13,7 +13,7 @@ from .arguments import check_count
 from .core import estimator
 from .parts import _addcmul, _cached, _finite, _scalar, either
 
-# %% ../nbs/26_decimals.ipynb #2f161d5b
+# %% ../nbs/26_decimals.ipynb #2d664253
 @_cached
 def _digits(d):
     def value(v):
@@ -25,15 +25,28 @@ def _digits(d):
         return torch.where(y.abs() < math.inf, y, v)
     return estimator('decimal_ste', either(value, compiled_value), pure=True)
 
-# %% ../nbs/26_decimals.ipynb #2d664253
 def decimal_ste(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits kept after the point, -38 to 38; negative ones round before it
 )->Tensor:          # Dtype and shape of `x`
-    "`torch.round` to `decimals`, with gradient 1 (arXiv:1308.3432). Integer `x` raises."
+    """`torch.round` to `decimals`, with gradient 1 (arXiv:1308.3432). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        decimals (int = 1): Digits kept after the point, -38 to 38; negative ones round before
+            it
+
+    Returns:
+        Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.decimal_ste(torch.tensor([0.1234, 2.345]), decimals=2)
+        tensor([0.1200, 2.3400])
+    """
     return _digits(check_count(decimals, 'decimal_ste', 'decimals', -38, 38))(x)
 
-# %% ../nbs/26_decimals.ipynb #a97b8358
+# %% ../nbs/26_decimals.ipynb #b051dfba
 @_cached
 def _puzzle(d):
     scale = 10.**d
@@ -50,10 +63,22 @@ def _puzzle(d):
         return still - torch.where(torch.isfinite(v), v.detach()-v, 0.)*w
     return estimator('diff_round', value, slope, plain, hard=False, pure=True)
 
-# %% ../nbs/26_decimals.ipynb #b051dfba
 def diff_round(
     x:Tensor,       # Values; any shape, floating dtype
     decimals:int=1, # Digits the author had in mind, -38 to 38
 )->Tensor:          # About twice `x`; dtype and shape of `x`
-    "A benchmark's puzzle (Carlini 2024), no rounding, gradient -0.01. Integer `x` raises."
+    """A benchmark's puzzle (Carlini 2024), no rounding, gradient -0.01. Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        decimals (int = 1): Digits the author had in mind, -38 to 38
+
+    Returns:
+        Tensor: About twice `x`; dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.diff_round(torch.tensor([0.25, 1.]))
+        tensor([0.4975, 1.9900])
+    """
     return _puzzle(check_count(decimals, 'diff_round', 'decimals', -38, 38))(x)

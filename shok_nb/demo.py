@@ -50,7 +50,21 @@ def _sample():
 def load(
     path:str|Path|None=None # An image file Pillow reads; None is a photo that matplotlib ships
 )->Tensor:                  # float32, (1, 3, H, W) in [0, 255]; H and W are 128 to 512
-    "The middle of an image, in whole copies of the message. An image that will not do raises."
+    """The middle of an image, in whole copies of the message. An image that will not do raises.
+
+    Parameters:
+        path (str|Path|None = None): An image file Pillow reads; None is a photo that
+            matplotlib ships
+
+    Returns:
+        Tensor: float32, (1, 3, H, W) in [0, 255]; H and W are 128 to 512
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.demo import load
+        >>> load().shape                  # a portrait that comes with matplotlib
+        torch.Size([1, 3, 512, 512])
+    """
     Image = _pil('load')
     if path is None: path = _sample()
     if not Path(path).exists(): raise FileNotFoundError(f'no such image: {path}')
@@ -71,7 +85,20 @@ message = 'Differentiable rounding survives'
 def to_bits(
     text:str # 32 characters of Latin-1
 )->Tensor:   # bool, (1, 1, 16, 16)
-    "256 bits, one letter in each half row. Another length raises."
+    """256 bits, one letter in each half row. Another length raises.
+
+    Parameters:
+        text (str): 32 characters of Latin-1
+
+    Returns:
+        Tensor: bool, (1, 1, 16, 16)
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.demo import to_bits
+        >>> to_bits('any text of thirty-two letters..').shape
+        torch.Size([1, 1, 16, 16])
+    """
     if len(text) != 32:
         raise ValueError(f'to_bits: text must have 32 characters, got {len(text)}')
     bits = [b >> i & 1 for b in text.encode('latin-1') for i in range(7, -1, -1)]
@@ -80,7 +107,19 @@ def to_bits(
 def to_text(
     bits:Tensor # bool, 256 of them
 )->str:         # 32 characters, a dot for what is no letter
-    "Inverse of `to_bits`."
+    """Inverse of `to_bits`.
+
+    Parameters:
+        bits (Tensor): bool, 256 of them
+
+    Returns:
+        str: 32 characters, a dot for what is no letter
+
+    Example:
+        >>> from shok_nb.demo import to_bits, to_text
+        >>> to_text(to_bits('any text of thirty-two letters..'))
+        'any text of thirty-two letters..'
+    """
     flat = bits.flatten().tolist()
     letters = (chr(sum(b << 7-i for i,b in enumerate(flat[k:k+8]))) for k in range(0, 256, 8))
     return ''.join(c if c.isprintable() else '·' for c in letters)
@@ -89,7 +128,25 @@ def to_text(
 def _luma(rgb): return .299*rgb[:, :1] + .587*rgb[:, 1:2] + .114*rgb[:, 2:]
 
 class Result(NamedTuple):
-    "One estimator; a pair holds quality 10 and 25."
+    """One estimator; a pair holds quality 10 and 25.
+
+    Parameters:
+        name (str): What the marks were trained through
+        errors (tuple): Share of bits read wrongly, all copies counted
+        texts (tuple): The message after the vote
+        wrong (tuple): Wrong bits of its 256
+        psnr (tuple): Of the marked photo against the photo, in dB
+        seconds (float): To train both marks
+        mark (Tensor): For quality 10, in grey levels
+        marked (Tensor): The photo with it
+        decoded (Tensor): And after the file
+
+    Example:
+        >>> from shok_nb.demo import Result
+        >>> r = Result('soft', (.1, .05), ('', ''), (3, 0), (40., 41.), 2., None, None, None)
+        >>> r.wrong
+        (3, 0)
+    """
     name:str      # What the marks were trained through
     errors:tuple  # Share of bits read wrongly, all copies counted
     texts:tuple   # The message after the vote
@@ -109,7 +166,27 @@ def trial(
     steps:int=80, # Steps of Adam for each mark
     bar:Callable|None=None # Called as `bar(label, steps)`, gives the steps to draw from
 )->Result:        # What a reader makes of the files
-    "Trains, saves with Pillow and reads one mark for each quality."
+    """Trains, saves with Pillow and reads one mark for each quality.
+
+    Parameters:
+        photo (Tensor): From `load`; its device does the work
+        name (str): For the table
+        rounding (Callable|None = None): In the codec that marks are trained through; None: no
+            codec
+        steps (int = 80): Steps of Adam for each mark
+        bar (Callable|None = None): Called as `bar(label, steps)`, gives the steps to draw from
+
+    Returns:
+        Result: What a reader makes of the files
+
+    Example:
+        >>> import shok_nb as R
+        >>> from shok_nb.demo import load, trial
+        >>> photo = load()[..., :128, :128]
+        >>> r = trial(photo, 'soft_round', R.soft_round, steps=2)
+        >>> r.name, len(r.psnr)
+        ('soft_round', 2)
+    """
     luma,bits = _luma(photo),to_bits(message).to(photo.device)
     copies = luma.shape[2]//_copy,luma.shape[3]//_copy
     pattern = mark_pattern(luma.shape, torch.Generator().manual_seed(0)).to(photo)
@@ -147,7 +224,22 @@ estimators = (
 def report(
     results:list # From `trial`
 )->str:          # A table for a terminal
-    "Estimator, bit errors, PSNR of the mark and seconds, in fixed columns."
+    """Estimator, bit errors, PSNR of the mark and seconds, in fixed columns.
+
+    Parameters:
+        results (list): From `trial`
+
+    Returns:
+        str: A table for a terminal
+
+    Example:
+        >>> from shok_nb.demo import Result, report
+        >>> r = Result('soft', (.1, .05), ('', ''), (3, 0), (40., 41.), 2., None, None, None)
+        >>> print(report([r]))
+                                            bit errors   of 256 after vote   PSNR of mark
+        estimator                           q10    q25          q10    q25     q10    q25   seconds
+        soft                              10.0%   5.0%            3      0    40.0   41.0       2.0
+    """
     def both(form, pair): return ''.join(form.format(v) for v in pair)
     two = both('{:>7}', ('q10', 'q25'))
     lines = [f'{"":32}{"bit errors":>14}{"of 256 after vote":>20}{"PSNR of mark":>15}',
@@ -157,6 +249,12 @@ def report(
         dB = both('{:7.1f}', r.psnr)
         lines.append(f'{r.name:32}{errors}{wrong:>20}{dB:>15}{r.seconds:>10.1f}')
     return '\n'.join(lines)
+
+def _summary(results):
+    "The first at quality 10, and the best."
+    def said(r): return f'{r.errors[0]:.1%} with {r.name}'
+    best = min(results, key=lambda r: r.errors[0])
+    return f'Wrong bits at quality 10: {said(results[0])}, {said(best)}'
 
 # %% ../nbs/72_demo.ipynb #b1aa1f18
 def _progress(done, total, file, label, steps):
@@ -174,7 +272,21 @@ def bar(
     trainings:int,         # How many will follow
     file:TextIO|None=None  # Where to draw; None is stderr
 )->Callable:               # Called as `bar(label, steps)` for each training; gives its steps
-    "A progress bar over all trainings of a run."
+    """A progress bar over all trainings of a run.
+
+    Parameters:
+        trainings (int): How many will follow
+        file (TextIO|None = None): Where to draw; None is stderr
+
+    Returns:
+        Callable: Called as `bar(label, steps)` for each training; gives its steps
+
+    Example:
+        >>> import io
+        >>> from shok_nb.demo import bar
+        >>> file = io.StringIO()
+        >>> for step in bar(1, file)('soft', 3): pass
+    """
     count = iter(range(trainings))
     def steps(label, n):
         return _progress(next(count)*n, trainings*n, file or sys.stderr, label, n)
@@ -255,7 +367,22 @@ def page(
     photo:Tensor, # From `load`
     results:list  # From `trial`, one for each of `estimators`
 )->str:           # HTML
-    "One self-contained page: pictures, table, marks and sliders. No ipywidgets raises."
+    """One self-contained page: pictures, table, marks and sliders. No ipywidgets raises.
+
+    Parameters:
+        photo (Tensor): From `load`
+        results (list): From `trial`, one for each of `estimators`
+
+    Returns:
+        str: HTML
+
+    Example:
+        >>> import shok_nb as R
+        >>> from shok_nb.demo import load, page, trial
+        >>> photo = load()[..., :128, :128]
+        >>> page(photo, [trial(photo, 'round_ste', R.round_ste, steps=1)])[:15]
+        '<!doctype html>'
+    """
     from shok_nb.widgets import player
     best = min(results, key=lambda r: (r.wrong[0], r.errors[0]))
     copies = photo.shape[2]*photo.shape[3]//_copy**2
@@ -321,7 +448,21 @@ def _ready(args):
 def main(
     argv:list|None=None # Arguments; None takes them from the command line
 )->int:                 # 0
-    "Runs the demo. Arguments that cannot work exit with status 2 and one line that says why."
+    """Runs the demo. Arguments that cannot work exit with status 2 and one line that says why.
+
+    Parameters:
+        argv (list|None = None): Arguments; None takes them from the command line
+
+    Returns:
+        int: 0
+
+    Example:
+        >>> from shok_nb.demo import main
+        >>> main(['--device', 'none'])
+        Traceback (most recent call last):
+            ...
+        SystemExit: 2
+    """
     parser = argparse.ArgumentParser('python -m shok_nb.demo',
         description='Hides 256 bits in a photo, trained through a differentiable JPEG.')
     add = parser.add_argument
@@ -342,7 +483,7 @@ def main(
     finally: torch.set_num_threads(threads)
     print(f'\n{report(results)}\n')
     Path(args.out).write_text(page(photo, results), encoding='utf-8')
-    print(f'Wrote {Path(args.out).resolve()}')
+    print(f'{_summary(results)}. Seen in {Path(args.out).resolve()}')
     return 0
 
 if __name__ == '__main__' and __spec__: sys.exit(main())

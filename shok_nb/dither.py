@@ -28,7 +28,25 @@ def uniform_noise(
     step:float|Tensor=1.,        # Width of the noise > 0, broadcasts with `x`; may learn
     dtype:torch.dtype|None=None, # Of the result, None that of `x`; a half has few noises
 )->Tensor:                       # `x` plus noise of half a step at most
-    "Uniform noise one step wide, for rounding (arXiv:1611.01704). Integer `x` raises."
+    """Uniform noise one step wide, for rounding (arXiv:1611.01704). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        step (float|Tensor = 1.): Width of the noise > 0, broadcasts with `x`; may learn
+        dtype (torch.dtype|None = None): Of the result, None that of `x`; a half has few noises
+
+    Returns:
+        Tensor: `x` plus noise of half a step at most
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.uniform_noise(torch.tensor([1., 2.]), seed=torch.tensor(0))
+        tensor([0.8990, 2.3805])
+    """
     check_input(x, 'uniform_noise')
     step = check_knob(step, x, 'uniform_noise', 'step', open=True)
     dtype = dtype or x.dtype
@@ -37,12 +55,11 @@ def uniform_noise(
             f'got {dtype}')
     return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
 
-# %% ../nbs/31_dither.ipynb #2735f309
+# %% ../nbs/31_dither.ipynb #6e6dc496
 def _dithered(v, e): return torch.round(v+e) - e
 
 _dither = estimator('dither_round', _dithered, hard=False, e=dict(), pure=True)
 
-# %% ../nbs/31_dither.ipynb #6e6dc496
 def dither_round(
     x:Tensor,              # Values; any shape, floating dtype
     kind:_Kind='uniform',  # Of the dither
@@ -53,7 +70,28 @@ def dither_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0.,
 )->Tensor:                 # The nearest point of the dithered grid; dtype of `x`
-    "Universal quantization, round(x+e)-e (arXiv:2006.09952, 3.2). Unknown `kind` raises."
+    """Universal quantization, round(x+e)-e (arXiv:2006.09952, 3.2). Unknown `kind` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        kind ('uniform'|'triangular'|'gaussian'|'kumaraswamy' = 'uniform'): Of the dither
+        shape (float|Tensor = 2.): Of the Kumaraswamy noise, >= 1
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: what encoder and decoder share
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The nearest point of the dithered grid; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.dither_round(torch.tensor([1.3, 1.3, 1.3]), seed=torch.tensor(0))
+        tensor([1.1010, 1.6195, 1.7643])
+    """
     step,offset = _grid(x, 'dither_round', step, offset)
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='dither_round')
     return _dither(x, e, step=step, offset=offset)
@@ -70,7 +108,31 @@ def noisy_soft_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0.,
 )->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `alpha`
-    "Conditional mean of noisy soft rounding (arXiv:2006.09952, 4). `alpha` < 0 raises."
+    """Conditional mean of noisy soft rounding (arXiv:2006.09952, 4). `alpha` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        alpha (float|Tensor = 5.): Sharpness >= 0 of both curves, broadcasts with `x`: 0 adds
+            noise
+        kind ('uniform'|'triangular'|'gaussian'|'kumaraswamy' = 'uniform'): Of the noise
+        shape (float|Tensor = 2.): Of the Kumaraswamy noise, >= 1
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype of `x`, shape of `x` broadcast with `alpha`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.noisy_soft_round(torch.tensor([0.3, 1.6]), 5., seed=torch.tensor(0))
+        tensor([0.0052, 2.0461])
+    """
     step,offset = _grid(x, 'noisy_soft_round', step, offset)
     alpha = check_knob(alpha, x, 'noisy_soft_round', 'alpha')
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='noisy_soft_round')
@@ -86,7 +148,27 @@ def expected_noise_grad(
     seed:Tensor|None=None,
     step:float|Tensor=1.,         # Width of the noise > 0, broadcasts with `x`
 )->Tensor:                        # f(x + noise); what `f` returns
-    "`f` of noisy `x` with the gradient of its mean (arXiv:2006.09952). Integer `x` raises."
+    """`f` of noisy `x` with the gradient of its mean (arXiv:2006.09952). Integer `x` raises.
+
+    Parameters:
+        f (Callable[[Tensor], Tensor]): Elementwise; called with Tensors like `x`, three times
+        x (Tensor): Values; any shape, floating dtype
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        step (float|Tensor = 1.): Width of the noise > 0, broadcasts with `x`
+
+    Returns:
+        Tensor: f(x + noise); what `f` returns
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.3, 1.6], requires_grad=True)
+        >>> y = R.expected_noise_grad(torch.round, x, seed=torch.tensor(0))
+        >>> torch.autograd.grad(y.sum(), x)[0]    # round(x+1/2) - round(x-1/2)
+        tensor([1., 1.])
+    """
     check_input(x, 'expected_noise_grad')
     step = check_knob(step, x, 'expected_noise_grad', 'step', open=True)
     y = f(_noisy(x.detach(), step, generator, seed, 'expected_noise_grad').to(x.dtype))

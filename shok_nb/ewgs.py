@@ -16,7 +16,7 @@ from .core import estimator
 from .parts import by_mode, either
 from .pieces import _number, _pieces, _wide, _widen
 
-# %% ../nbs/12_ewgs.ipynb #1f2b56fe
+# %% ../nbs/12_ewgs.ipynb #af907abf
 class _Pull(Function):
     "The identity; backward adds `delta*|g|` times the distance from the grid."
     generate_vmap_rule = True
@@ -49,7 +49,6 @@ def _as_tensor(k, x):
 
 _constant = either(_as_number, _as_tensor)                  # `k` without its gradient
 
-# %% ../nbs/12_ewgs.ipynb #af907abf
 def _pull(x, delta, step, offset):
     knobs = [_constant(k, x) for k in (delta, step, offset)]
     return _round(_Pull.apply(x, *knobs), step=step, offset=offset)
@@ -72,7 +71,27 @@ def ewgs_round(
     step:float|Tensor=1.,  # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0.,
 )->Tensor:                 # The nearest grid point; dtype of `x`, shape broadcast with `delta`
-    "`torch.round`, gradient scaled per element (arXiv:2104.00903). `delta` > 2 raises."
+    """`torch.round`, gradient scaled per element (arXiv:2104.00903). `delta` > 2 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        delta (float|Tensor = .1): Pull per step of distance in [0, 2], broadcasts with `x`;
+            detached
+        step (float|Tensor = 1.): Grid spacing > 0, broadcasts with `x`; learns by the LSQ
+            gradient
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The nearest grid point; dtype of `x`, shape broadcast with `delta`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.3, 1.6], requires_grad=True)
+        >>> y = R.ewgs_round(x, 0.1)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([1.0300, 0.9600]))
+    """
     check_input(x, 'ewgs_round')
     delta = check_knob(delta, x, 'ewgs_round', 'delta', hi=2.)
     step = check_knob(step, x, 'ewgs_round', 'step', open=True)

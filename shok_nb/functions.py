@@ -14,28 +14,85 @@ from .ste import round_ste
 
 # %% ../nbs/54_functions.ipynb #2f3506da
 class PassRound:
-    "Straight-through rounding as shok spells it (arXiv:1308.3432); `round_ste` says more."
+    """Straight-through rounding as shok spells it (arXiv:1308.3432); `round_ste` says more.
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.functions.PassRound.apply(torch.tensor([0.4, 1.7]))
+        tensor([0., 2.])
+    """
     @staticmethod
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
-        "`round_ste(x)`. Integer `x` raises TypeError."
+        """`round_ste(x)`. Integer `x` raises TypeError.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+
+        Returns:
+            Tensor: The nearest integers, halves to even; dtype and shape of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> x = torch.tensor([0.4, 1.7], requires_grad=True)
+            >>> torch.autograd.grad(R.functions.PassRound.apply(x).sum(), x)[0]
+            tensor([1., 1.])
+        """
         return round_ste(check_input(x, 'PassRound'))
 
 class ScaleGrad:
-    "Identity, its gradient scaled to largest magnitude 1, as in shok; see `normalize_grad`."
+    """Identity, its gradient scaled to largest magnitude 1, as in shok; see `normalize_grad`.
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.functions.ScaleGrad.apply(torch.tensor([0.4, 1.7]))
+        tensor([0.4000, 1.7000])
+    """
     @staticmethod
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # `x` in a new tensor
-        "`normalize_grad(x)`. Integer `x` raises TypeError."
+        """`normalize_grad(x)`. Integer `x` raises TypeError.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+
+        Returns:
+            Tensor: `x` in a new tensor
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> x = torch.tensor([1., 2.], requires_grad=True)
+            >>> torch.autograd.grad((R.functions.ScaleGrad.apply(x)**2).sum(), x)[0]
+            tensor([0.5000, 1.0000])
+        """
         return normalize_grad(check_input(x, 'ScaleGrad'))
 
 class SoftRound:
-    "Rounding with slope x/round(x), which shok calls soft; `ratio_round` says more."
+    """Rounding with slope x/round(x), which shok calls soft; `ratio_round` says more.
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.functions.SoftRound.apply(torch.tensor([0.4, 1.7]))
+        tensor([0., 2.])
+    """
     @staticmethod
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
-        "`ratio_round(x)`. Integer `x` raises TypeError."
+        """`ratio_round(x)`. Integer `x` raises TypeError.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+
+        Returns:
+            Tensor: The nearest integers, halves to even; dtype and shape of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> x = torch.tensor([0.4, 1.5], requires_grad=True)
+            >>> torch.autograd.grad(R.functions.SoftRound.apply(x).sum(), x)[0]
+            tensor([0.0000, 0.7500])
+        """
         return ratio_round(check_input(x, 'SoftRound'))

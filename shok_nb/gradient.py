@@ -18,7 +18,7 @@ from .parts import _saturate, by_mode, either
 from .pieces import _wide
 from .random import _toss, check_random, uniform_like
 
-# %% ../nbs/40_scale_grad.ipynb #95118db8
+# %% ../nbs/40_scale_grad.ipynb #0b46758a
 def _view(x):
     "A view; a copy of a nested tensor, which torch cannot view."
     return x.view_as(x) if x.layout == torch.strided else x.clone()
@@ -35,7 +35,6 @@ class _Scale(Function):
         factor = ctx.saved_tensors[0] if ctx.number is None else ctx.number
         return (g.to(_wide(g.dtype))*factor).to(g.dtype),None
 
-# %% ../nbs/40_scale_grad.ipynb #0b46758a
 def _plainly_scaled(x, factor):
     wide = x.to(_wide(x.dtype))
     return straight_through(wide, (wide*factor).to(wide.dtype)).to(x.dtype)
@@ -48,7 +47,21 @@ def scale_grad(
     x:Tensor,            # Values; any shape, floating dtype
     factor:float|Tensor, # Broadcasts to `x`; 0 stops, -1 reverses the gradient; detached
 )->Tensor:               # A view of `x`
-    "A view, gradient multiplied by `factor` (arXiv:1902.08153, 2.2). A nan `factor` raises."
+    """A view, gradient multiplied by `factor` (arXiv:1902.08153, 2.2). A nan `factor` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        factor (float|Tensor): Broadcasts to `x`; 0 stops, -1 reverses the gradient; detached
+
+    Returns:
+        Tensor: A view of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([1., 2.], requires_grad=True)
+        >>> torch.autograd.grad(R.scale_grad(x, 0.1).sum(), x)[0]
+        tensor([0.1000, 0.1000])
+    """
     check_input(x, 'scale_grad')
     factor = check_knob(factor, x, 'scale_grad', 'factor', -math.inf, open=True)
     if isinstance(factor, Tensor):
@@ -58,7 +71,7 @@ def scale_grad(
                 f'than x of shape {tuple(x.shape)}')
     return _scaled(x, factor)
 
-# %% ../nbs/40_scale_grad.ipynb #2e03285a
+# %% ../nbs/40_scale_grad.ipynb #aba0d27f
 def _extremes(g, dim):
     "The smallest and the largest of `g` over `dim`; over all in one pass."
     if dim is None and type(g) is Tensor:
@@ -137,7 +150,6 @@ def _check_dim(fn, dim, x):
         raise ValueError(f'{fn}: dim names an axis twice, got {dim}')
     return tuple(axes)
 
-# %% ../nbs/40_scale_grad.ipynb #aba0d27f
 def _fine(what): pass
 
 def _not_here(what):
@@ -153,7 +165,25 @@ def normalize_grad(
     eps:float=0., # Smaller largest magnitudes count as this, so noise is not blown up; >= 0
     group:'torch.distributed.ProcessGroup|None'=None, # Its ranks share a maximum; None: alone
 )->Tensor:        # A view of `x`
-    "A view, gradient divided by its largest magnitude (shok `ScaleGrad`). Integer `x` raises."
+    """A view, gradient divided by its largest magnitude (shok `ScaleGrad`). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        dim (int|tuple[int,...]|None = None): For the maximum, as in `torch.amax`; None is all
+        eps (float = 0.): Smaller largest magnitudes count as this, so noise is not blown up;
+            >= 0
+        group (torch.distributed.ProcessGroup|None = None): Its ranks share a maximum; None:
+            alone
+
+    Returns:
+        Tensor: A view of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([1., 2.], requires_grad=True)
+        >>> torch.autograd.grad((R.normalize_grad(x)**2).sum(), x)[0]
+        tensor([0.5000, 1.0000])
+    """
     check_input(x, 'normalize_grad')
     least = check_knob(eps, x, 'normalize_grad', 'eps')
     dim = _check_dim('normalize_grad', dim, x)
@@ -161,7 +191,7 @@ def normalize_grad(
     def normalized(g): return (g/_over(_largest(g, dim, least, group))).to(g.dtype)
     return _regrade('normalize_grad', x, normalized)
 
-# %% ../nbs/40_scale_grad.ipynb #ef173bf8
+# %% ../nbs/40_scale_grad.ipynb #b4236a54
 def _few_bits(g, seed, u, half, dim, generator):
     "`g` on the grid of odd multiples of its largest magnitude over 2 half."
     if u is None: u = uniform_like(g, generator=generator, seed=seed, fn='quantize_grad')
@@ -170,7 +200,6 @@ def _few_bits(g, seed, u, half, dim, generator):
     v = wide/_over(m)*half + .5
     return ((_pass(v, _toss(v.detach(), u))-.5)/half*m).to(g.dtype)
 
-# %% ../nbs/40_scale_grad.ipynb #b4236a54
 def _noise(x, seed): return uniform_like(x, seed=seed, fn='quantize_grad')
 
 def _none_yet(x, seed): return None
@@ -186,7 +215,28 @@ def quantize_grad(
     generator:torch.Generator|None=None, # Draws in backward; None is torch's global generator
     seed:Tensor|None=None, # int64, no dimensions: noise by position; change it after backward
 )->Tensor:                 # A view of `x`
-    "A view, gradient rounded by chance to `bits` (arXiv:1606.06160, 2.5). `bits` > 24 raises."
+    """A view, gradient rounded by chance to `bits` (arXiv:1606.06160, 2.5). `bits` > 24 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        bits (int = 8): Bits of the gradient, 1 to 24
+        dim (int|tuple[int,...]|None = None): Share a maximum; None is all but the first, if
+            several
+        generator (torch.Generator|None = None): Draws in backward; None is torch's global
+            generator
+        seed (Tensor|None = None): int64, no dimensions: noise by position; change it after
+            backward
+
+    Returns:
+        Tensor: A view of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([1., 2., 3.], requires_grad=True)
+        >>> y = R.quantize_grad(x, bits=2, seed=torch.tensor(0))
+        >>> torch.autograd.grad((y**2).sum(), x)[0]
+        tensor([2., 2., 6.])
+    """
     check_input(x, 'quantize_grad')
     bits = check_count(bits, 'quantize_grad', 'bits', 1, 24)
     dim = _check_dim('quantize_grad', dim, x)

@@ -68,7 +68,19 @@ def _pillow_tables(quality):
 def jpeg_tables(
     quality:int=75 # 1 to 100, as Pillow counts
 )->Tensor:         # float32, (2, 8, 8): luma and chroma in grey levels, low frequencies first
-    "The quantization tables Pillow writes at `quality`. No Pillow, or a bad quality raises."
+    """The quantization tables Pillow writes at `quality`. No Pillow, or a bad quality raises.
+
+    Parameters:
+        quality (int = 75): 1 to 100, as Pillow counts
+
+    Returns:
+        Tensor: float32, (2, 8, 8): luma and chroma in grey levels, low frequencies first
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.jpeg.jpeg_tables(75)[0, 0]
+        tensor([ 8.,  6.,  5.,  8., 12., 20., 26., 31.])
+    """
     _check_quality(quality, 'jpeg_tables')
     return torch.tensor(_pillow_tables(quality), dtype=torch.float32).view(2, 8, 8)
 
@@ -78,7 +90,22 @@ def pillow_jpeg(
     *,
     subsampling:_Subsampling='4:2:0', # Resolution of the colours
 )->Tensor:                   # The decoded pictures; shape, dtype and device of `images`
-    "A real JPEG file, written and read by Pillow; no gradient. Bad arguments raise."
+    """A real JPEG file, written and read by Pillow; no gradient. Bad arguments raise.
+
+    Parameters:
+        images (Tensor): (B, 1, H, W) or (B, 3, H, W) in [0, 255]; rounded here
+        quality (int = 75): 1 to 100
+        subsampling ('4:4:4'|'4:2:0' = '4:2:0'): Resolution of the colours
+
+    Returns:
+        Tensor: The decoded pictures; shape, dtype and device of `images`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> image = torch.full((1, 3, 16, 16), 100.)
+        >>> R.jpeg.pillow_jpeg(image, quality=50)[0, 0, 0, :3]
+        tensor([100., 100., 100.])
+    """
     _check_images(images, 'pillow_jpeg')
     _check_quality(quality, 'pillow_jpeg')
     _check_subsampling(subsampling, 'pillow_jpeg')
@@ -161,7 +188,25 @@ def jpeg(
     subsampling:_Subsampling='4:2:0', # Resolution of the colours
     integers:Callable|None=None, # Rounding of libjpeg's other whole numbers; None is none
 )->Tensor:                       # What a decoder shows; shape, dtype and device of `images`
-    "JPEG and back, differentiable where `rounding` is (ITU-T T.81). Bad arguments raise."
+    """JPEG and back, differentiable where `rounding` is (ITU-T T.81). Bad arguments raise.
+
+    Parameters:
+        images (Tensor): Luma (B, 1, H, W) or RGB (B, 3, H, W) in [0, 255]; any size
+        quality (int|Tensor = 75): 1 to 100, or tables (2, 8, 8) or (B, 2, 8, 8); may learn
+        rounding (Callable = round_ste): `rounding(x)` of the coefficients, in steps
+        subsampling ('4:4:4'|'4:2:0' = '4:2:0'): Resolution of the colours
+        integers (Callable|None = None): Rounding of libjpeg's other whole numbers; None is
+            none
+
+    Returns:
+        Tensor: What a decoder shows; shape, dtype and device of `images`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> image = torch.full((1, 3, 16, 16), 100.)
+        >>> R.jpeg.jpeg(image, 50, R.cubic_round)[0, 0, 0, :3]
+        tensor([100., 100., 100.])
+    """
     _check_images(images, 'jpeg')
     _check_subsampling(subsampling, 'jpeg')
     _check_callable(rounding, 'jpeg', 'rounding')
@@ -185,7 +230,21 @@ def psnr(
     a:Tensor, # (B, C, H, W) in [0, 255]
     b:Tensor  # Like `a`
 )->Tensor:    # One number for each of the B images
-    "Peak signal-to-noise ratio in dB; inf where the images are equal."
+    """Peak signal-to-noise ratio in dB; inf where the images are equal.
+
+    Parameters:
+        a (Tensor): (B, C, H, W) in [0, 255]
+        b (Tensor): Like `a`
+
+    Returns:
+        Tensor: One number for each of the B images
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> image = torch.full((1, 3, 16, 16), 100.)
+        >>> R.jpeg.psnr(image, image + 1)
+        tensor([48.1308])
+    """
     return 20*math.log10(255) - 10*torch.log10((a-b).square().mean((1, 2, 3)))
 
 # %% ../nbs/71_jpeg.ipynb #a63e149e
@@ -193,7 +252,20 @@ def mark_pattern(
     shape:tuple,                        # (B, 1, H, W); H and W multiples of 8
     generator:torch.Generator|None=None # CPU source of the pattern
 )->Tensor:                              # float32: +1 and -1 on 32 pixels each of every block
-    "The secret that writer and reader share. A height or width that 8 does not divide raises."
+    """The secret that writer and reader share. A height or width that 8 does not divide raises.
+
+    Parameters:
+        shape (tuple): (B, 1, H, W); H and W multiples of 8
+        generator (torch.Generator|None = None): CPU source of the pattern
+
+    Returns:
+        Tensor: float32: +1 and -1 on 32 pixels each of every block
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.jpeg.mark_pattern((1, 1, 8, 8), torch.Generator().manual_seed(0)).sum()
+        tensor(0.)
+    """
     if len(shape) != 4 or shape[1] != 1 or shape[2]%8 or shape[3]%8:
         want = '(B, 1, H, W) with H and W multiples of 8'
         raise ValueError(f'mark_pattern: shape must be {want}, got {tuple(shape)}')
@@ -205,7 +277,21 @@ def correlate(
     images:Tensor, # (B, 1, H, W), luma in grey levels
     pattern:Tensor # Like `images`, from `mark_pattern`
 )->Tensor:         # (B, 1, H/8, W/8): mean of image times pattern in a block, in grey levels
-    "How much of the pattern is in each 8x8 block; a bit is 1 where this is above 0."
+    """How much of the pattern is in each 8x8 block; a bit is 1 where this is above 0.
+
+    Parameters:
+        images (Tensor): (B, 1, H, W), luma in grey levels
+        pattern (Tensor): Like `images`, from `mark_pattern`
+
+    Returns:
+        Tensor: (B, 1, H/8, W/8): mean of image times pattern in a block, in grey levels
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> pattern = R.jpeg.mark_pattern((1, 1, 8, 8), torch.Generator().manual_seed(0))
+        >>> R.jpeg.correlate(3*pattern, pattern)
+        tensor([[[[3.]]]])
+    """
     return F.avg_pool2d(images*pattern, 8)
 
 def embed(
@@ -218,7 +304,28 @@ def embed(
     steps:int|Iterable=80,          # Steps of Adam: how many, or what to loop over
     lr:float=.5                     # Its learning rate, in grey levels
 )->Tensor:                          # The mark: add it to `images`
-    "Trains a change of at most `limit`, by a logistic loss, to read `bits` after `channel`."
+    """Trains a change of at most `limit`, by a logistic loss, to read `bits` after `channel`.
+
+    Parameters:
+        images (Tensor): (B, 1, H, W), luma in grey levels
+        bits (Tensor): bool, broadcasts with (B, 1, H/8, W/8)
+        pattern (Tensor): Like `images`, from `mark_pattern`
+        channel (Callable = lambda x: x): What happens to the images before they are read
+        limit (float = 8.): How far a pixel may move, in grey levels
+        steps (int|Iterable = 80): Steps of Adam: how many, or what to loop over
+        lr (float = .5): Its learning rate, in grey levels
+
+    Returns:
+        Tensor: The mark: add it to `images`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> pattern = R.jpeg.mark_pattern((1, 1, 8, 8), torch.Generator().manual_seed(0))
+        >>> photo, bits = torch.full((1, 1, 8, 8), 100.), torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        >>> mark = R.jpeg.embed(photo, bits, pattern, steps=20)
+        >>> R.jpeg.correlate(photo + mark, pattern) > 0
+        tensor([[[[True]]]])
+    """
     sign = bits.to(images)*2 - 1
     mark = torch.zeros_like(images).requires_grad_()
     adam = torch.optim.Adam([mark], lr=lr)

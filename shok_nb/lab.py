@@ -37,7 +37,31 @@ def bias_variance(
     seed:int=0,                 # Of torch's global generator, which is put back afterwards
     **knobs                     # Passed to `f`
 )->Tensor:                      # Rows x, exact gradient, bias, variance; float64
-    "Gradient of loss(f(x)) against the exact one (arXiv:2304.08612, 3). Other losses raise."
+    """Gradient of loss(f(x)) against the exact one (arXiv:2304.08612, 3). Other losses raise.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)` with float64, if random many times
+        loss (Callable = torch.square): What is minimized, elementwise: called with what `f`
+            returns
+        x (Tensor|Sequence[float] = (.2, .7, 1.5)): Points, in steps; an integer is the cell
+            above it
+        mean (Callable = local_expectation): The objective: `mean(loss, x)` has the exact
+            gradient
+        draws (int = 100_000): Per point, >= 2; one is enough where `f` is not random
+        seed (int = 0): Of torch's global generator, which is put back afterwards
+        **knobs: Passed to `f`
+
+    Returns:
+        Tensor: Rows x, exact gradient, bias, variance; float64
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.lab.bias_variance(R.stochastic_round, x=[0.2, 0.7])
+        tensor([[ 0.2000,  0.7000],
+                [ 1.0000,  1.0000],
+                [-0.5971,  0.3970],
+                [ 0.6435,  0.8424]], dtype=torch.float64)
+    """
     x = torch.as_tensor(x, dtype=torch.float64).detach()
     if x.ndim != 1 or not x.numel():
         raise ValueError(f'bias_variance: x must be a vector, got shape {tuple(x.shape)}')
@@ -79,7 +103,26 @@ def plot_bias(
     ax:Sequence|None=None,      # Two Axes; None makes a figure and draws the exact gradient
     **knobs                     # Passed to `f`
 )->tuple:                       # The two Axes
-    "Mean gradient of loss(f(x)), its spread, and the exact one. What `bias_variance` raises."
+    """Mean gradient of loss(f(x)), its spread, and the exact one. What `bias_variance` raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        loss (Callable = torch.square): What is minimized, elementwise
+        domain (tuple = (0., 2.)): Left and right end of x, in steps
+        mean (Callable = local_expectation): The objective: `mean(loss, x)` has the exact
+            gradient
+        draws (int = 1000): Per point of a random `f`
+        seed (int = 0): Of the first draw
+        ax (Sequence|None = None): Two Axes; None makes a figure and draws the exact gradient
+        **knobs: Passed to `f`
+
+    Returns:
+        tuple: The two Axes
+
+    Example:
+        >>> import shok_nb as R
+        >>> above, below = R.lab.plot_bias(R.round_ste)
+    """
     knobs |= dict(mean=mean, draws=draws, seed=seed)
     def look(x): return bias_variance(f, loss, x.detach(), **knobs)
     if ax is None:
@@ -97,7 +140,23 @@ def plot_bias(
 # %% ../nbs/63_lab.ipynb #a5448648
 @dataclass(frozen=True)
 class Report:
-    "What one cell says about an estimator."
+    """What one cell says about an estimator.
+
+    Parameters:
+        mass (float): Integral of the slope: 1 if steps are passed on at full height
+        dead (float): Share with a slope too small to learn from
+        monotone (float): Share where the slope is not negative: elsewhere training goes
+            backwards
+        gap (float): Soft–hard gap: root mean square of f(x) minus what is deployed, in steps
+        gap_max (float): Its largest magnitude
+        bias (float): Mean magnitude of the gradient's bias
+        sd (float): Mean standard deviation of the gradient
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.lab.Report(mass=1., dead=0., monotone=1., gap=.1, gap_max=.2, bias=0., sd=0.).mass
+        1.0
+    """
     mass:float     # Integral of the slope: 1 if steps are passed on at full height
     dead:float     # Share with a slope too small to learn from
     monotone:float # Share where the slope is not negative: elsewhere training goes backwards
@@ -122,7 +181,29 @@ def report(
     seed:int=0,                    # Of the first draw
     **knobs                        # Passed to `f`
 )->Report:                         # Seven numbers over [left, left+1]
-    "Mass, dead and monotone share, gap, bias and spread of a cell. Raises what `sweep` does."
+    """Mass, dead and monotone share, gap, bias and spread of a cell. Raises what `sweep` does.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)` with a float64 vector
+        left (int = 0): The integer where the cell begins
+        loss (Callable = torch.square): For bias and sd: what is minimized, elementwise
+        mean (Callable = local_expectation): For bias and sd: `mean(loss, x)` has the exact
+            gradient
+        deployed (Callable = torch.round): For the gap: what runs after training
+        dead_below (float = 1e-6): Slopes of smaller magnitude are dead
+        draws (int = 4000): For bias and sd, per point of a random `f`
+        seed (int = 0): Of the first draw
+        **knobs: Passed to `f`
+
+    Returns:
+        Report: Seven numbers over [left, left+1]
+
+    Example:
+        >>> import shok_nb as R
+        >>> r = R.lab.report(R.soft_round, alpha=5.)
+        >>> round(r.mass, 3), r.dead, r.monotone
+        (1.0, 0.0, 1.0)
+    """
     some = sweep(f, (left, left+1), **knobs)[0].unique()
     even = left + torch.arange(4097, dtype=some.dtype)/4096
     x = torch.cat([some, even]).unique().requires_grad_()
@@ -149,7 +230,20 @@ def plot_report(
     ax:Sequence|None=None, # Two Axes, shares and gradient; None makes a figure
     **knobs                # To `report`; a tuple or list of rising numbers is the axis
 )->tuple:                  # The two Axes
-    "The report of `f` along one knob. No knob with many values, or two, raises."
+    """The report of `f` along one knob. No knob with many values, or two, raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        ax (Sequence|None = None): Two Axes, shares and gradient; None makes a figure
+        **knobs: To `report`; a tuple or list of rising numbers is the axis
+
+    Returns:
+        tuple: The two Axes
+
+    Example:
+        >>> import shok_nb as R
+        >>> above, below = R.lab.plot_report(R.soft_round, alpha=[1., 5., 20.])
+    """
     many = [k for k,v in knobs.items() if isinstance(v, (tuple, list))]
     if len(many) != 1:
         got = many or 'none'

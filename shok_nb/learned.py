@@ -35,7 +35,21 @@ def rectified_sigmoid(
     zeta:float=1.1,   # Upper end before clipping, > 1
     gamma:float=-.1,  # Lower end before clipping, < 0
 )->Tensor:            # Between 0 and 1, both ends included; shape and dtype of `v`
-    "Stretched, clipped sigmoid (arXiv:1712.01312; 2004.10568, eq. 23). Bad ends raise."
+    """Stretched, clipped sigmoid (arXiv:1712.01312; 2004.10568, eq. 23). Bad ends raise.
+
+    Parameters:
+        v (Tensor): Any real numbers; floating dtype
+        zeta (float = 1.1): Upper end before clipping, > 1
+        gamma (float = -.1): Lower end before clipping, < 0
+
+    Returns:
+        Tensor: Between 0 and 1, both ends included; shape and dtype of `v`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.rectified_sigmoid(torch.tensor([-5., 0., 5.]))
+        tensor([0.0000, 0.5000, 1.0000])
+    """
     check_input(v, 'rectified_sigmoid', 'v')
     high = check_knob(zeta, v, 'rectified_sigmoid', 'zeta', 1., open=True)
     low = check_knob(gamma, v, 'rectified_sigmoid', 'gamma', -math.inf, 0., open=True)
@@ -47,7 +61,21 @@ def adaround_init(
     step:float|Tensor=1.,    # Grid spacing > 0, broadcasts with `w`
     offset:float|Tensor=0.,  # A point of the grid
 )->Tensor:                   # What `adaround` takes to give `w` back; at least float32
-    "The first `v` of `adaround` (arXiv:2004.10568): the fraction of `w`. Integer `w` raises."
+    """The first `v` of `adaround` (arXiv:2004.10568): the fraction of `w`. Integer `w` raises.
+
+    Parameters:
+        w (Tensor): Weights; floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, broadcasts with `w`
+        offset (float|Tensor = 0.): A point of the grid
+
+    Returns:
+        Tensor: What `adaround` takes to give `w` back; at least float32
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.adaround_init(torch.tensor([0.3, 1.5]))
+        tensor([-0.6931,  0.0000])
+    """
     with torch.no_grad(): u,_,_ = _steps(w, step, offset, 'adaround_init')
     return torch.logit((u-u.floor()+.1)/1.2)
 
@@ -57,7 +85,27 @@ def adaround(
     *, step:float|Tensor=1., offset:float|Tensor=0.,
     hard:bool=False,         # Deploy: up where the rectified sigmoid is at least ½, else down?
 )->Tensor:                   # The grid point below plus a share of the step; dtype of `w`
-    "Floor plus a learned share of a step (arXiv:2004.10568, eq. 22). Integer `w` raises."
+    """Floor plus a learned share of a step (arXiv:2004.10568, eq. 22). Integer `w` raises.
+
+    Parameters:
+        w (Tensor): Weights; floating dtype
+        v (Tensor): What is learned, shape of `w`; start from `adaround_init`
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+        hard (bool = False): Deploy: up where the rectified sigmoid is at least ½, else down?
+
+    Returns:
+        Tensor: The grid point below plus a share of the step; dtype of `w`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> w = torch.tensor([0.3, 1.8])
+        >>> v = R.adaround_init(w)
+        >>> R.adaround(w, v), R.adaround(w, v, hard=True)
+        (tensor([0.3000, 1.8000]), tensor([0., 2.]))
+    """
     u,step,offset = _steps(w, step, offset, 'adaround')
     h = _rectified(check_knob(check_input(v, 'adaround', 'v'), w, 'adaround', 'v'))
     n = floor_ste(u) + ((h >= .5).to(u.dtype) if hard else h)
@@ -68,7 +116,20 @@ def adaround_penalty(
     v:Tensor,             # What `adaround` learns
     beta:float|Tensor=2., # Exponent >= 1: large pulls near the ends alone
 )->Tensor:                # 0-d: the sum of 1-|2h-1|**beta, 0 when every choice is made
-    "AdaRound's push to 0 or 1 (arXiv:2004.10568, eq. 24). Integer `v` or `beta` < 1 raises."
+    """AdaRound's push to 0 or 1 (arXiv:2004.10568, eq. 24). Integer `v` or `beta` < 1 raises.
+
+    Parameters:
+        v (Tensor): What `adaround` learns
+        beta (float|Tensor = 2.): Exponent >= 1: large pulls near the ends alone
+
+    Returns:
+        Tensor: 0-d: the sum of 1-|2h-1|**beta, 0 when every choice is made
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.adaround_penalty(torch.tensor([-5., 0., 5.]))
+        tensor(1.)
+    """
     check_input(v, 'adaround_penalty', 'v')
     beta = check_knob(beta, v, 'adaround_penalty', 'beta', 1.)
     return (1-(2*_rectified(v)-1).abs()**beta).sum()
@@ -81,7 +142,24 @@ def adaround_beta(
     end:float=2.,       # At the last step
     warmup:float=.2,    # Share of the steps before it falls; as published, without the penalty
 )->float:               # The exponent of `adaround_penalty`
-    "Cosine from 20 to 2 (arXiv:2004.10568 and its code). A `warmup` outside [0, 1) raises."
+    """Cosine from 20 to 2 (arXiv:2004.10568 and its code). A `warmup` outside [0, 1) raises.
+
+    Parameters:
+        count (int): Step of the training, from 0
+        steps (int): Steps in all
+        start (float = 20.): Up to the end of the warm-up
+        end (float = 2.): At the last step
+        warmup (float = .2): Share of the steps before it falls; as published, without the
+            penalty
+
+    Returns:
+        float: The exponent of `adaround_penalty`
+
+    Example:
+        >>> import shok_nb as R
+        >>> [round(R.adaround_beta(i, 100), 1) for i in (0, 20, 60, 100)]
+        [20.0, 20.0, 11.0, 2.0]
+    """
     def number(k, arg, lo=-math.inf):
         return float(check_knob(k, None, 'adaround_beta', arg, lo, open=True))
     first = number(start, 'start')
@@ -99,7 +177,23 @@ def flexround(
     *, step:float|Tensor=1.,
     offset:float|Tensor=0.,  # A point of the grid; not divided
 )->Tensor:                   # A grid point; dtype of `w`
-    "Rounding after a learned division (arXiv:2306.00317, eq. 2). `divisor` <= 0 raises."
+    """Rounding after a learned division (arXiv:2306.00317, eq. 2). `divisor` <= 0 raises.
+
+    Parameters:
+        w (Tensor): Weights; floating dtype
+        divisor (float|Tensor): What is learned, > 0, broadcasts with `w`; 1 rounds to nearest
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid; not divided
+
+    Returns:
+        Tensor: A grid point; dtype of `w`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.flexround(torch.tensor([0.3, 1.6]), torch.tensor([1., 1.2]))
+        tensor([0., 1.])
+    """
     check_input(w, 'flexround', 'w')
     divisor = check_knob(divisor, w, 'flexround', 'divisor', open=True)
     step = check_knob(step, w, 'flexround', 'step', open=True)
@@ -112,7 +206,24 @@ def signround(
     v:float|Tensor=0.,       # What is learned, in steps, broadcasts with `w`; keep in [-½, ½]
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                   # A grid point; dtype of `w`
-    "Rounding after a learned offset (arXiv:2309.05516, eq. 3). Integer `w` raises."
+    """Rounding after a learned offset (arXiv:2309.05516, eq. 3). Integer `w` raises.
+
+    Parameters:
+        w (Tensor): Weights; floating dtype
+        v (float|Tensor = 0.): What is learned, in steps, broadcasts with `w`; keep in [-½, ½]
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: A grid point; dtype of `w`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.signround(torch.tensor([0.3, 1.4]), torch.tensor([0.3, 0.3]))
+        tensor([1., 2.])
+    """
     u,step,offset = _steps(w, step, offset, 'signround')
     v = check_knob(v, w, 'signround', 'v', -math.inf, open=True)
     return (round_ste(u+v)*step+offset).to(w.dtype)
@@ -126,7 +237,27 @@ def signround_range(
     dim:_Dims=None,
     block:int|None=None,
 )->tuple[Tensor,Tensor]:    # Scale and zero point for `fake_quantize`, codes 0 to 2**bits-1
-    "Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Bad `bits` raises."
+    """Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Bad `bits` raises.
+
+    Parameters:
+        w (Tensor): Weights; floating dtype
+        alpha (float|Tensor = 1.): Share of the largest weight that has a code; may learn
+        beta (float|Tensor = 1.): Share of the smallest; may learn
+        bits (int = 4): Bits per code
+        dim (int|tuple[int, ...]|None = None): Axis or axes whose values share a step, kept
+            with length 1; None is all of them
+        block (int|None = None): Values in a run along `dim` that share one: for
+            `x.unflatten(dim, (-1, block))`
+
+    Returns:
+        tuple[Tensor,Tensor]: Scale and zero point for `fake_quantize`, codes 0 to 2**bits-1
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> scale, zero = R.signround_range(torch.tensor([-1., 0.5, 2.]), bits=4)
+        >>> scale, zero
+        (tensor(0.2000), tensor(5.))
+    """
     check_count(bits, 'signround_range', 'bits', 1, 24)
     check_input(w, 'signround_range', 'w')
     v,dims = _groups(w.detach(), 'signround_range', dim, block)

@@ -42,17 +42,40 @@ def _takes_activations(m, path, model):
 
 # %% ../nbs/58_models.ipynb #58a0001b
 class Treated(NamedTuple):
-    "One line of a `Report`."
+    """One line of a `Report`.
+
+    Parameters:
+        name (str): Of the layer, as in `named_modules`
+        kind (str): Its class
+        weights (str): Their codes, or why they are floats
+        activations (str): What enters: codes, or why floats
+
+    Example:
+        >>> from shok_nb.models import Treated
+        >>> Treated('0', 'Linear', 'int8', 'uint8').weights
+        'int8'
+    """
     name:str        # Of the layer, as in `named_modules`
     kind:str        # Its class
     weights:str     # Their codes, or why they are floats
     activations:str # What enters: codes, or why floats
 
 class Report:
-    "What was done to each layer, and why not to others."
+    """What was done to each layer, and why not to others.
+
+    Parameters:
+        rows (list): Of `Treated`
+
+    Example:
+        >>> from shok_nb.models import Report, Treated
+        >>> Report([Treated('0', 'Linear', 'int8', 'uint8')])
+        layer  kind    weights  activations
+        0      Linear  int8     uint8
+    """
     def __init__(self,
         rows:list # Of `Treated`
     ):
+        "See `Report`."
         self.rows = rows
     def __repr__(self):
         table = [('layer', 'kind', 'weights', 'activations'), *self.rows]
@@ -221,7 +244,31 @@ def quantize_model_(
     ends:int|None=None,            # Bits of the first and the last layer; 0 leaves them
     skip:Iterable|Callable=(),     # Names of layers to leave, or a test of name and layer
 )->Report:           # What was treated, what was not, and why
-    "Quantize weights and activations. No layer or no batch raises, and changes nothing."
+    """Quantize weights and activations. No layer or no batch raises, and changes nothing.
+
+    Parameters:
+        model (nn.Module): Any model, changed in place
+        weights (int|tuple|Quantizer|None = 8): Bits of the weights, or a `Quantizer` to copy;
+            bits mean per channel and learned
+        activations (int|tuple|Quantizer|None = 8): The same for what enters a layer, one grid
+            each; None leaves them floats
+        calibrate (Iterable|None = None): Batches to calibrate the activations on, as a
+            loader's
+        ends (int|None = None): Bits of the first and the last layer; 0 leaves them
+        skip (Iterable|Callable = ()): Names of layers to leave, or a test of name and layer
+
+    Returns:
+        Report: What was treated, what was not, and why
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> R.quantize_model_(model, calibrate=[torch.rand(8, 2)], ends=8)
+        layer  kind    weights      activations
+        0      Linear  -128 to 127  0 to 255
+        2      Linear  -128 to 127  0 to 255
+    """
     if not isinstance(model, nn.Module):
         got = type(model).__name__
         raise TypeError(f'quantize_model_: model must be a torch.nn.Module, got {got}')
@@ -245,7 +292,24 @@ def quantize_model_(
 def unquantize_(
     model:nn.Module # What `quantize_model_` has changed
 )->nn.Module:       # `model` itself
-    "Take the quantizers away: the weights are the trained ones, unrounded. None raises."
+    """Take the quantizers away: the weights are the trained ones, unrounded. None raises.
+
+    Parameters:
+        model (nn.Module): What `quantize_model_` has changed
+
+    Returns:
+        nn.Module: `model` itself
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 1))
+        >>> _ = R.quantize_model_(model, calibrate=[torch.rand(8, 2)])
+        >>> R.unquantize_(model)
+        Sequential(
+          (0): Linear(in_features=2, out_features=1, bias=True)
+        )
+    """
     changed = False
     m:Any
     for m in list(model.modules()):

@@ -23,7 +23,26 @@ def local_expectation(
     x:Tensor,                     # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                        # The mean of f(stochastic_round(x)), in the dtype of `x`
-    "Mean of `f` at both neighbours, its gradient (cf. arXiv:1502.02551). Integer `x` raises."
+    """Mean of `f` at both neighbours, its gradient (cf. arXiv:1502.02551). Integer `x` raises.
+
+    Parameters:
+        f (Callable[[Tensor], Tensor]): Elementwise; called with Tensors of grid points, twice
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The mean of f(stochastic_round(x)), in the dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.2, 1.7], requires_grad=True)
+        >>> y = R.local_expectation(torch.square, x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0.2000, 3.1000]), tensor([1., 3.]))
+    """
     step,offset = _grid(x, 'local_expectation', step, offset)
     dtype = _wide(x.dtype)
     step,offset = _widen(step, dtype),_widen(offset, dtype)
@@ -32,7 +51,7 @@ def local_expectation(
     low,high = (f(k*step + offset) for k in (n, n+1))
     return (low + _finite(v-n)*(high-low)).to(x.dtype)
 
-# %% ../nbs/32_neighbours.ipynb #3f26ce3c
+# %% ../nbs/32_neighbours.ipynb #2c68e006
 def _above(v):
     "How far `v` is above the integer below, 0 at infinity."
     return _finite(v - v.floor().detach())
@@ -52,18 +71,37 @@ def _reinmax_plain(v, u):
 _reinmax_round = estimator('reinmax_round', _toss, _reinmax, _reinmax_plain,
     u=dict(), pure=True)
 
-# %% ../nbs/32_neighbours.ipynb #2c68e006
 def reinmax_round(
     x:Tensor, # Values; any shape, floating dtype
     *, generator:torch.Generator|None=None, seed:Tensor|None=None,
     step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # What `stochastic_round` gives; dtype of `x`
-    "Stochastic rounding, second-order gradient (arXiv:2304.08612). Integer `x` raises."
+    """Stochastic rounding, second-order gradient (arXiv:2304.08612). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: What `stochastic_round` gives; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.reinmax_round(torch.tensor([0.2, 1.7]), seed=torch.tensor(0))
+        tensor([0., 1.])
+    """
     step,offset = _grid(x, 'reinmax_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='reinmax_round')
     return _reinmax_round(x, u, step=step, offset=offset)
 
-# %% ../nbs/32_neighbours.ipynb #6e6fe4a2
+# %% ../nbs/32_neighbours.ipynb #46168270
 # The log probability of a neighbour at distance d in (0, 1), and its slope.
 def _atanh(d, a): return -torch.atanh(d)
 def _atanh_slope(d, a): return -1/(1-d*d)
@@ -144,7 +182,6 @@ def _sga(kind, neighbours):
     return estimator('sga_round', value, slope, plain, hard=False,
         temperature=dict(open=True), scale=dict(open=True), **noise, pure=True)
 
-# %% ../nbs/32_neighbours.ipynb #46168270
 def sga_round(
     x:Tensor,                    # Values; any shape, floating dtype
     temperature:float|Tensor=.5, # > 0, broadcasts with `x`: towards 0 it is `torch.round`
@@ -157,7 +194,32 @@ def sga_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0.,
 )->Tensor:                       # A mixture of the neighbours; dtype of `x`
-    "Stochastic Gumbel annealing (arXiv:2006.04240, 2401.17789). `temperature` <= 0 raises."
+    """Stochastic Gumbel annealing (arXiv:2006.04240, 2401.17789). `temperature` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        temperature (float|Tensor = .5): > 0, broadcasts with `x`: towards 0 it is
+            `torch.round`
+        kind ('atanh'|'linear'|'cosine'|'logit' = 'atanh'): How odds fall with distance
+        neighbours (int = 2): 2, or 3 to let a value pass its neighbour
+        scale (float = 4/3): Of the logit: > 0, 1 is linear
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: A mixture of the neighbours; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sga_round(torch.tensor([0.2, 1.7]), 0.5, seed=torch.tensor(0))
+        tensor([0.0121, 1.9980])
+    """
     step,offset = _grid(x, 'sga_round', step, offset)
     if kind not in _CHANCES:
         raise ValueError(f"sga_round: kind must be one of {', '.join(_CHANCES)}, got {kind!r}")

@@ -38,14 +38,18 @@ def _where_known(t): return torch.where(t == t, t, 0.)
 
 _finite = either(torch.nan_to_num, _where_known)    # 0 where infinity has no distance
 
+def _followed(*args):
+    "May a derivative be taken of what is made of these now?"
+    how = mode()
+    if how == 'transform': return True
+    if not torch.is_grad_enabled(): return False
+    if how != 'eager': return True          # torch 2.6 does not compile what is asked below
+    return any([isinstance(t, Tensor) and t.requires_grad for t in args])
+
 def _saturate(v, lower:Any=None, upper:Any=None):
     "`v` held between numbers or tensors; slope 1 at the ends too, beyond it is the end's."
-    how = mode()
+    followed = _followed(v, lower, upper)
     tensors = [isinstance(t, Tensor) for t in (lower, upper)]
-    def learns():
-        return any([isinstance(t, Tensor) and t.requires_grad for t in (v, lower, upper)])
-    # `learns` is asked in eager mode alone: torch 2.6 does not compile that in a backward.
-    followed = how == 'transform' or torch.is_grad_enabled() and (how != 'eager' or learns())
     w = v.detach() if followed else v
     mixed = tensors[0] != tensors[1] and lower is not None and upper is not None
     nested = type(w) not in _PLAIN and w.is_nested             # it has no clamp for tensors
@@ -96,14 +100,42 @@ def pick(
     no:Callable,           # Called as `no(*args)`
     *args:float|Tensor     # Tensors and numbers
 )->Tensor:                 # One of the two results, or their `torch.where`
-    "`yes(*args)` where `condition`, else `no(*args)`: a bool calls one, a Tensor both."
+    """`yes(*args)` where `condition`, else `no(*args)`: a bool calls one, a Tensor both.
+
+    Parameters:
+        condition (bool|Tensor): A bool, or a Tensor of them
+        yes (Callable): Called as `yes(*args)`
+        no (Callable): Called as `no(*args)`
+        *args (float|Tensor): Tensors and numbers
+
+    Returns:
+        Tensor: One of the two results, or their `torch.where`
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.parts import pick
+        >>> pick(True, torch.sin, torch.cos, torch.tensor(0.))
+        tensor(0.)
+    """
     if isinstance(condition, Tensor): return torch.where(condition, yes(*args), no(*args))
     return (yes if condition else no)(*args)
 
 def maths(
     k:float|Tensor # A knob: a number or a Tensor
 )->ModuleType:     # `math` or `torch`
-    "The module whose functions take `k`: for a number, constants are worked out only once."
+    """The module whose functions take `k`: for a number, constants are worked out only once.
+
+    Parameters:
+        k (float|Tensor): A knob: a number or a Tensor
+
+    Returns:
+        ModuleType: `math` or `torch`
+
+    Example:
+        >>> from shok_nb.parts import maths
+        >>> maths(2.).exp(2.)
+        7.38905609893065
+    """
     return torch if isinstance(k, Tensor) else math
 
 # %% ../nbs/06_parts.ipynb #ce5fcdc8

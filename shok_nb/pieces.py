@@ -58,7 +58,8 @@ def _into(f, to, ts, knobs, key=None):
         return f(*[t.float() if t.dtype in _HALVES else t for t in given[:len(ts)]], *rest)
     tensors = [k for k in knobs if isinstance(k, Tensor)]
     if key is not None:                                 # 0. is not -0., 1 is not 1. or True
-        key = *key,*[None if isinstance(k, Tensor) else (type(k), k or str(k)) for k in knobs]
+        numbers = [None if isinstance(k, Tensor) else k or str(k) for k in knobs]
+        key = *key,*map(type, knobs),*numbers
     return run(wide, to, [*ts, *tensors], key)
 
 # %% ../nbs/00_pieces.ipynb #c9c2e481
@@ -87,8 +88,10 @@ def _pieces(f, key, ts, knobs, make=None):
     knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it."""
     x = ts[0]
     wide = torch.float32 if x.dtype in _HALVES else x.dtype
-    knobs = [k.to(wide) if isinstance(k, Tensor) else k for k in knobs]
     tensors = [k for k in knobs if isinstance(k, Tensor)]
+    if tensors:
+        knobs = [_widen(k, wide) for k in knobs]
+        tensors = [k for k in knobs if isinstance(k, Tensor)]
     # no size is asked about before this: torch 2.6 compiles one at a time
     if not _ordinary(*ts, *tensors): return _whole(f, ts, knobs)
     alike = all([t.shape == x.shape for t in ts])

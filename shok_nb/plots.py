@@ -26,7 +26,19 @@ _DASHES:tuple = '-',(0, (5, 2)),(0, (6, 2, 1, 2)),(0, (1, 1.2)),(0, (3, 1, 1, 1,
 def line_style(
     i:int # Number of the line in its figure, from 0
 )->dict:  # Keywords of matplotlib's `plot`; no two of 25 are alike
-    "Colour and dashes of a line, apart from the others in grey and to the colour-blind."
+    """Colour and dashes of a line, apart from the others in grey and to the colour-blind.
+
+    Parameters:
+        i (int): Number of the line in its figure, from 0
+
+    Returns:
+        dict: Keywords of matplotlib's `plot`; no two of 25 are alike
+
+    Example:
+        >>> from shok_nb.plots import line_style
+        >>> line_style(1)['linestyle'] != line_style(0)['linestyle']
+        True
+    """
     n = len(_INKS)
     return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.4)
 
@@ -36,7 +48,22 @@ def figure(
     size:tuple=(5., 3.), # Width, at most 5.5, and height; in inches
     **options:Any        # As for `matplotlib.pyplot.subplots`
 )->tuple:                # The figure and its Axes, as `subplots` returns them
-    "A figure that fits a phone, whose lines take `line_style` in turn. A wider one raises."
+    """A figure that fits a phone, whose lines take `line_style` in turn. A wider one raises.
+
+    Parameters:
+        rows (int = 1): Rows of panels
+        cols (int = 1): Columns of panels
+        size (tuple = (5., 3.)): Width, at most 5.5, and height; in inches
+        **options (Any): As for `matplotlib.pyplot.subplots`
+
+    Returns:
+        tuple: The figure and its Axes, as `subplots` returns them
+
+    Example:
+        >>> from shok_nb.plots import figure
+        >>> fig,ax = figure(size=(4., 2.))
+        >>> _ = ax.plot([0, 1], [0, 1])
+    """
     if size[0] > _WIDEST:
         raise ValueError(f'figure: at most {_WIDEST} inches wide, got {size[0]}')
     fig,ax = plt.subplots(rows, cols, figsize=size, dpi=_DPI, layout='constrained', **options)
@@ -100,7 +127,22 @@ def curves(
     ax:Sequence|None=None,    # Two Axes to draw into, forward and slope; None makes a figure
     **knobs                   # Passed to `f`; a tuple or list gives a line for each value
 )->tuple:                     # The two Axes
-    "Forward curve and slope of `f`, a line per combination of knobs; dots where it is random."
+    """Forward curve and slope of `f`, a line per combination of knobs; dots where it is random.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)` with a float64 vector
+        domain (tuple = (-2.5, 2.5)): Left and right end of x, in steps
+        ax (Sequence|None = None): Two Axes to draw into, forward and slope; None makes a
+            figure
+        **knobs: Passed to `f`; a tuple or list gives a line for each value
+
+    Returns:
+        tuple: The two Axes
+
+    Example:
+        >>> import shok_nb as R
+        >>> above, below = R.plots.curves(R.soft_round, alpha=[2., 5., 20.])
+    """
     if ax is None: ax = _panels()
     many = {k:v if isinstance(v, (list, tuple)) else [v] for k,v in knobs.items()}
     for values in itertools.product(*many.values()):
@@ -152,7 +194,22 @@ def sweep(
     domain:tuple=(-2.5, 2.5), # Left and right end of x, in steps
     **knobs                   # Passed to `f`
 )->Tensor:                    # Rows x, f(x), slope; x ascending; nan in a row where it jumps
-    "`f` and its slope, closer where they change fast. A random `f` is seeded, and all jumps."
+    """`f` and its slope, closer where they change fast. A random `f` is seeded, and all jumps.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)` with a float64 vector
+        domain (tuple = (-2.5, 2.5)): Left and right end of x, in steps
+        **knobs: Passed to `f`
+
+    Returns:
+        Tensor: Rows x, f(x), slope; x ascending; nan in a row where it jumps
+
+    Example:
+        >>> import shok_nb as R
+        >>> x, y, slope = R.plots.sweep(R.soft_round, (-1., 1.), alpha=5.)
+        >>> len(x) == len(y) == len(slope)
+        True
+    """
     lo,hi = domain
     if not lo < hi: raise ValueError(f'sweep: domain must be (low, high), got {domain}')
     dx = 2.**math.floor(math.log2((hi-lo)/256))
@@ -179,7 +236,18 @@ def _broken(name):
 def gallery(
     rows:Sequence # Rows of the catalog, drawn at their default knobs
 )->list:          # For each row its two Axes, value and slope
-    "Small multiples of rows of the catalog: values above, slopes below. What `sweep` raises."
+    """Small multiples of rows of the catalog: values above, slopes below. What `sweep` raises.
+
+    Parameters:
+        rows (Sequence): Rows of the catalog, drawn at their default knobs
+
+    Returns:
+        list: For each row its two Axes, value and slope
+
+    Example:
+        >>> import shok_nb as R
+        >>> axes = R.plots.gallery([R.catalog.row(f) for f in (R.round_ste, R.soft_round)])
+    """
     bands = -(-len(rows)//_ACROSS)
     cols = min(len(rows), _ACROSS)
     _,ax = figure(2*bands, cols, (.4+1.7*cols, 3.2*bands), squeeze=False)

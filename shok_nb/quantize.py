@@ -88,7 +88,32 @@ def fake_quantize(
     gradient:_Gradient='saturated',
     reciprocal:bool=False,      # Multiply by 1/scale, as torch does? ONNX divides, as we do
 )->Tensor:                      # Scale times (code - zero point); nan stays nan; dtype of `x`
-    "Quantize to integers and back (arXiv:1902.08153). Integer `x`, bad scale or range raises."
+    """Quantize to integers and back (arXiv:1902.08153). Integer `x`, bad scale or range raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        scale (float|Tensor): Grid spacing > 0 (per channel, per block); may learn
+        zero_point (float|Tensor = 0.): Code of 0, in the range; a float may lie between two
+            codes, and a tensor of floats may learn. What a tensor holds is not looked at:
+            beyond the range 0 has no code
+        qmin (int = -128): Smallest code
+        qmax (int = 127): Largest code
+        bits (_Bits|None = None): In place of `qmin` and `qmax`: bits of a code, or both ends
+        signed (bool = True): With `bits`: codes from -2**(bits-1), else from 0
+        rounding (Callable = round_ste): Any function of a tensor, called as
+            `rounding(x/scale)`
+        gradient ('saturated'|'clipped'|'ste' = 'saturated'): 0 where the code is clipped
+            ('saturated'), where the value is ('clipped') or nowhere
+        reciprocal (bool = False): Multiply by 1/scale, as torch does? ONNX divides, as we do
+
+    Returns:
+        Tensor: Scale times (code - zero point); nan stays nan; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.fake_quantize(torch.tensor([0.12, 0.5, 9.]), 0.05, bits=4)
+        tensor([0.1000, 0.3500, 0.3500])
+    """
     check_input(x, 'fake_quantize')
     s = check_knob(scale, x, 'fake_quantize', 'scale', open=True)
     check_count(qmin, 'fake_quantize', 'qmin', -2**31, 2**31)
@@ -132,7 +157,26 @@ def lsq(
     offset:float|Tensor=0., # LSQ+: the value of code 0; may learn
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                  # Quantized `x`; dtype of `x`
-    "Learned step size (arXiv:1902.08153, with `offset` 2004.09576). Bad bits or step raises."
+    """Learned step size (arXiv:1902.08153, with `offset` 2004.09576). Bad bits or step raises.
+
+    Parameters:
+        x (Tensor): Weights or activations; any shape, floating dtype
+        step (Tensor): Step > 0, broadcasts with `x`; start from `lsq_init`
+        bits (int|tuple[int, int] = 8): Bits per code, 2 to 24, or 1 if not `signed`; or both
+            end codes
+        signed (bool = True): Codes from -2**(bits-1), else from 0
+        offset (float|Tensor = 0.): LSQ+: the value of code 0; may learn
+        rounding (Callable = round_ste): Any function of a tensor
+
+    Returns:
+        Tensor: Quantized `x`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> w, step = torch.tensor([0.12, 0.5, 9.]), torch.tensor(0.05, requires_grad=True)
+        >>> R.lsq(w, step, bits=4).detach()
+        tensor([0.1000, 0.3500, 0.3500])
+    """
     qmin,qmax = _range_of('lsq', bits, signed)
     check_input(x, 'lsq')
     s = check_knob(step, x, 'lsq', 'step', open=True)
@@ -168,7 +212,25 @@ def lsq_init(
     dim:_Dims=None,
     block:int|None=None,
 )->Tensor:            # Twice the mean size over the root of the largest code; 0-d or by `dim`
-    "The first step of `lsq` (arXiv:1902.08153, 2.1). Bad bits or `block` raises."
+    """The first step of `lsq` (arXiv:1902.08153, 2.1). Bad bits or `block` raises.
+
+    Parameters:
+        x (Tensor): The tensor to be quantized
+        bits (int|tuple[int, int] = 8): As for `lsq`
+        signed (bool = True): Codes from -2**(bits-1), else from 0
+        dim (int|tuple[int, ...]|None = None): Axis or axes whose values share a step, kept
+            with length 1; None is all of them
+        block (int|None = None): Values in a run along `dim` that share one: for
+            `x.unflatten(dim, (-1, block))`
+
+    Returns:
+        Tensor: Twice the mean size over the root of the largest code; 0-d or by `dim`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.lsq_init(torch.tensor([0.12, -0.5, 0.9]), bits=4)
+        tensor(0.3830)
+    """
     _,qmax = _range_of('lsq_init', bits, signed)
     v,dims = _groups(check_input(x, 'lsq_init').detach(), 'lsq_init', dim, block)
     return 2*v.abs().mean(dims, keepdim=dim is not None)/qmax**.5
@@ -190,7 +252,23 @@ def pact(
     *,
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:              # `x` clipped to [0, alpha] on 2**bits levels; dtype of `x`
-    "Clipping at an `alpha` that learns (arXiv:1805.06085). Bad bits or `alpha` raises."
+    """Clipping at an `alpha` that learns (arXiv:1805.06085). Bad bits or `alpha` raises.
+
+    Parameters:
+        x (Tensor): Activations; any shape, floating dtype
+        alpha (float|Tensor): Upper end > 0, broadcasts with `x`; may learn
+        bits (int = 8): Bits per code, 1 to 24
+        rounding (Callable = round_ste): Any function of a tensor
+
+    Returns:
+        Tensor: `x` clipped to [0, alpha] on 2**bits levels; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> alpha = torch.tensor(3., requires_grad=True)
+        >>> R.pact(torch.tensor([-1., 0.8, 5.]), alpha, bits=2).detach()
+        tensor([0., 1., 3.])
+    """
     check_count(bits, 'pact', 'bits', 1, 24)
     check_input(x, 'pact')
     alpha = check_knob(alpha, x, 'pact', 'alpha', open=True)
@@ -214,14 +292,40 @@ def dorefa(
     x:Tensor,   # Activations; any shape, floating dtype
     bits:int=8, # Bits per code, 1 to 24
 )->Tensor:      # `x` clipped to [0, 1] on 2**bits levels; dtype of `x`
-    "DoReFa's k-bit activations (arXiv:1606.06160, eq. 5). Bad bits or integer `x` raises."
+    """DoReFa's k-bit activations (arXiv:1606.06160, eq. 5). Bad bits or integer `x` raises.
+
+    Parameters:
+        x (Tensor): Activations; any shape, floating dtype
+        bits (int = 8): Bits per code, 1 to 24
+
+    Returns:
+        Tensor: `x` clipped to [0, 1] on 2**bits levels; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.dorefa(torch.tensor([-1., 0.4, 2.]), bits=2)
+        tensor([0.0000, 0.3333, 1.0000])
+    """
     return _dorefa(x, 2.**check_count(bits, 'dorefa', 'bits', 1, 24)-1)
 
 def dorefa_weight(
     w:Tensor,   # The weights of one layer; floating dtype
     bits:int=8, # Bits per code, 1 to 24
 )->Tensor:      # On 2**bits levels of [-1, 1], for one bit ± their mean size; dtype of `w`
-    "DoReFa's k-bit weights (arXiv:1606.06160, eqs. 7 and 9). Bad bits or integer `w` raises."
+    """DoReFa's k-bit weights (arXiv:1606.06160, eqs. 7 and 9). Bad bits or integer `w` raises.
+
+    Parameters:
+        w (Tensor): The weights of one layer; floating dtype
+        bits (int = 8): Bits per code, 1 to 24
+
+    Returns:
+        Tensor: On 2**bits levels of [-1, 1], for one bit ± their mean size; dtype of `w`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.dorefa_weight(torch.tensor([-1., 0.4, 2.]), bits=2)
+        tensor([-1.0000,  0.3333,  1.0000])
+    """
     check_count(bits, 'dorefa_weight', 'bits', 1, 24)
     v = check_input(w, 'dorefa_weight', 'w').to(torch.promote_types(w.dtype, torch.float32))
     if bits == 1: return straight_through((sign_ste(v)*v.abs().mean()).detach(), v).to(w.dtype)
@@ -241,7 +345,27 @@ def quantized_bits(
     gradient:_Gradient='ste',
     rounding:Callable=round_ste, # Any function of a tensor; one signed bit does not round
 )->Tensor:                   # The nearest fixed-point value; nan stays nan; dtype of `x`
-    "QKeras 0.9.0's quantized_bits, without `alpha` (2019). Integer `x` or bad bits raises."
+    """QKeras 0.9.0's quantized_bits, without `alpha` (2019). Integer `x` or bad bits raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        bits (int = 8): Bits of a code, sign included, 1 to 24
+        integer (int = 0): Bits left of the point, -126 to 127; one signed bit ignores it
+        symmetric (bool = False): Drop the most negative code?
+        keep_negative (bool = True): Is one of the bits a sign?
+        gradient ('saturated'|'clipped'|'ste' = 'ste'): As for `fake_quantize`; QKeras has
+            'ste'. One signed bit passes |x| <= 1 if not 'ste'
+        rounding (Callable = round_ste): Any function of a tensor; one signed bit does not
+            round
+
+    Returns:
+        Tensor: The nearest fixed-point value; nan stays nan; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.quantized_bits(torch.tensor([0.3, 1.7, 9.]), bits=4, integer=1)
+        tensor([0.2500, 1.7500, 1.7500])
+    """
     check_count(bits, 'quantized_bits', 'bits', 1, 24)
     check_count(integer, 'quantized_bits', 'integer', -126, 127)
     check_input(x, 'quantized_bits')
@@ -256,7 +380,22 @@ def alpha_blend(
     hard:Tensor,        # The same values quantized; shape and dtype of `x`
     alpha:float|Tensor, # Share of `hard`, 0 to 1, broadcasts with `x`; may learn
 )->Tensor:              # `x` at 0, `hard` at 1, also where `x` is infinite
-    "(1-alpha)*x + alpha*hard, exact at both ends (arXiv:1903.01061). Unlike dtypes raise."
+    """(1-alpha)*x + alpha*hard, exact at both ends (arXiv:1903.01061). Unlike dtypes raise.
+
+    Parameters:
+        x (Tensor): Float values; any shape, floating dtype
+        hard (Tensor): The same values quantized; shape and dtype of `x`
+        alpha (float|Tensor): Share of `hard`, 0 to 1, broadcasts with `x`; may learn
+
+    Returns:
+        Tensor: `x` at 0, `hard` at 1, also where `x` is infinite
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.3, 1.7])
+        >>> R.alpha_blend(x, torch.round(x), 0.5)
+        tensor([0.1500, 1.8500])
+    """
     check_input(x, 'alpha_blend')
     check_input(hard, 'alpha_blend', 'hard')
     if x.shape != hard.shape or x.dtype != hard.dtype:

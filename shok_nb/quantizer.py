@@ -43,7 +43,26 @@ _INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
     mse=mse_init, lsq=lsq_init)
 
 class Quantizer(nn.Module):
-    "A grid of integers as a layer, calibrated or learned (arXiv:1902.08153). Bad bits raise."
+    """A grid of integers as a layer, calibrated or learned (arXiv:1902.08153). Bad bits raise.
+
+    Parameters:
+        bits (int|tuple[int, int] = 8): Bits per code, 2 to 24, or 1 if not `signed`; or both
+            ends
+        signed (bool|None = True): Codes on both sides of 0? None: as the data are calibrated
+        zero_point (bool = False): A zero point too?
+        axis (int|None = None): One step per index of this axis; None: one for all
+        block (int|None = None): And one per run of so many values along the last axis
+        learn (bool = False): Are the step and the zero point Parameters?
+        rounding (Callable = round_ste): Any that is hard in `.eval()`, function or layer
+        init ('minmax'|'percentile'|'mse'|'lsq'|Callable = 'mse'): How `calibrate_` chooses, or
+            a function with the arguments of `minmax_init`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> q = R.Quantizer(bits=4).calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
+        >>> q(torch.tensor([0.12, 5.]))
+        tensor([0.1000, 0.7000])
+    """
     rounds = True                # `bake_` may remove it from a weight
     step:Tensor
     log_step:Tensor
@@ -60,6 +79,7 @@ class Quantizer(nn.Module):
         # How `calibrate_` chooses, or a function with the arguments of `minmax_init`
         init:Literal['minmax', 'percentile', 'mse', 'lsq']|Callable='mse',
     ):
+        "See `Quantizer`."
         super().__init__()
         _range_of('Quantizer', bits, signed is not False)
         if block is not None: check_count(block, 'Quantizer', 'block', 1)
@@ -82,6 +102,16 @@ class Quantizer(nn.Module):
         if zero is not None: hold('zero', zero.to(step.dtype))
 
     def extra_repr(self):
+        """What `print` shows of it.
+
+        Returns:
+            str: Between the brackets
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.Quantizer(bits=4, axis=0)
+            Quantizer(codes -8 to 7, axis=0, not calibrated)
+        """
         low,high = self.range()
         shown = [f'codes {low} to {high}']
         if self.axis is not None: shown.append(f'axis={self.axis}')
@@ -93,7 +123,16 @@ class Quantizer(nn.Module):
         return ', '.join(shown if self.ready else [*shown, 'not calibrated'])
 
     def range(self)->tuple[int, int]: # Smallest and largest code
-        "The codes there are; with `signed=None`, those of a signed grid until calibrated."
+        """The codes there are; with `signed=None`, those of a signed grid until calibrated.
+
+        Returns:
+            tuple[int, int]: Smallest and largest code
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.Quantizer(bits=4).range(), R.Quantizer(bits=4, signed=False).range()
+            ((-8, 7), (0, 15))
+        """
         return _range_of('Quantizer', self.bits, self.signed is not False)
 
     def _blocks(self, x):
@@ -107,7 +146,17 @@ class Quantizer(nn.Module):
     def _beside(self, t, v): return _beside(t, v, self.axis, self.block)
 
     def grid(self)->tuple[Tensor, Tensor|None]: # Step and zero point, of one axis or more
-        "The grid as it is now; a gradient goes through. Before calibration raises."
+        """The grid as it is now; a gradient goes through. Before calibration raises.
+
+        Returns:
+            tuple[Tensor, Tensor|None]: Step and zero point, of one axis or more
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> q = R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
+            >>> q.grid()
+            (tensor([0.1000]), None)
+        """
         if not self.ready:
             raise RuntimeError('Quantizer: has no grid yet; calibrate_(x), or load a state')
         step = self.log_step.exp() if self.learn else self.step
@@ -119,7 +168,19 @@ class Quantizer(nn.Module):
     def calibrate_(self,
         x:Tensor # A weight, or activations of some batches; floating dtype
     )->'Quantizer': # Itself
-        "Choose the grid for `x`, by `init`. Empty or infinite `x` raises."
+        """Choose the grid for `x`, by `init`. Empty or infinite `x` raises.
+
+        Parameters:
+            x (Tensor): A weight, or activations of some batches; floating dtype
+
+        Returns:
+            Quantizer: Itself
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7])).step
+            tensor([0.1000])
+        """
         x = check_input(x, 'Quantizer').detach()
         if self.signed is None: self.signed = bool((x < 0).any())
         init:Any = _INITS.get(self.init, self.init)
@@ -138,7 +199,23 @@ class Quantizer(nn.Module):
         self.ready = True
         return self
 
-    def forward(self, x):
+    def forward(self,
+        x:Tensor # Values; floating dtype
+    )->Tensor:   # The nearest points of the grid within its ends; shape and dtype of `x`
+        """Quantize and dequantize; no gradient beyond the ends. Before calibration raises.
+
+        Parameters:
+            x (Tensor): Values; floating dtype
+
+        Returns:
+            Tensor: The nearest points of the grid within its ends; shape and dtype of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> q = R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
+            >>> q.forward(torch.tensor([0.12, 5.]))
+            tensor([0.1000, 0.7000])
+        """
         v = self._blocks(check_input(x, 'Quantizer'))
         low,high = self.range()
         a_byte = self.block is None and (low, high) in ((-128, 127), (0, 255))
@@ -162,13 +239,40 @@ class Quantizer(nn.Module):
         axis = None if self.axis is None else self.axis % x.ndim
         return _onnx_dequantize(_onnx_quantize(x, step, zero, axis), step, zero, axis)
 
-    def right_inverse(self, w): return w        # `layer.weight = w` sets what is quantized
+    def right_inverse(self, w):
+        """What torch keeps when a weight that goes through this layer is set.
+
+        Parameters:
+            w (Tensor): The weight to be
+
+        Returns:
+            Tensor: `w` itself
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> R.Quantizer().right_inverse(torch.tensor([0.12]))
+            tensor([0.1200])
+        """
+        return w        # `layer.weight = w` sets what is quantized
 
     @torch.no_grad()
     def to_codes(self,
         x:Tensor # As for `forward`
     )->Tensor:   # int32 codes; shape of `x`
-        "The integers of `x`, by division, halves to even, as ONNX. Before calibration raises."
+        """The integers of `x`, by division, halves to even, as ONNX. Before calibration raises.
+
+        Parameters:
+            x (Tensor): As for `forward`
+
+        Returns:
+            Tensor: int32 codes; shape of `x`
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> q = R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
+            >>> q.to_codes(torch.tensor([0.12, 5.]))
+            tensor([1, 7], dtype=torch.int32)
+        """
         v = self._blocks(check_input(x, 'Quantizer'))
         low,high = self.range()
         step,zero = self.grid()

@@ -12,7 +12,7 @@ from torch import Tensor
 from .core import estimator
 from .parts import _mask, _saturate, _scalar
 
-# %% ../nbs/25_ramp.ipynb #5b12cb8b
+# %% ../nbs/25_ramp.ipynb #a359915f
 def _climb(v, gain, threshold):
     big = torch.finfo(v.dtype).max                             # 0*inf has no value
     return _saturate(_scalar(gain, v), None, 1e30)*(_saturate(v, -big, big) - threshold)
@@ -26,12 +26,25 @@ def _slope(v, gain, threshold):
 _ramp = estimator('ramp_round', _value, _slope, _value, hard=False,
     gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True), pure=True)
 
-# %% ../nbs/25_ramp.ipynb #a359915f
 def ramp_round(
     x:Tensor,                    # Values, meant to lie in [0, 1]; any shape, floating dtype
     gain:float|Tensor=1e4,       # Slope >= 0, broadcasts with `x`: 0 is flat, inf a step
     *,
     threshold:float|Tensor=.499, # Where the ramp starts, broadcasts with `x`; may learn
 )->Tensor:                       # In [0, 1]; dtype of `x`, broadcast with the knobs
-    "A steep line clamped to [0, 1] (Stack Overflow 46596636, 2017). `gain` < 0 raises."
+    """A steep line clamped to [0, 1] (Stack Overflow 46596636, 2017). `gain` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values, meant to lie in [0, 1]; any shape, floating dtype
+        gain (float|Tensor = 1e4): Slope >= 0, broadcasts with `x`: 0 is flat, inf a step
+        threshold (float|Tensor = .499): Where the ramp starts, broadcasts with `x`; may learn
+
+    Returns:
+        Tensor: In [0, 1]; dtype of `x`, broadcast with the knobs
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.ramp_round(torch.tensor([0., 0.52, 1.]), 10.)
+        tensor([0.0000, 0.2100, 1.0000])
+    """
     return _ramp(x, gain, threshold)

@@ -32,7 +32,20 @@ def philox(
     counter:Sequence,  # Four words, each an int or int64 Tensor in [0, 2**32)
     key:Sequence       # Two words, or ten pairs of them
 )->tuple:              # Four words, as scrambled as random ones
-    "Philox4x32-10 (Salmon et al. 2011) on ints or int64 Tensors, free of overflow."
+    """Philox4x32-10 (Salmon et al. 2011) on ints or int64 Tensors, free of overflow.
+
+    Parameters:
+        counter (Sequence): Four words, each an int or int64 Tensor in [0, 2**32)
+        key (Sequence): Two words, or ten pairs of them
+
+    Returns:
+        tuple: Four words, as scrambled as random ones
+
+    Example:
+        >>> from shok_nb.random import philox
+        >>> [hex(word) for word in philox((0, 0, 0, 0), (0, 0))]
+        ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
+    """
     a,b,c,d = counter
     for k,l in key if len(key) == 10 else _schedule(*key):
         p,q = a*_FACTORS[0],c*_FACTORS[1]
@@ -152,7 +165,27 @@ def check_random(
     seed:Tensor|None,
     fn:str      # Name of the function the user called
 )->None:        # Nothing
-    "Raise a TypeError or ValueError if noise for `x` cannot come from `generator` or `seed`."
+    """Raise a TypeError or ValueError if noise for `x` cannot come from `generator` or `seed`.
+
+    Parameters:
+        x (Tensor): The tensor that needs noise
+        generator (torch.Generator|None): Where torch draws the numbers; None is its global
+            generator
+        seed (Tensor|None): int64, no dimensions: numbers by position instead, the same on
+            every path
+        fn (str): Name of the function the user called
+
+    Returns:
+        None: Nothing
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.random import check_random
+        >>> check_random(torch.zeros(2), None, 0, 'my_round')
+        Traceback (most recent call last):
+            ...
+        TypeError: my_round: seed must be an int64 torch.Tensor, got int; use torch.tensor(0)
+    """
     if generator is None and seed is None: return
     if generator is not None and seed is not None:
         raise ValueError(f'{fn}: got both generator and seed; give one of them')
@@ -168,7 +201,26 @@ def uniform_like(
     draw:int=0,      # Which of 2**32 independent numbers of one seed
     fn:str='uniform_like' # Name of the function the user called, for messages
 )->Tensor:           # In [0, 1): float64 with 53 random bits if `x` is, else float32 with 24
-    "Uniform noise by position (Salmon et al. 2011). Generator and seed together raise."
+    """Uniform noise by position (Salmon et al. 2011). Generator and seed together raise.
+
+    Parameters:
+        x (Tensor): Gives shape, device and sharding; floating dtype
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        draw (int = 0): Which of 2**32 independent numbers of one seed
+        fn (str = 'uniform_like'): Name of the function the user called, for messages
+
+    Returns:
+        Tensor: In [0, 1): float64 with 53 random bits if `x` is, else float32 with 24
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.random import uniform_like
+        >>> uniform_like(torch.zeros(3), seed=torch.tensor(0))
+        tensor([0.3990, 0.8805, 0.7357])
+    """
     check_input(x, fn)
     check_random(x, generator, seed, fn)
     if type(draw) is not int or not 0 <= draw <= _WORD:
@@ -201,7 +253,21 @@ def fold_in(
     seed:Tensor,  # int64, no dimensions
     n:int|Tensor  # Any int64, or integers: number of a layer, a step, a worker, a sample
 )->Tensor:        # A new seed; int64, no dimensions
-    "A seed from seed and number, unrelated to both (Salmon et al. 2011). Not int64 raises."
+    """A seed from seed and number, unrelated to both (Salmon et al. 2011). Not int64 raises.
+
+    Parameters:
+        seed (Tensor): int64, no dimensions
+        n (int|Tensor): Any int64, or integers: number of a layer, a step, a worker, a sample
+
+    Returns:
+        Tensor: A new seed; int64, no dimensions
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.random import fold_in
+        >>> fold_in(torch.tensor(0), 1) == fold_in(torch.tensor(0), 2)
+        tensor(False)
+    """
     if seed is None:
         raise TypeError('fold_in: seed must be an int64 torch.Tensor, got NoneType')
     device = seed.device if isinstance(seed, Tensor) else None
@@ -247,7 +313,28 @@ def noise_like(
     generator:torch.Generator|None=None, seed:Tensor|None=None,
     fn:str='noise_like'   # Name of the function the user called, for messages
 )->Tensor:                # In units of one rounding step; float64 if `x` is, else float32
-    "Noise about 0, a step wide (arXiv:2312.02753). Unknown kind or generator with seed raise."
+    """Noise about 0, a step wide (arXiv:2312.02753). Unknown kind or generator with seed raise.
+
+    Parameters:
+        x (Tensor): Gives shape, device and sharding; floating dtype
+        kind ('uniform'|'triangular'|'gaussian'|'kumaraswamy' = 'uniform'): Of the distribution
+        shape (float|Tensor = 2.): Of Kumaraswamy noise, >= 1, broadcasts with `x`: 1 is
+            uniform
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        fn (str = 'noise_like'): Name of the function the user called, for messages
+
+    Returns:
+        Tensor: In units of one rounding step; float64 if `x` is, else float32
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.random import noise_like
+        >>> noise_like(torch.zeros(3), 'triangular', seed=torch.tensor(0))
+        tensor([-0.1176, -0.0591,  0.6767])
+    """
     if kind not in _KINDS:
         raise ValueError(f"{fn}: kind must be one of {', '.join(_KINDS)}, got {kind!r}")
     check_input(x, fn)

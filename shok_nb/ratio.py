@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from .core import estimator
 
-# %% ../nbs/11_ratio.ipynb #5e785199
+# %% ../nbs/11_ratio.ipynb #dd74ba1b
 def _ratio(v):
     "Slope of `v`: 0/0 and inf/inf, which are nan, count as 1, and v/0 as 0."
     return torch.nan_to_num(v/torch.round(v), 1., 0., 0.)
@@ -25,12 +25,28 @@ def _plain(v):
 
 _estimator = estimator('ratio_round', torch.round, _ratio, _plain, pure=True)
 
-# %% ../nbs/11_ratio.ipynb #dd74ba1b
 def ratio_round(
     x:Tensor,               # Values; any shape, floating dtype
     *,
     step:float|Tensor=1.,
     offset:float|Tensor=0., # A grid point, in the units of `x`: the middle of the dead cell
 )->Tensor:                  # The nearest grid point; dtype of `x`
-    "Slope x/round(x), shok's `SoftRound` (cf. arXiv:1308.3432). Integer `x` raises."
+    """Slope x/round(x), shok's `SoftRound` (cf. arXiv:1308.3432). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A grid point, in the units of `x`: the middle of the dead
+            cell
+
+    Returns:
+        Tensor: The nearest grid point; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 1.5], requires_grad=True)
+        >>> torch.autograd.grad(R.ratio_round(x).sum(), x)[0]
+        tensor([0.0000, 0.7500])
+    """
     return _estimator(x, step=step, offset=offset)

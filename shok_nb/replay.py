@@ -323,8 +323,9 @@ def replay(program, to, ts):
         if ready: ready()
         elif writes: f(*[registers[a] for a in args], out=registers[v], **kwargs)
         else: registers[v] = f(*[registers[a] for a in args], **kwargs)
-    first,*others = [None if e is None else registers[e] for e in program.ends]
-    if first is not to: to.copy_(first)
+    first,*others = program.ends
+    if first != program.target: to.copy_(registers[first])
+    others = [None if e is None else registers[e] for e in others]
     for v in changing: registers[v] = None
     _thread.memories.append(memory)
     return others
@@ -363,8 +364,9 @@ def _may(to):
 def run(f, to, ts, key=None)->Any:
     "`f(*ts)`: the first result goes into `to`, others are returned. Replayed if `key` allows."
     if key is not None and _may(to):
-        lies = [(t.dtype, t.shape, t.stride()) for t in (to, *ts)]
-        kind = key,torch.get_default_dtype(),*lies
+        kind = [key, torch.get_default_dtype()]
+        for t in (to, *ts): kind += t.dtype,t.shape,t.stride()
+        kind = tuple(kind)
         program = _programs.get(kind)
         if program is None: program = _consider(kind, f, to, ts)
         if program: return replay(program, to, ts)
@@ -386,7 +388,18 @@ def _consider(kind, f, to, ts):
 # %% ../nbs/03_replay.ipynb #7f41123c
 @contextlib.contextmanager
 def no_replay()->Iterator[None]: # Nothing is replayed inside
-    "Inside it this thread runs every formula as it is written, operation by operation."
+    """Inside it this thread runs every formula as it is written, operation by operation.
+
+    Returns:
+        Iterator[None]: Nothing is replayed inside
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from shok_nb.replay import no_replay
+        >>> with no_replay(): y = R.soft_round(torch.tensor([0.3]))
+        >>> y
+        tensor([0.1140])
+    """
     before,_thread.wants = _thread.wants,False
     try: yield
     finally: _thread.wants = before

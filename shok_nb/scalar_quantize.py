@@ -56,7 +56,30 @@ def fsq(
     generator:torch.Generator|None=None, seed:Tensor|None=None,
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                   # Codes in [-1, 1], nan where `z` is; shape and dtype of `z`
-    "Finite scalar quantization (arXiv:2309.15505). Integer `z` or wrong `levels` raises."
+    """Finite scalar quantization (arXiv:2309.15505). Integer `z` or wrong `levels` raises.
+
+    Parameters:
+        z (Tensor): Latents, channels last; computed in float32 at least
+        levels (Sequence[int]): Levels of each channel, >= 2
+        symmetric (bool = False): Codes evenly over [-1, 1], for even levels too?
+        gain (float|Tensor = 1.): What `z` is multiplied by: 1 is FSQ, .8 is iFSQ
+        margin (float|Tensor = 1e-3): Share by which the squash overshoots the outer codes
+        noise (float = 0.): Share with uniform noise in place of rounding; for training
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        rounding (Callable = round_ste): Any function of a tensor
+
+    Returns:
+        Tensor: Codes in [-1, 1], nan where `z` is; shape and dtype of `z`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> z = torch.tensor([[0.2, -3., 1.]])
+        >>> R.fsq(z, levels=[8, 5, 5])
+        tensor([[ 0.2500, -1.0000,  1.0000]])
+    """
     check_input(z, 'fsq', 'z')
     levels = _checked(levels, 'fsq', z.dtype)
     _channels(z, levels, 'fsq', 'z')
@@ -89,7 +112,21 @@ def fsq_index(
     *,
     symmetric:bool=False, # As for `fsq`
 )->Tensor:                # int64, without the channels: from 0, and -1 for nan
-    "The number of each code, first channel fastest (arXiv:2309.15505). Wrong `levels` raises."
+    """The number of each code, first channel fastest (arXiv:2309.15505). Wrong `levels` raises.
+
+    Parameters:
+        codes (Tensor): Of `fsq`, channels last; others are rounded and clipped to be codes
+        levels (Sequence[int]): As for `fsq`
+        symmetric (bool = False): As for `fsq`
+
+    Returns:
+        Tensor: int64, without the channels: from 0, and -1 for nan
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.fsq_index(torch.tensor([[0., 0.5, -1.]]), levels=[8, 5, 5])
+        tensor([28])
+    """
     check_input(codes, 'fsq_index', 'codes')
     levels = _checked(levels, 'fsq_index', codes.dtype)
     _channels(codes, levels, 'fsq_index', 'codes')
@@ -107,7 +144,22 @@ def fsq_codes(
     symmetric:bool=False, # As for `fsq`
     dtype:torch.dtype=torch.float32, # Dtype of the result
 )->Tensor:                # Bit for bit those of `fsq`, channels last; nan for an index of none
-    "The code of each number, inverse of `fsq_index` (arXiv:2309.15505). Float `index` raises."
+    """The code of each number, inverse of `fsq_index` (arXiv:2309.15505). Float `index` raises.
+
+    Parameters:
+        index (Tensor): Output of `fsq_index`; any integer dtype
+        levels (Sequence[int]): As for `fsq`
+        symmetric (bool = False): As for `fsq`
+        dtype (torch.dtype = torch.float32): Dtype of the result
+
+    Returns:
+        Tensor: Bit for bit those of `fsq`, channels last; nan for an index of none
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.fsq_codes(torch.tensor([36]), levels=[8, 5, 5])
+        tensor([[ 0.,  1., -1.]])
+    """
     whole = isinstance(index, Tensor) and index.dtype in _WHOLE
     if not whole or index.layout != torch.strided or index.is_nested:
         got = getattr(index, 'dtype', type(index).__name__)

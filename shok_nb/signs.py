@@ -11,7 +11,7 @@ from torch import Tensor
 from .core import estimator
 from .parts import _mask, _saturate, _scalar, _sign, _spread
 
-# %% ../nbs/14_signs.ipynb #7936bd33
+# %% ../nbs/14_signs.ipynb #3eefd092
 def _value(v, *knobs): return _spread(_sign(v), *knobs)
 
 def _surrogate(name, curve, slope, **ranges):
@@ -25,11 +25,99 @@ def _surrogate(name, curve, slope, **ranges):
 
 def _upto(q, clip): return _saturate(q, None, clip)
 
+def _inside(q, clip): return _mask(q <= clip, q)
+
+_clipped = _surrogate('clipped_sign', _upto, _inside, clip=dict(lo=0.))
+
+def clipped_sign(
+    x:Tensor,             # Values; any shape, floating dtype
+    clip:float|Tensor=1., # Reach of the gradient >= 0, broadcasts with `x`: inf is `sign_ste`
+)->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    """Sign, slope 1 where |x| <= clip, as of a hard tanh (arXiv:1602.02830). `clip` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        clip (float|Tensor = 1.): Reach of the gradient >= 0, broadcasts with `x`: inf is
+            `sign_ste`
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> y = R.clipped_sign(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([-1.,  1.]), tensor([0., 1.]))
+    """
+    return _clipped(x, clip)
+
+# %% ../nbs/14_signs.ipynb #a14e0007
+def _parabola(q): return (2-_upto(q, 1.))*_upto(q, 1.)
+
+def _triangle(q): return 2 - 2*q.clamp(max=1)
+
+_approx = _surrogate('approx_sign', _parabola, _triangle)
+
+def approx_sign(
+    x:Tensor, # Values; any shape, floating dtype
+)->Tensor:    # 1 where `x` >= 0, -1 below; dtype of `x`
+    """Sign with slope 2-2|x| inside [-1, 1], a triangle (arXiv:1808.00278). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.approx_sign(x).sum(), x)[0]
+        tensor([0.0000, 1.4000])
+    """
+    return _approx(x)
+
 def _bell(z):
     "sech² for z >= 0, without its overflow."
     s = torch.sigmoid(-2*z)
     return 4*(s - s*s)
 
+def _flat(q, t):
+    "tanh(tq)*max(1/t, 1); where the tanh is still a line its series, free of 1/t²."
+    t = _scalar(t, q)
+    z = t*q
+    line = (z < 1e-4) & (t < 1)
+    z,t = torch.where(line, z, 0.),torch.where(line, 1., t)
+    return torch.where(line, q - q*z*z/3, torch.tanh(t*q)*_saturate(1/t, 1.))
+
+def _flat_slope(q, t): return _scalar(t, q).clamp(min=1)*_bell(t*q)
+
+_ede = _surrogate('ede_sign', _flat, _flat_slope, t=dict(open=True))
+
+def ede_sign(
+    x:Tensor,          # Values; any shape, floating dtype
+    t:float|Tensor=1., # Sharpness > 0, broadcasts with `x`: slope 1 everywhere as it goes to 0
+)->Tensor:             # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    """Sign with the slope of max(1/t, 1)*tanh(t*x) (arXiv:1909.10788). `t` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        t (float|Tensor = 1.): Sharpness > 0, broadcasts with `x`: slope 1 everywhere as it
+            goes to 0
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.ede_sign(x, 2.).sum(), x)[0]
+        tensor([0.0027, 1.4232])
+    """
+    return _ede(x, t)
+
+# %% ../nbs/14_signs.ipynb #a14e0012
 def _swish(q, beta):
     z = _upto(beta*q, 1e4)                                  # inf*0 would be nan
     return 2*torch.sigmoid(z)*(1 + z*torch.sigmoid(-z)) - 1
@@ -39,6 +127,30 @@ def _swish_slope(q, beta):
     s = torch.sigmoid(-z)
     return (2*beta)*(s - s*s)*(2 - z*(1-2*s))
 
+_swished = _surrogate('swish_sign', _swish, _swish_slope, beta=dict(lo=0.))
+
+def swish_sign(
+    x:Tensor,             # Values; any shape, floating dtype
+    beta:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`; the slope at 0
+)->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+    """Sign with the slope of SignSwish, partly negative (arXiv:1812.11800). `beta` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        beta (float|Tensor = 5.): Sharpness >= 0, broadcasts with `x`; the slope at 0
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.swish_sign(x).sum(), x)[0]
+        tensor([-0.0036,  1.5620])
+    """
+    return _swished(x, beta)
+
+# %% ../nbs/14_signs.ipynb #a14e0015
 _NEAR = .1                  # a power law has no slope at 0: a chord replaces it up to here
 
 def _root(o): return 1/o if isinstance(o, Tensor) else 1/max(o, 1e-30)
@@ -51,60 +163,28 @@ def _power_slope(q, o, clip):
     p = _root(o)
     return q.clamp(min=_NEAR)**(p-1) * (p + (1-p)*_mask(q <= _NEAR, q)) * _mask(q <= clip, q)
 
-def _flat(q, t):
-    "tanh(tq)*max(1/t, 1); where the tanh is still a line its series, free of 1/t²."
-    t = _scalar(t, q)
-    z = t*q
-    line = (z < 1e-4) & (t < 1)
-    z,t = torch.where(line, z, 0.),torch.where(line, 1., t)
-    return torch.where(line, q - q*z*z/3, torch.tanh(t*q)*_saturate(1/t, 1.))
-
-def _flat_slope(q, t): return _scalar(t, q).clamp(min=1)*_bell(t*q)
-
-def _inside(q, clip): return _mask(q <= clip, q)
-
-def _parabola(q): return (2-_upto(q, 1.))*_upto(q, 1.)
-
-def _triangle(q): return 2 - 2*q.clamp(max=1)
-
-_clipped = _surrogate('clipped_sign', _upto, _inside, clip=dict(lo=0.))
-_approx = _surrogate('approx_sign', _parabola, _triangle)
-_ede = _surrogate('ede_sign', _flat, _flat_slope, t=dict(open=True))
-_swished = _surrogate('swish_sign', _swish, _swish_slope, beta=dict(lo=0.))
 _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict(lo=0.))
-
-# %% ../nbs/14_signs.ipynb #3eefd092
-def clipped_sign(
-    x:Tensor,             # Values; any shape, floating dtype
-    clip:float|Tensor=1., # Reach of the gradient >= 0, broadcasts with `x`: inf is `sign_ste`
-)->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign, slope 1 where |x| <= clip, as of a hard tanh (arXiv:1602.02830). `clip` < 0 raises."
-    return _clipped(x, clip)
-
-def approx_sign(
-    x:Tensor, # Values; any shape, floating dtype
-)->Tensor:    # 1 where `x` >= 0, -1 below; dtype of `x`
-    "Sign with slope 2-2|x| inside [-1, 1], a triangle (arXiv:1808.00278). Integer `x` raises."
-    return _approx(x)
-
-def ede_sign(
-    x:Tensor,          # Values; any shape, floating dtype
-    t:float|Tensor=1., # Sharpness > 0, broadcasts with `x`: slope 1 everywhere as it goes to 0
-)->Tensor:             # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign with the slope of max(1/t, 1)*tanh(t*x) (arXiv:1909.10788). `t` <= 0 raises."
-    return _ede(x, t)
-
-def swish_sign(
-    x:Tensor,             # Values; any shape, floating dtype
-    beta:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`; the slope at 0
-)->Tensor:                # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign with the slope of SignSwish, partly negative (arXiv:1812.11800). `beta` < 0 raises."
-    return _swished(x, beta)
 
 def reste_sign(
     x:Tensor,              # Values; any shape, floating dtype
     o:float|Tensor=3.,     # Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, up is harder
     clip:float|Tensor=1.5, # Reach of the gradient >= 0, broadcasts with `x`
 )->Tensor:                 # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
-    "Sign with the slope of |x|**(1/o), a chord up to 0.1 (arXiv:2308.06689). `o` < 1 raises."
+    """Sign with the slope of |x|**(1/o), a chord up to 0.1 (arXiv:2308.06689). `o` < 1 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        o (float|Tensor = 3.): Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, up is
+            harder
+        clip (float|Tensor = 1.5): Reach of the gradient >= 0, broadcasts with `x`
+
+    Returns:
+        Tensor: 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([-2., 0.3], requires_grad=True)
+        >>> torch.autograd.grad(R.reste_sign(x).sum(), x)[0]
+        tensor([0.0000, 0.7438])
+    """
     return _reste(x, o, clip)

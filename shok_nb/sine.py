@@ -37,19 +37,53 @@ def sine_round(
     depth:int=1, # How often it is applied to its own result >= 0: 0 is the identity
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:       # Dtype and shape of `x`
-    "`x - sin(2πx)/2π`, `depth` times (Stack Overflow 46596636, 2017). `depth` < 0 raises."
+    """`x - sin(2πx)/2π`, `depth` times (Stack Overflow 46596636, 2017). `depth` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        depth (int = 1): How often it is applied to its own result >= 0: 0 is the identity
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sine_round(torch.tensor([0., 0.25, 0.5]))
+        tensor([0.0000, 0.0908, 0.5000])
+    """
     depth = check_count(depth, 'sine_round', 'depth')
     return _again(depth)(x, hard=hard, step=step, offset=offset)
 
-# %% ../nbs/22_sine.ipynb #c64850b2
+# %% ../nbs/22_sine.ipynb #0e1eb257
 def _half(q): return torch.sin(math.pi/2*q)**2
 
 _cosine = staircase('cosine_round', _half, lambda q: math.pi/2*torch.sin(math.pi*q), pure=True)
 
-# %% ../nbs/22_sine.ipynb #0e1eb257
 def cosine_round(
     x:Tensor, # Values; any shape, floating dtype
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # Dtype and shape of `x`
-    "`(1 - cos πx)/2` in each cell (Stack Overflow 46596636, 2017). Integer `x` raises."
+    """`(1 - cos πx)/2` in each cell (Stack Overflow 46596636, 2017). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        hard (bool = False): Return `torch.round` and only borrow the slope?
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Dtype and shape of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.cosine_round(torch.tensor([0., 0.25, 0.5]))
+        tensor([0.0000, 0.1464, 0.5000])
+    """
     return _cosine(x, hard=hard, step=step, offset=offset)

@@ -33,7 +33,22 @@ def _leave_slope(name, rise, slope, knobs): pass
 _verify = by_mode(_check_slope, compile=_leave_slope)
 
 class staircase:
-    "A curve through the integers; `hard=True` is `torch.round` with the slope of the curve."
+    """A curve through the integers; `hard=True` is `torch.round` with the slope of the curve.
+
+    Parameters:
+        name (str): Name of the public function, for error messages
+        rise (Callable): `rise(q, *knobs)`: how far the curve has left the integer, q ≤ ½
+        slope (Callable): `slope(q, *knobs)`: the derivative of `rise`
+        odd (bool = False): Are both right for q in [-½, 0] too, the rise odd, the slope even?
+        pure (bool = False): Do both depend on their arguments alone? Then they may be replayed
+        **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> power = R.staircase('power_round', lambda q: 4*q**3, lambda q: 12*q**2)
+        >>> power(torch.tensor([0., 0.25, 1.6])), power(torch.tensor([1.6]), hard=True)
+        (tensor([0.0000, 0.0625, 1.7440]), tensor([2.]))
+    """
     __name__:str
     __signature__:Signature
     def __init__(self,
@@ -45,6 +60,7 @@ class staircase:
         pure:bool=False, # Do both depend on their arguments alone? Then they may be replayed
         **ranges:Any     # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
     ):
+        "See `staircase`."
         def value(v, *knobs):
             n = torch.round(v)
             e = torch.nan_to_num(n-v)                    # 0 where `v` is infinite
@@ -86,9 +102,32 @@ class staircase:
 
     def __repr__(self): return f'{self.__name__}{self.__signature__}'
 
-    def __call__(
-        self, x:Tensor, *knobs:float|Tensor, hard:bool=False,
-        step:float|Tensor=1., offset:float|Tensor=0., **named:float|Tensor
-    )->Tensor:
+    def __call__(self,
+        x:Tensor,             # Values; any shape, floating dtype
+        *knobs:float|Tensor,  # In the order of `ranges`, or by name
+        hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
+        **named:float|Tensor  # Knobs by name
+    )->Tensor:                # The curve at `x`; dtype of `x`, broadcast with the knobs
+        """The curve, with its own slope for backward. Unknown or missing knobs raise.
+
+        Parameters:
+            x (Tensor): Values; any shape, floating dtype
+            *knobs (float|Tensor): In the order of `ranges`, or by name
+            hard (bool = False): Return `torch.round` and only borrow the slope?
+            step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with
+                it; may learn
+            offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts
+                with it; may learn
+            **named (float|Tensor): Knobs by name
+
+        Returns:
+            Tensor: The curve at `x`; dtype of `x`, broadcast with the knobs
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> power = R.staircase('power_round', lambda q: 4*q**3, lambda q: 12*q**2)
+            >>> power(torch.tensor([0.1, 0.2]), step=0.25)
+            tensor([0.0640, 0.2420])
+        """
         f = self.hard if hard else self.soft
         return f(x, *knobs, step=step, offset=offset, **named)

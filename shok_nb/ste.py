@@ -12,7 +12,7 @@ from torch import Tensor
 from .core import estimator
 from .parts import _centre, _sign
 
-# %% ../nbs/10_ste.ipynb #5aedfe15
+# %% ../nbs/10_ste.ipynb #635bf346
 def _down(v):
     "`torch.round`, but one less where it went up by a half. Keeps -0."
     n,e = _centre(v)
@@ -28,7 +28,6 @@ _Ties = Literal['even', 'away', 'zero', 'up', 'down']
 _rules = dict(even=torch.round, away=_away, zero=_zero, up=_up, down=_down)
 _ties = {t: estimator('round_ste', f, pure=True) for t,f in _rules.items()}
 
-# %% ../nbs/10_ste.ipynb #635bf346
 def round_ste(
     x:Tensor,             # Values; any shape, floating dtype
     *,
@@ -36,41 +35,120 @@ def round_ste(
     step:float|Tensor=1., # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0.,
 )->Tensor:                # The nearest grid point; dtype of `x`
-    "`torch.round` with gradient 1 (arXiv:1308.3432). Integer `x` or unknown `ties` raises."
+    """`torch.round` with gradient 1 (arXiv:1308.3432). Integer `x` or unknown `ties` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        ties ('even'|'away'|'zero'|'up'|'down' = 'even'): Halves go to 'even', 'away' from
+            zero, to 'zero', 'up' or 'down'
+        step (float|Tensor = 1.): Grid spacing > 0, broadcasts with `x`; learns by the LSQ
+            gradient
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The nearest grid point; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 1.5, -2.7], requires_grad=True)
+        >>> y = R.round_ste(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([ 0.,  2., -3.]), tensor([1., 1., 1.]))
+    """
     if ties not in _ties:
         raise ValueError(f"round_ste: ties must be one of {', '.join(_ties)}, got {ties!r}")
     return _ties[ties](x, step=step, offset=offset)
 
-# %% ../nbs/10_ste.ipynb #4a959b19
+# %% ../nbs/10_ste.ipynb #d72a21f0
 _floor = estimator('floor_ste', torch.floor, pure=True)
 _ceil = estimator('ceil_ste', torch.ceil, pure=True)
 _trunc = estimator('trunc_ste', torch.trunc, pure=True)
 _signs = estimator('sign_ste', _sign, pure=True)
 
-# %% ../nbs/10_ste.ipynb #d72a21f0
 def floor_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # The grid point at or below `x`; dtype of `x`
-    "`torch.floor` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
+    """`torch.floor` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The grid point at or below `x`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.floor_ste(torch.tensor([0.4, -1.7]))
+        tensor([ 0., -2.])
+    """
     return _floor(x, step=step, offset=offset)
 
 def ceil_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # The grid point at or above `x`; dtype of `x`
-    "`torch.ceil` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
+    """`torch.ceil` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The grid point at or above `x`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.ceil_ste(torch.tensor([0.4, -1.7]))
+        tensor([ 1., -1.])
+    """
     return _ceil(x, step=step, offset=offset)
 
 def trunc_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # The grid point next to `x` on the side of `offset`; dtype of `x`
-    "`torch.trunc` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises."
+    """`torch.trunc` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: The grid point next to `x` on the side of `offset`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.trunc_ste(torch.tensor([0.4, -1.7]))
+        tensor([ 0., -1.])
+    """
     return _trunc(x, step=step, offset=offset)
 
 def sign_ste(
     x:Tensor, # Values; any shape, floating dtype
 )->Tensor:    # 1 where `x` >= 0 (-0 included), -1 below; dtype of `x`
-    "Binary sign with gradient 1 (arXiv:1602.02830 without its clipping). Integer `x` raises."
+    """Binary sign with gradient 1 (arXiv:1602.02830 without its clipping). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+
+    Returns:
+        Tensor: 1 where `x` >= 0 (-0 included), -1 below; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.sign_ste(torch.tensor([0.4, -1.7]))
+        tensor([ 1., -1.])
+    """
     return _signs(x)

@@ -20,7 +20,27 @@ def stochastic_round(
     *, generator:torch.Generator|None=None, seed:Tensor|None=None,
     step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # One of the two grid points around `x`; dtype of `x`
-    "Up with the fraction as chance, gradient 1 (arXiv:1502.02551). Integer `x` raises."
+    """Up with the fraction as chance, gradient 1 (arXiv:1502.02551). Integer `x` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        generator (torch.Generator|None = None): Where torch draws the numbers; None is its
+            global generator
+        seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
+            on every path
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: One of the two grid points around `x`; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.stochastic_round(torch.full((5,), 0.5), seed=torch.tensor(0))
+        tensor([1., 0., 0., 0., 0.])
+    """
     step,offset = _grid(x, 'stochastic_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='stochastic_round')
     return _stochastic(x, u, step=step, offset=offset)

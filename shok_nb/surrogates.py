@@ -16,7 +16,7 @@ from .grid import _in_steps
 from .parts import _cached, _mask, _saturate, _scalar, _spread
 from .staircases import staircase
 
-# %% ../nbs/13_surrogates.ipynb #07cccc29
+# %% ../nbs/13_surrogates.ipynb #9ad5c39f
 def _apart(a, q):
     "`alpha` as a tensor, as far from 0 and 1 as keeps its gradient and the tanh in digits."
     return _scalar(a, q).clamp(1e-30, 1-torch.finfo(q.dtype).eps/2)
@@ -80,7 +80,6 @@ def _dsq(levels):
     return estimator('dsq_round', value, slope, plain, near=False,
         alpha=_unit, lower=_line, upper=_line, pure=True)
 
-# %% ../nbs/13_surrogates.ipynb #9ad5c39f
 def dsq_round(
     x:Tensor,               # Values; any shape, floating dtype
     alpha:float|Tensor=.2,  # In (0, 1), broadcasts with `x`: near 0 a step, near 1 the STE
@@ -89,13 +88,32 @@ def dsq_round(
     upper:float|Tensor=2.,  # Highest grid point, above `lower`; may learn
     levels:int=5,           # Number of grid points >= 2, both ends included
 )->Tensor:                  # Nearest grid point; dtype of `x`, the broadcast shape
-    "Clamp and round with a tanh slope (arXiv:1908.05033). `alpha` not in (0, 1) raises."
+    """Clamp and round with a tanh slope (arXiv:1908.05033). `alpha` not in (0, 1) raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        alpha (float|Tensor = .2): In (0, 1), broadcasts with `x`: near 0 a step, near 1 the
+            STE
+        lower (float|Tensor = -2.): Lowest grid point, broadcasts with `x`; may learn
+        upper (float|Tensor = 2.): Highest grid point, above `lower`; may learn
+        levels (int = 5): Number of grid points >= 2, both ends included
+
+    Returns:
+        Tensor: Nearest grid point; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 5.], requires_grad=True)
+        >>> y = R.dsq_round(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([1.3090, 0.0000]))
+    """
     check_input(x, 'dsq_round')
     levels = check_count(levels, 'dsq_round', 'levels', 2)
     lower,upper = _range(x, 'dsq_round', lower, upper, open=True)
     return _dsq(levels)(x, alpha, lower, upper)
 
-# %% ../nbs/13_surrogates.ipynb #c945cb0c
+# %% ../nbs/13_surrogates.ipynb #a142ccbe
 def _kappa(q, amplitude): return 2**.5*math.pi*_scalar(amplitude, q)
 
 def _stable_rise(q, amplitude):
@@ -110,13 +128,31 @@ def _stable_slope(q, amplitude):
 _stable = staircase('stable_round', _stable_rise, _stable_slope,
     amplitude=dict(hi=.225), pure=True).hard
 
-# %% ../nbs/13_surrogates.ipynb #a142ccbe
 def stable_round(
     x:Tensor,                   # Values; any shape, floating dtype
     amplitude:float|Tensor=.21, # Dip at integers, 0 (the STE) to 0.225, broadcasts with `x`
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                      # Nearest grid point; dtype of `x`, the broadcast shape
-    "`torch.round`, rotated Fourier slope (arXiv:2601.19320). `amplitude` > 0.225 raises."
+    """`torch.round`, rotated Fourier slope (arXiv:2601.19320). `amplitude` > 0.225 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        amplitude (float|Tensor = .21): Dip at integers, 0 (the STE) to 0.225, broadcasts with
+            `x`
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
+            it; may learn
+
+    Returns:
+        Tensor: Nearest grid point; dtype of `x`, the broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0., 0.5], requires_grad=True)
+        >>> torch.autograd.grad(R.stable_round(x).sum(), x)[0]
+        tensor([0.0347, 1.0000])
+    """
     return _stable(x, amplitude, step=step, offset=offset)
 
 # %% ../nbs/13_surrogates.ipynb #359958bd
@@ -127,6 +163,43 @@ def _inside(v, lower, upper): return _within(torch.round(v), lower, upper)
 def _clip_plain(v, lower, upper):
     return _saturate(_pass(v, torch.round(v)), *_fitting(v, lower, upper))
 
+_ends:dict[str,Any] = dict(lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
+_clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
+    **_ends, pure=True)
+
+def clipped_round(
+    x:Tensor,               # Values; any shape, floating dtype
+    lower:float|Tensor=-2., # Lowest multiple of `step`, an integer, broadcasts; may learn
+    upper:float|Tensor=2.,  # Highest multiple of `step`, above `lower`
+    *,
+    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
+    offset:float|Tensor=0., # Grid point number 0, in the units of `x`
+)->Tensor:                  # Nearest grid point in the range; dtype of `x`, broadcast shape
+    """`torch.round` and clamp, slope 1 inside (arXiv:1602.02830). `lower` >= `upper` raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        lower (float|Tensor = -2.): Lowest multiple of `step`, an integer, broadcasts; may
+            learn
+        upper (float|Tensor = 2.): Highest multiple of `step`, above `lower`
+        step (float|Tensor = 1.): Grid spacing > 0, broadcasts with `x`; learns by the LSQ
+            gradient
+        offset (float|Tensor = 0.): Grid point number 0, in the units of `x`
+
+    Returns:
+        Tensor: Nearest grid point in the range; dtype of `x`, broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 5.], requires_grad=True)
+        >>> y = R.clipped_round(x)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 2.]), tensor([1., 0.]))
+    """
+    check_input(x, 'clipped_round')
+    return _clipped(x, *_range(x, 'clipped_round', lower, upper), step=step, offset=offset)
+
+# %% ../nbs/13_surrogates.ipynb #df5f215e
 def _trusted(v, trust, lower, upper):
     error = (v - _clip(v, lower, upper)).abs()
     return (error <= trust) & (v.abs() < math.inf)
@@ -139,24 +212,8 @@ def _trust_plain(v, trust, lower, upper):
     y = _saturate(torch.round(v.detach()), *_fitting(v, lower, upper))
     return y - torch.where(_trusted(v, trust, lower, upper), v.detach()-v, 0.)
 
-_ends:dict[str,Any] = dict(lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
-_clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
-    **_ends, pure=True)
 _trust = estimator('trust_round', _trust_value, _trust_slope, _trust_plain, near=False,
     trust=dict(), **_ends, pure=True)
-
-# %% ../nbs/13_surrogates.ipynb #df5f215e
-def clipped_round(
-    x:Tensor,               # Values; any shape, floating dtype
-    lower:float|Tensor=-2., # Lowest multiple of `step`, an integer, broadcasts; may learn
-    upper:float|Tensor=2.,  # Highest multiple of `step`, above `lower`
-    *,
-    step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
-    offset:float|Tensor=0., # Grid point number 0, in the units of `x`
-)->Tensor:                  # Nearest grid point in the range; dtype of `x`, broadcast shape
-    "`torch.round` and clamp, slope 1 inside (arXiv:1602.02830). `lower` >= `upper` raises."
-    check_input(x, 'clipped_round')
-    return _clipped(x, *_range(x, 'clipped_round', lower, upper), step=step, offset=offset)
 
 def trust_round(
     x:Tensor,               # Values; any shape, floating dtype
@@ -167,7 +224,28 @@ def trust_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0., # Grid point number 0, in the units of `x`
 )->Tensor:                  # Nearest grid point in the range; dtype of `x`, broadcast shape
-    "`torch.round` and clamp, slope 1 at small errors (arXiv:2502.05003). `trust` < 0 raises."
+    """`torch.round` and clamp, slope 1 at small errors (arXiv:2502.05003). `trust` < 0 raises.
+
+    Parameters:
+        x (Tensor): Values; any shape, floating dtype
+        trust (float|Tensor = .5): Largest error to learn from, >= 0 steps, broadcasts;
+            detached
+        lower (float|Tensor = -2.): Lowest multiple of `step`, an integer, broadcasts with `x`
+        upper (float|Tensor = 2.): Highest multiple of `step`, above `lower`
+        step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
+            may learn
+        offset (float|Tensor = 0.): Grid point number 0, in the units of `x`
+
+    Returns:
+        Tensor: Nearest grid point in the range; dtype of `x`, broadcast shape
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.1, 0.4], requires_grad=True)
+        >>> y = R.trust_round(x, 0.2)
+        >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
+        (tensor([0., 0.]), tensor([1., 0.]))
+    """
     check_input(x, 'trust_round')
     trust = check_knob(trust, x, 'trust_round', 'trust')
     if isinstance(trust, Tensor): trust = trust.detach()

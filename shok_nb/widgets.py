@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 import torch
 try:
     import ipywidgets as W
@@ -26,6 +27,10 @@ from .plots import sweep
 
 # %% ../nbs/62_widgets.ipynb #84af3f42
 def _name(f): return getattr(f, '__name__', type(f).__name__).replace('<lambda>', 'f')
+
+_GRID = Knob('step', 1., .25, 2., log=True),Knob('offset', 0., -.5, .5)
+
+def _ends_of(k): return k.ends or (k.lo, k.hi)
 
 def _chosen(choice, v):
     "`choice` with the start `v`."
@@ -51,8 +56,9 @@ def _knob(f, name, v, old):
     do = f'use {name}=(low, high)'
     if old is None:
         raise TypeError(f'tune: {name} of {_name(f)} has no range in the catalog; {do}')
-    if not old.lo <= v <= old.hi:
-        raise ValueError(f'tune: {name} must be in [{old.lo:g}, {old.hi:g}], got {v}; {do}')
+    lo,hi = _ends_of(old)
+    if not lo <= v <= hi:
+        raise ValueError(f'tune: {name} must be in [{lo:g}, {hi:g}], got {v}; {do}')
     return replace(old, default=type(old.default)(v))
 
 def _facts(f, hard, domain, given):
@@ -60,6 +66,8 @@ def _facts(f, hard, domain, given):
     try: r = row(f)
     except ValueError: r = None
     knobs = {k.name: k for k in r.knobs+r.choices} if r else {}
+    if r and not r.knobs:                     # then what it has to choose is its grid
+        knobs |= {k.name: k for k in _GRID if k.name in signature(f).parameters}
     for name,v in given.items(): knobs[name] = _knob(f, name, v, knobs.get(name))
     both = hard is not None or r and r.smooth
     passes = [dict(hard=False), dict(hard=True)] if both else [{}]
@@ -125,14 +133,17 @@ def _scale(domain):
     unit = _nice((hi-lo)/6)
     return unit,math.floor(lo/unit),math.ceil(hi/unit)
 
-def _rows(f, domain, knobs):
-    "x, slope, and x and f(x) in units of the forward panel."
-    (unit,bottom,top),(x,y,g) = _scale(domain),sweep(f, domain, **knobs).numpy()
+def _rows(f, domain, knobs, span=None, every=2):
+    """x, slope, and x and f(x) in units of the forward panel; seen over `span`, which is the
+    domain if None; of a random `f` one dot of `every`."""
+    (unit,bottom,top),p = _scale(domain),sweep(f, span or domain, **knobs)
+    if p[1, 1::2].isnan().all(): p = p.unflatten(1, (-1, 2))[:, ::every].flatten(1)
+    x,y,g = p.numpy()
     return x,g,(x-domain[0])/(domain[1]-domain[0])*_WIDE,(top-y/unit)/(top-bottom)*_TALL
 
-def _frame(f, domain, knobs):
+def _frame(f, domain, knobs, **seen):
     "Forward path, its dots, slope path, tick labels, height of the zero, readout."
-    x,g,px,py = _rows(f, domain, knobs)
+    x,g,px,py = _rows(f, domain, knobs, **seen)
     if not np.isfinite(g).any(): g = np.zeros_like(g)
     at = np.flatnonzero(np.isfinite(g))
     low,high = g[at].min(),g[at].max()
@@ -260,11 +271,26 @@ def _stops(k, most)->list:
     "At most `most` values of a knob from end to end, its start among them; or the options."
     if isinstance(k, Choice): return list(k.options)
     def stop(t): return min(max(float(_short(t)), k.lo), k.hi)
-    if isinstance(k.default, int): v = sorted({int(round(t)) for t in _even(k, most)})
-    else: v = sorted({stop(t) for t in _even(k, most)})
-    away = np.log(v)-np.log(k.default) if k.log else np.subtract(v, k.default)
-    v[int(np.abs(away).argmin())] = k.default
-    return v
+    beyond = [v for v in _ends_of(k) if not k.lo <= v <= k.hi]
+    even = _even(k, max(most-len(beyond), 2))
+    if isinstance(k.default, int): v = sorted({int(round(t)) for t in even})
+    else: v = sorted({stop(t) for t in even})
+    if k.default not in beyond:           # in place of its neighbour, unless that is an end
+        away = np.log(v)-np.log(k.default) if k.log else np.subtract(v, k.default)
+        at = int(np.abs(away).argmin())
+        v = v[:at+(at == 0)] + [k.default] + v[at+(at < len(v)-1):]
+    return sorted({*v, *beyond})
+
+_SIZE = 60_000                   # characters that the frames of a player may take, about
+
+def _most(f, domain, knobs, passes):
+    "Stops for each number among `knobs`."
+    start,knobs = {n: k.default for n,k in knobs.items()},knobs.values()
+    size = sum(len(''.join(_frame(f, domain, start|p))) for p in passes)
+    options = [len(k.options) for k in knobs if isinstance(k, Choice)]
+    numbers = max(len(knobs)-len(options), 1)
+    most = (_SIZE/size/math.prod(options))**(1/numbers)
+    return int(min(max(most, 7 if numbers == 1 else 3), {1: 41, 2: 13}.get(numbers, 7)))
 
 _ROW = ('style="display:flex;gap:.8em;align-items:center;margin:.3em 0;'
     'font:15px system-ui,sans-serif"')
@@ -311,10 +337,27 @@ def player(
     domain:tuple|None=None, # Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
     **knobs            # Start of a knob, or its (low, high)
 )->str:                # HTML: no network, no library, no id
-    "The sliders of `tune` over curves computed beforehand. What `tune` raises."
+    """The sliders of `tune` over curves computed beforehand. What `tune` raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        hard (bool|None = None): Start with the hard forward pass? None if `f` may have no
+            `hard=`
+        domain (tuple|None = None): Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
+        **knobs: Start of a knob, or its (low, high)
+
+    Returns:
+        str: HTML: no network, no library, no id
+
+    Example:
+        >>> import shok_nb as R
+        >>> html = R.widgets.player(R.soft_round)
+        >>> html.count('type="range"')
+        1
+    """
     knobs,passes,domain = _facts(f, hard, domain, knobs)
-    options = [len(k.options) for k in knobs.values() if isinstance(k, Choice)]
-    most = max({1: 41, 2: 10}.get(len(knobs)-len(options), 5)//math.prod(options), 5)
+    start = {n: k.default for n,k in knobs.items()}
+    most = _most(f, domain, knobs, passes)
     stops = [_stops(k, most) for k in knobs.values()]
     settings = [dict(zip(knobs, v)) for v in itertools.product(*stops)]
     frames = [[_frame(f, domain, setting|p) for setting in settings] for p in passes]
@@ -325,19 +368,22 @@ def player(
         make = _menu if isinstance(k, Choice) else _range
         controls.append(make(k.name, words, t.index(k.default)))
     if len(passes) == 2: controls.append(_check(hard))
-    svg = _draw(f, domain, {n: k.default for n,k in knobs.items()}, passes, hard)
+    svg = _draw(f, domain, start, passes, hard)
     text = json.dumps(data, separators=(',', ':'))
     text = html.escape(text, quote=False).replace("'", '&#39;')
     return (f"<div data-shok='{text}' style=\"max-width:560px\">{''.join(controls)}{svg}</div>"
         f'<script>{_SCRIPT}</script>')
 
 # %% ../nbs/62_widgets.ipynb #dddf8320
-def _slider(k):
-    "An ipywidgets slider for a knob, or a menu for a choice."
+def _slider(k, most):
+    "An ipywidgets slider for a knob, with the `most` stops of a player; a menu for a choice."
     look = dict(style=dict(description_width='initial'), layout=W.Layout(width='auto'))
     kw = dict(value=k.default, description=k.name, **look)
     if isinstance(k, Choice): return W.Dropdown(options=[(str(o), o) for o in k.options], **kw)
     if isinstance(k.default, int): return W.IntSlider(min=k.lo, max=k.hi, **kw)
+    if k.ends:
+        options = [(_label(v), v) for v in sorted({*_stops(k, 161), *_stops(k, most)})]
+        return W.SelectionSlider(options=options, **kw)
     kw |= dict(readout_format='.3g')
     lo,hi = k.lo,k.hi
     if k.log: return W.FloatLogSlider(min=math.log10(lo), max=math.log10(hi), step=.01, **kw)
@@ -348,7 +394,8 @@ class _Tune(W.VBox):
     def __init__(self, f, hard, domain, given):
         self.f = f
         self.knobs,self.passes,self.domain = _facts(f, hard, domain, given)
-        self.sliders = {n: _slider(k) for n,k in self.knobs.items()}
+        most = _most(f, self.domain, self.knobs, self.passes)
+        self.sliders = {n: _slider(k, most) for n,k in self.knobs.items()}
         self.hard = W.Checkbox(
             value=bool(hard), description='hard forward, same slope', indent=False)
         self.picture,self.seen = W.HTML(),(torch.empty(0), '')
@@ -388,5 +435,20 @@ def tune(
     domain:tuple|None=None, # Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
     **knobs            # Start of a knob, or its (low, high)
 )->W.VBox:             # Shows itself, live or as a `player`
-    "A slider for each knob of `f`, a menu for each choice. A knob outside its range raises."
+    """A slider for each knob of `f`, a menu for each choice. A knob outside its range raises.
+
+    Parameters:
+        f (Callable): Called as `f(x, **knobs)`
+        hard (bool|None = None): Start with the hard forward pass? None if `f` may have no
+            `hard=`
+        domain (tuple|None = None): Ends of x, in steps; None is the catalog's, or (-2.5, 2.5)
+        **knobs: Start of a knob, or its (low, high)
+
+    Returns:
+        W.VBox: Shows itself, live or as a `player`
+
+    Example:
+        >>> import shok_nb as R
+        >>> box = R.widgets.tune(R.soft_round, alpha=(1., 20.))
+    """
     return _Tune(f, hard, domain, knobs)

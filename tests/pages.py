@@ -1,8 +1,13 @@
 "The pages as the site runs them, each once in a run of the tests: by the worker that asks first."
+import contextlib
 import functools
+import json
 import os
 import runpy
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -32,6 +37,40 @@ def written(folder):
         write_pages(SimpleNamespace(config=config, confdir=DOCS, srcdir=SOURCE))
     return conf
 
+class Kernel:
+    "A process that is not our child, with what jupyter_client asks of one."
+    stdin = stdout = stderr = None
+    def __init__(self, pid): self.pid = pid
+    def send_signal(self, s): os.kill(self.pid, s)
+    def terminate(self): self.send_signal(signal.SIGTERM)
+    def kill(self): self.send_signal(signal.SIGKILL)
+
+    def poll(self):
+        try: self.send_signal(0)
+        except ProcessLookupError: return 0
+
+    def wait(self, timeout=None):
+        while self.poll() is None: time.sleep(.01)
+        return 0
+
+@functools.cache
+def warm():
+    "The process whose forks are kernels."
+    env = {**os.environ, 'MPLBACKEND': 'module://matplotlib_inline.backend_inline'}     # as a kernel has it
+    program = [sys.executable, Path(__file__).with_name('warm_kernel.py')]
+    return subprocess.Popen(program, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+def fork_kernel(cmd, cwd=None, env=None, **_):
+    "`jupyter_client.launcher.launch_kernel` without the imports."
+    job = dict(cmd=[*map(str, cmd)], cwd=str(cwd or os.getcwd()), env=dict(os.environ if env is None else env))
+    print(json.dumps(job), file=warm().stdin, flush=True)
+    return Kernel(int(warm().stdout.readline()))
+
+def forks():
+    "Kernels are forks inside this, where a fork is as good as a new process."
+    if sys.platform != 'linux': return contextlib.nullcontext()
+    return mock.patch('jupyter_client.provisioning.local_provisioner.launch_kernel', fork_kernel)
+
 def execute(nb, folder):
     """Run the page of the notebook `nb` as the site does and keep it in `folder`, unless
     it is there. Raises what a cell raises."""
@@ -49,7 +88,8 @@ def execute(nb, folder):
                 cache = get_cache(folder)
                 try: return cache.match_cache_notebook(page)
                 except KeyError: pass
-            made = single_nb_execution(page, str(SOURCE), timeout=conf['nb_execution_timeout'], allow_errors=False)
+            timeout = conf['nb_execution_timeout']
+            with forks(): made = single_nb_execution(page, str(SOURCE), timeout=timeout, allow_errors=False)
             if made.err: raise made.err
             bundle = CacheBundleIn(page, str(path), data=dict(execution_seconds=made.time))
             with lock(folder, 'all'): return cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)

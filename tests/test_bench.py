@@ -207,6 +207,7 @@ def test_no_gpu():
     r = subprocess.run(command, capture_output=True, text=True)
     assert r.returncode == 1 and not r.stdout and len(r.stderr.splitlines()) == 1 and 'no CUDA device' in r.stderr
 
+@pytest.mark.slow
 def test_gpu_table(tmp_path, monkeypatch):
     "`make gpu` counts what pytest reports, errors as failures, and ends badly if a part does."
     import gpu
@@ -222,6 +223,7 @@ def test_gpu_table(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['gpu.py', '-p', 'no:xdist'])
     assert gpu.main() and not (ROOT/'bench'/'GPU.md').exists()
 
+@pytest.mark.slow
 def test_plugin_for_a_gpu():
     "The plugin that `make gpu` loads, with the CPU in the place of the GPU."
     few = '(test_second or test_onnx) and round_ste and not ste-'

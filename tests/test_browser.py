@@ -18,11 +18,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from selenium import webdriver
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
+from shok_nb import learn
 from shok_nb.soft import soft_round
 from shok_nb.ste import round_ste
 from shok_nb.widgets import player
@@ -103,9 +105,10 @@ def page(tmp_path_factory):
     nbs,src,out = (tmp/n for n in ('nbs', 'src', 'html'))
     for d in (nbs, src): d.mkdir()
     (nbs/'index.ipynb').write_text(notebook('# Site'))
-    imports = 'from shok_nb.soft import soft_round\nfrom shok_nb.widgets import tune'
-    (nbs/'60_page.ipynb').write_text(notebook('# Page\n> Two sliders.', imports,
-        'tune(soft_round)', 'tune(soft_round, alpha=8., step=(.5, 2.))'))
+    imports = 'import shok_nb as R\nfrom shok_nb.plots import curves\nfrom shok_nb.widgets import tune'
+    (nbs/'60_page.ipynb').write_text(notebook('# Page\n> A figure and players.', imports, 'curves(R.round_ste);',
+        'tune(R.soft_round)', 'tune(R.soft_round, alpha=8., step=(.5, 2.))', 'tune(R.round_ste)',
+        'tune(R.stochastic_round)', 'tune(R.sga_round)'))
     command = [sys.executable, '-m', 'sphinx', '-q', '-c', root/'docs', '-D', f'literate_nbs={nbs}', src, out]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stdout+run.stderr
@@ -114,7 +117,7 @@ def page(tmp_path_factory):
 def test_static_page(browser, page):
     "Mouse, keyboard and toggle move the picture of one player, and of that one alone."
     browser.get(page.as_uri())
-    one,two = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
+    one,two,*_ = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
     slider,toggle = find(one, 'input[type=range]'),find(one, 'input[type=checkbox]')
     at_start,other,picture = path(one),path(two),shot(one)
     assert slider.get_attribute('aria-label') == 'alpha' and slider.get_attribute('aria-valuetext') == '5'
@@ -122,7 +125,7 @@ def test_static_page(browser, page):
     assert float(slider.get_attribute('aria-valuetext')) > 10
     assert path(one) != at_start and moved(picture, shot(one)) > 500
     slider.send_keys(Keys.HOME)
-    assert slider.get_attribute('aria-valuetext') == find(one, 'output').text == '0.5'
+    assert slider.get_attribute('aria-valuetext') == find(one, 'output').text == '0'
     low,readout = path(one, 'g'),text(one)
     slider.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     assert path(one, 'g') != low and text(one) != readout
@@ -136,6 +139,36 @@ def test_static_page(browser, page):
     assert path(two) != other
     assert hosts(browser) == {('file', None)}
     assert not [l for l in browser.get_log('browser') if l['level'] == 'SEVERE']
+
+def controls(player, kind): return player.find_elements(By.CSS_SELECTOR, kind)
+
+def test_every_control_moves_pixels(browser, page):
+    "Of each player, beside a figure of matplotlib: by mouse and by key, each menu, each toggle."
+    browser.get(page.as_uri())
+    assert find(browser, 'svg.figure')
+    players = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
+    assert len(players) == 5
+    for p in players:
+        name,seen = find(p, 'svg').get_attribute('aria-label'),[shot(p)]
+        def changed(what):
+            seen.append(shot(p))
+            assert moved(*seen[-2:]) > 20, f'{name}: {what}'
+        for c in controls(p, 'input[type=range]'):
+            label,start = c.get_attribute('aria-label'),int(c.get_attribute('value'))
+            drag(browser, c, -120)
+            changed(f'{label} by mouse')
+            c.send_keys(Keys.END)
+            changed(f'{label} by key')
+            c.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT]*start)
+        seen.append(shot(p))
+        for c in controls(p, 'select'):
+            menu = Select(c)
+            for o in menu.options[1:]:
+                menu.select_by_visible_text(o.text)
+                changed(o.text)
+        for c in controls(p, 'input[type=checkbox]'):
+            c.click()
+            changed('hard')
 
 def test_static_page_on_a_phone(browser, page):
     "390 pixels are enough, in light and in dark."
@@ -186,6 +219,168 @@ def test_menu(browser, tmp_path):
     menu.select_by_visible_text('even')
     assert path(one, 'dots') == before
 
+# --- two at a time
+@pytest.fixture(scope='module')
+def two(tmp_path_factory):
+    "A page with the pictures side by side, and the points that learn."
+    page = tmp_path_factory.mktemp('two')/'page.html'
+    tools = learn._explore('soft_round', 'round_ste') + learn._watch('torch.round', 'round_ste')
+    head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    page.write_text(head+tools, 'utf-8')
+    return page
+
+TWO = """const tool = name => document.querySelector(`[data-shok-${name}]`), say = (e, type) =>
+        e.dispatchEvent(new Event(type, {bubbles: true})),
+    name = (c, f) => { const m = c.querySelector('[data-name]');
+        m.value = [...m.options].find(o => o.text == f).value; say(m, 'change') },
+    put = (c, label, i) => { const e = c.querySelector(`[aria-label="${label}"]`);
+        if (e) { e.value = i; say(e, 'input') } },
+    d = (c, mark) => c.querySelector(`[data-${mark}]`).getAttribute('d');
+"""
+
+def points(d):
+    "Of a path of relative lines: an array for each run."
+    runs = [np.array(re.findall(r'-?[\d.]+', r), float).reshape(-1, 2) for r in d.split('M')[1:]]
+    return [r.cumsum(0) for r in runs]
+
+def test_explore_draws_what_torch_returns(browser, two):
+    "Each estimator, at a grid of its own: the script moves pictures, and knows no formula."
+    browser.get(two.as_uri())
+    names = [n for n,r in learn._ALL.items() if not r.random]
+    got = browser.execute_script(TWO+"""const c = tool('explore').querySelector('[data-col]');
+        return arguments[0].map(f => { name(c, f); put(c, 'step', 8); put(c, 'offset', 15);
+            return [f, d(c, 'y'), [...c.querySelectorAll('[aria-label=step], [aria-label=offset]')].map(
+                e => e.getAttribute('aria-valuetext')), c.querySelector('svg').getAttribute('aria-label')] })""", names)
+    for name,d,grid,label in got:
+        r = learn._ALL[name]
+        assert name in label and len(grid) == 2*r.grid
+        (unit,bottom,top),(lo,hi) = learn._scale(r.domain),r.domain
+        knobs = dict(zip(('step', 'offset'), map(float, grid)))
+        assert not knobs or knobs['step'] < .6 and knobs['offset'] > .2
+        seen = []
+        for run in points(d):
+            x,y = run[:, 0]/learn._WIDE*(hi-lo)+lo,(top-bottom)*unit*(1-run[:, 1]/learn._TALL)+bottom*unit
+            pixel = (top-bottom)*unit/(learn._TALL/10)
+            inside = (x > lo) & (x < hi)
+            seen += x.tolist()
+            def f(x): return r.f(torch.tensor(x[inside]), **knobs).numpy()
+            tenth = (hi-lo)/4240                  # a steep place, or the other side of a jump, is as near
+            near = np.stack([f(x+k*tenth) for k in (-1, 0, 1)])
+            low,high = near.min(0)-pixel,near.max(0)+pixel
+            assert ((low < y[inside]) & (y[inside] < high)).all(), name
+        assert min(seen) < lo+.001 and max(seen) > hi-.001
+    assert not [l for l in browser.get_log('browser') if l['level'] == 'SEVERE']
+
+def test_the_point_follows_torch(browser, two):
+    "Each estimator, each pass: after 1, 9 and 50 steps the point is within a pixel of where torch's is."
+    browser.get(two.as_uri())
+    got = browser.execute_script(TWO+"""const w = tool('watch'), c = w.querySelector('[data-col]'), seen = [];
+        for (const f of arguments[0]) { name(c, f);
+            for (const mark of ['', 'hard', 'anneal']) {
+                const box = mark && c.querySelector(`[data-${mark}]`);
+                if (mark && !box) continue;
+                if (box) box.click();
+                for (const [start, rate] of [[0, 1], [1, 2], [2, 3]]) {
+                    put(w, 'start', start); put(w, 'learning rate', rate);
+                    const balls = [0, 1, 9, 50].map(k => { put(w, 'step', k); return d(c, 'ball') });
+                    seen.push([f, mark, start, rate, balls]) }
+                if (box) box.click() } }
+        return seen""", [*learn._LEARNERS])
+    assert len(got) > 3*len(learn._LEARNERS)
+    for name,mark,start,rate,balls in got:
+        r = learn._LEARNERS[name]
+        knobs = {k.name: k.default for k,_ in learn._turned(r)}
+        if mark == 'anneal':
+            knobs = {k.name: [stops[i] for i in learn._annealed(r)] for k,stops in learn._turned(r)}
+        starts,rates = torch.tensor(learn._STARTS).double()[:, None],torch.tensor(learn._RATES).double()
+        if r.smooth: knobs['hard'] = mark == 'hard'
+        x,y,_ = learn.descend(r.f, starts, rates, **knobs).clamp(-6, 8)[..., start, rate]
+        for k,ball in zip((0, 1, 9, 50), balls):
+            px,py = map(int, re.match(r'M(-?\d+) (-?\d+)h0', ball).groups())
+            want = (x[k]+2)*learn._X,(4-y[k])*learn._Y
+            assert abs(px-want[0]) < 10 and abs(py-want[1]) < 10, (name, mark, start, rate, k)
+
+def test_play_step_reset(browser, two):
+    "By mouse and by key; the point moves, rests, goes back, and the slider says where it is."
+    browser.get(two.as_uri())
+    tool = find(browser, '[data-shok-watch]')
+    left,right = tool.find_elements(By.CSS_SELECTOR, '[data-col]')
+    play,step,reset = (find(tool, f'[data-do={n}]') for n in ('play', 'step', 'reset'))
+    scrub = find(tool, '[aria-label=step]')
+    def at(): return int(scrub.get_attribute('value'))
+    here,there,picture = path(left, 'ball'),path(right, 'ball'),shot(right)
+    play.click()
+    assert play.text == 'Pause'
+    wait(browser, lambda: at() > 4, 'the point to move')
+    play.send_keys(Keys.SPACE)
+    now = at()
+    assert play.text == 'Play' and path(left, 'ball') == here != path(right, 'ball') != there
+    assert moved(picture, shot(right)) > 100 and at() == now
+    step.send_keys(Keys.ENTER)
+    assert at() == now+1 and text(right, 'say-step') == f'step {now+1}'
+    scrub.send_keys(Keys.END)
+    said = scrub.get_attribute('aria-valuetext')
+    assert at() == 50 and said.startswith('step 50. torch.round: value -1.00, gradient 0.00.')
+    reset.click()
+    assert at() == 0 and path(right, 'ball') == there and abs(shot(right)-picture).max() < 60
+    calm = dict(name='prefers-reduced-motion', value='reduce')
+    browser.execute_cdp_cmd('Emulation.setEmulatedMedia', dict(features=[calm]))
+    try:
+        play.click()
+        assert at() == 50 and play.text == 'Play'
+    finally: browser.execute_cdp_cmd('Emulation.setEmulatedMedia', dict(features=[]))
+
+@pytest.mark.parametrize('tool, names', (
+    ('explore', ('trust_round', 'noisy_soft_round')),
+    ('watch', ('soft_round', 'sga_round'))))
+def test_every_control_of_two(browser, two, tool, names):
+    "Moves pixels of its column, and of that one alone."
+    browser.get(two.as_uri())
+    columns = browser.find_elements(By.CSS_SELECTOR, f'[data-shok-{tool}] [data-col]')
+    if tool == 'watch': find(browser, '[data-shok-watch] [aria-label=step]').send_keys(*[Keys.ARROW_RIGHT]*9)
+    for c,name,other in zip(columns, names, columns[::-1]):
+        before = shot(c)
+        Select(find(c, '[data-name]')).select_by_visible_text(name)
+        seen,rest = [before, shot(c)],find(other, 'svg').get_attribute('outerHTML')
+        assert name in find(c, 'svg').get_attribute('aria-label')
+        for e in find(c, '[data-controls]').find_elements(By.CSS_SELECTOR, 'input, select'):
+            kind = e.get_attribute('type')
+            if kind == 'range': e.send_keys(Keys.HOME if int(e.get_attribute('value')) else Keys.END)
+            elif kind == 'checkbox': e.click()
+            else: Select(e).select_by_index(1)
+            seen.append(shot(c))
+            assert moved(*seen[-2:]) > 20, (name, e.get_attribute('outerHTML'))
+            if kind == 'range': e.send_keys(*[Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT])
+            seen.append(shot(c))
+        assert find(other, 'svg').get_attribute('outerHTML') == rest
+
+def test_two_under_a_strict_policy(browser, two, tmp_path):
+    "Both scripts by their hashes and nothing else; on a phone the columns stack and nothing is wider than the screen."
+    html = two.read_text('utf-8')
+    scripts = re.findall('<script>(.*?)</script>', html, re.S)
+    hashes = {base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts}
+    assert len(hashes) == 2
+    allowed = ' '.join(f"'sha256-{h}'" for h in sorted(hashes))
+    policy = f"default-src 'none'; script-src {allowed}"
+    page = tmp_path/'page.html'
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    page.write_text(html.replace('<meta charset="utf-8">', '<meta charset="utf-8">'+head), 'utf-8')
+    phone = dict(width=390, height=844, deviceScaleFactor=2, mobile=True)
+    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', phone)
+    try:
+        browser.get(page.as_uri())
+        hosts(browser)
+        assert browser.execute_script('return document.documentElement.scrollWidth') <= 390
+        left,right = browser.find_elements(By.CSS_SELECTOR, '[data-shok-explore] [data-col]')
+        assert right.location['y'] > left.location['y']+left.size['height']-1 and 300 < find(left, 'svg').size['width']
+        before = path(left)
+        Select(find(left, '[data-name]')).select_by_visible_text('poisson_round')
+        assert path(left) != before
+        find(browser, '[data-do=step]').click()
+        assert text(find(browser, '[data-shok-watch]'), 'say-step') == 'step 1'
+        assert not hosts(browser)
+    finally: browser.execute_cdp_cmd('Emulation.clearDeviceMetricsOverride', {})
+
 # --- JupyterLab
 @pytest.fixture(scope='module')
 def lab(tmp_path_factory):
@@ -194,6 +389,9 @@ def lab(tmp_path_factory):
     nb = json.loads((root/'nbs'/'62_widgets.ipynb').read_text('utf-8'))
     for c in nb['cells']:
         if c['cell_type'] == 'code': c['outputs'] = []
+    two = 'from shok_nb.learn import explore, watch\nfrom IPython.display import display\n'
+    two += 'display(explore(), watch(R, R))'
+    nb['cells'].append(dict(nb['cells'][-1], id='two', source=two.replace('R', 'round_ste')))
     (tmp/'work').mkdir()
     (tmp/'work'/'page.ipynb').write_text(json.dumps(nb), 'utf-8')
     for name,values in {'apputils-extension/notification': dict(fetchNews='false', checkForUpdates=False),
@@ -223,6 +421,7 @@ def lab(tmp_path_factory):
         try: server.wait(20)
         except subprocess.TimeoutExpired: server.kill()
 
+@pytest.mark.slow
 def test_jupyterlab(browser, lab):
     "The same cell, live: the kernel redraws while the mouse drags, and the player stays away."
     browser.get(lab)
@@ -247,5 +446,15 @@ def test_jupyterlab(browser, lab):
     wait(browser, lambda: path(box).count('M') == 5, 'five treads')
     assert text(box) == slope
     assert not browser.find_elements(By.CSS_SELECTOR, '.jp-OutputArea [data-shok]')
+    learns = find(browser, '.jp-OutputArea .widget-vbox:has(.widget-play)')
+    column = find(learns, '.widget-vbox:has([data-ball])')
+    before,handle = path(column, 'ball'),find(learns, '.noUi-handle')
+    drag(browser, handle, 60)
+    wait(browser, lambda: path(column, 'ball') != before, 'the point to move')
+    still(browser, lambda: path(column, 'ball'), 'the point to rest')
+    Select(find(column, 'select')).select_by_visible_text('torch.round')
+    wait(browser, lambda: text(column, 'say-value') == 'x -0.90, value -1.00', 'torch.round to stay where it is')
+    assert len(learns.find_elements(By.CSS_SELECTOR, 'svg[role=img]')) == 2
+    assert not browser.find_elements(By.CSS_SELECTOR, '.jp-OutputArea [data-shok-explore]')
     met = {h for _,h in hosts(browser)}
     assert met - {None} == {'127.0.0.1'}           # what has no host, such as about:blank, goes nowhere

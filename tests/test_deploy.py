@@ -14,7 +14,7 @@ import pytest
 import torch
 from estimators import generator
 from torch import nn
-from shok_nb.deploy import Dequantize, IntegerLayer, deploy_, pack_int4, unpack_int4
+from shok_nb.deploy import Dequantize, IntegerLayer, deploy_, onnx_session, pack_int4, to_onnx, unpack_int4
 from shok_nb.models import quantize_model_, unquantize_
 from shok_nb.nn import SoftRound, bake_
 from shok_nb.quantizer import Quantizer
@@ -57,14 +57,10 @@ def deployed(make, shape, weights=8, seed=0, trained=False, **kw):
 
 def session(model, example, folder):
     "The runtime's session of a model, and the operators it has chosen."
-    onnx,ort = pytest.importorskip('onnx'),pytest.importorskip('onnxruntime')
-    program = torch.onnx.export(model, (example,), dynamo=True, opset_version=20, verbose=False,
-        dynamic_shapes=({0: torch.export.Dim('batch')},))
-    program.save(folder/'model.onnx')
-    options = ort.SessionOptions()
-    options.log_severity_level,options.optimized_model_filepath = 3,str(folder/'optimized.onnx')
-    if SATURATES: options.add_session_config_entry('session.x64quantprecision', '1')
-    run = ort.InferenceSession(folder/'model.onnx', options, providers=['CPUExecutionProvider'])
+    onnx = pytest.importorskip('onnx')
+    pytest.importorskip('onnxruntime')
+    file = to_onnx(model, example, folder/'model.onnx')
+    run = onnx_session(file, vnni=not SATURATES, optimized=folder/'optimized.onnx')
     def names(file): return [n.op_type for n in onnx.load(folder/file).graph.node]
     def call(x): return run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
     return call,names('model.onnx'),names('optimized.onnx')
@@ -417,22 +413,68 @@ def test_large_batches_are_sampled():
 @pytest.mark.parametrize('bits', [4, 8])
 def test_blocks_in_the_runtime(bits, tmp_path):
     "Opset 21 has blocks: one DequantizeLinear on the codes, and values to the last digits of a float sum."
-    onnx,ort = pytest.importorskip('onnx'),pytest.importorskip('onnxruntime')
+    onnx = pytest.importorskip('onnx')
+    pytest.importorskip('onnxruntime')
     torch.manual_seed(0)
     model,x = nn.Sequential(nn.Linear(32, 4)).eval(),inputs((32,), 50)
     quantize_model_(model, Quantizer(bits, axis=0, block=16), None)
     deploy_(model, x)
-    program = torch.onnx.export(model, (x,), dynamo=True, opset_version=21, verbose=False)
-    program.save(tmp_path/'m.onnx')
-    graph = onnx.load(tmp_path/'m.onnx').graph
+    graph = onnx.load(to_onnx(model, x, tmp_path/'m.onnx')).graph
     assert not OURS & {n.op_type for n in graph.node}
     node, = (n for n in graph.node if n.op_type == 'DequantizeLinear')
     assert [a.i for a in node.attribute if a.name == 'block_size'] == [16]
-    options = ort.SessionOptions()
-    options.add_session_config_entry('session.qdq_matmulnbits_accuracy_level', '1')
-    run = ort.InferenceSession(tmp_path/'m.onnx', options, providers=['CPUExecutionProvider'])
-    found, = run.run(None, {run.get_inputs()[0].name: x.numpy()})
+    found, = onnx_session(tmp_path/'m.onnx').run(None, {'input': x.numpy()})
     assert np.allclose(found, model(x).detach().numpy(), atol=1e-5)
+
+class Pair(nn.Module):
+    "Two inputs by name."
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, left, right): return self.layer(left) - right
+
+@pytest.mark.parametrize('any_batch', [True, False])
+def test_to_onnx(any_batch, tmp_path):
+    "In evaluation, in which it was not, and is not left; a batch of any size, or of that of the example."
+    pytest.importorskip('onnxruntime')
+    model,x = nn.Sequential(nn.Linear(4, 4), SoftRound(3., step=.5), nn.Dropout(.9)),inputs((4,), 6)
+    model[1].eval()
+    modes = [m.training for m in model.modules()]
+    file = to_onnx(model, x[:3], str(tmp_path/'m.onnx'), any_batch=any_batch)
+    assert file == str(tmp_path/'m.onnx') and [m.training for m in model.modules()] == modes
+    run = onnx_session(file)
+    with torch.no_grad(): want = model.eval()(x)
+    size = 6 if any_batch else 3
+    assert np.allclose(run.run(None, {'input': x[:size].numpy()})[0], want[:size], atol=1e-6)
+    assert run.get_inputs()[0].shape[0] == ('batch' if any_batch else 3)
+
+@pytest.mark.parametrize('batch', BATCHES.values(), ids=BATCHES)
+def test_to_onnx_takes_what_deploy_takes(batch, tmp_path):
+    pytest.importorskip('onnxruntime')
+    model,x = mlp(),inputs((16,), 5)
+    run = onnx_session(to_onnx(model, batch(x), tmp_path/'m.onnx'))
+    assert np.allclose(run.run(None, {'input': x.numpy()})[0], model(x).detach(), atol=1e-5)
+
+def test_to_onnx_by_name(tmp_path):
+    pytest.importorskip('onnxruntime')
+    model,x = Pair(),dict(left=inputs((4,), 5), right=inputs((3,), 5))
+    run = onnx_session(to_onnx(model, {k: t[:2] for k,t in x.items()}, tmp_path/'m.onnx'))
+    found, = run.run(None, {k: t.numpy() for k,t in x.items()})
+    assert np.allclose(found, model(**x).detach(), atol=1e-6)
+
+def test_to_onnx_messages(tmp_path, monkeypatch):
+    pytest.importorskip('onnxscript')
+    model,file = mlp(),tmp_path/'m.onnx'
+    for bad,words in ((inputs((16,), 1), r'\(1, 16\); or any_batch=False'), (torch.tensor(1.), r'\(\)')):
+        with pytest.raises(ValueError, match='to_onnx: input must hold two of a batch or more, got shape '+words):
+            to_onnx(model, bad, file)
+    with pytest.raises(TypeError, match='to_onnx: right must be a torch.Tensor, got list'):
+        to_onnx(Pair(), dict(left=inputs((4,), 5), right=[1]), file)
+    to_onnx(model, inputs((16,), 1), file, any_batch=False)
+    for package,call in dict(onnxscript=lambda: to_onnx(model, inputs((16,), 2), file),
+            onnxruntime=lambda: onnx_session(file)).items():
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ImportError, match=f'needs the package {package}: pip install {package}$'): call()
 
 def test_a_quantized_model_compiles():
     model,x = cnn(),inputs((3, 8, 8), 8)

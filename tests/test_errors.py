@@ -95,6 +95,21 @@ def test_own_messages():
     with pytest.raises(ValueError, match="^row: 'round' is not in the catalog"): row(torch.round)
     with pytest.raises(TypeError, match='^PassRound: x must be'): PassRound.apply([1.])
 
+@pytest.mark.parametrize('shape, n, view', [
+    ((2, 3, 5, 5), 3, '1, -1, 1, 1'),
+    ((2, 3, 5), 3, '1, -1, 1'),
+    ((7, 4, 3, 3), 7, '-1, 1, 1, 1'),
+    ((7, 4), 7, '-1, 1'),
+])
+def test_one_per_channel(shape, n, view):
+    "Of an image, a sequence, the weights of a convolution and of a linear layer: the error says how, and that works."
+    x,step = torch.zeros(shape),torch.full((n,), .5)
+    for f,arg in ((round_ste, 'step'), (soft_round, 'alpha')):
+        words = rf'^{f.__name__}: {arg} of shape \({n},\) does not .*; for one per channel use {arg}\.view\({view}\)$'
+        with pytest.raises(ValueError, match=words): f(x, **{arg: step})
+        assert f(x, **{arg: step.view([int(d) for d in view.split(',')])}).shape == shape
+    with pytest.raises(ValueError, match=r'with x of shape \(.*\)$'): round_ste(x, step=torch.ones(11))
+
 def test_errors_inside_compile():
     "The same message, wherever it is raised."
     with pytest.raises(Exception, match='alpha must be in'):

@@ -4,11 +4,13 @@ import ast
 import base64
 import filecmp
 import functools
+import inspect
 import io
 import json
 import os
 import random
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from email.parser import Parser
 from html.parser import HTMLParser
 from importlib.metadata import distribution, version
 from pathlib import Path
+from unittest import mock
 import pytest
 from estimators import batches, grouped, variants
 from packaging.requirements import Requirement
@@ -30,7 +33,9 @@ import pictures  # noqa: E402
 
 NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
+EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
 site_group = pytest.mark.xdist_group('site')
+sys.path.append(str(ROOT/'docs'/'_ext'))      # for what makes the site
 
 def settings(folder=ROOT):
     ini = ConfigParser(delimiters=['='], interpolation=None)
@@ -45,7 +50,9 @@ def run(*args, cwd=ROOT, **env):
 
 def copy(to, *folders):
     for f in folders: shutil.copytree(ROOT/f, to/f, ignore=shutil.ignore_patterns('__pycache__', '.ipynb_checkpoints'))
-    for f in SETTINGS: shutil.copy(ROOT/f, to)
+    for f in (*SETTINGS, *EXPORT):
+        (to/f).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT/f, to/f)
     return to
 
 def tracked():
@@ -121,7 +128,7 @@ def test_a_small_picture_stays():
     assert len(once) < pictures.LIMIT < len(png) and pictures.small(once) == once
 
 CELLS, WORDS = 45, 700
-LONGER = {'40_scale_grad': 775, '62_widgets': 714}     # words: to shrink, never to grow
+LONGER = {}     # words of pages that are not short yet: to shrink, never to grow
 
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
 def test_page_is_short(nb):
@@ -171,10 +178,56 @@ def test_exported(tmp_path):
 
 def test_readme(): run('docs/readme.py', '--check')
 
-def test_readme_says_both_commands_first():
-    "Before anything else that one has to scroll to."
-    top = '\n'.join((ROOT/'README.md').read_text('utf-8').splitlines()[:40])
-    assert 'make demo' in top and 'make test' in top
+def test_readme_is_in_the_order_of_readers():
+    "What it does and one line of code, install, a picture, six lines, which one, what is special; and then the rest."
+    text = (ROOT/'README.md').read_text('utf-8')
+    marks = ['\n> ', 'R.round_ste(x)', 'pip install .', '![', 'backward()', '## Which one?', '## What is special',
+        'make demo', 'make test ', '## Limitations', '## Citing', '](CITATION.cff)']
+    places = [text.find(m) for m in marks]
+    assert -1 not in places and places == sorted(places)
+    six = re.findall(r'```python\n(.*?)\n```', text, re.S)[1]
+    assert len(six.splitlines()) == 6
+    which = re.search(r'## Which one\?\n(.*?)\n\n', text, re.S)[1].splitlines()[2:]
+    assert len(which) == 4 and all(re.search(r'\| \[[^|]+\]\(nbs/\w+\.ipynb\) \|$', row) for row in which)
+    special = re.search(r'## What is special\n(.*?)\n\n', text, re.S)[1].split('\n- ')
+    assert all('](nbs/' in claim for claim in special)
+
+def test_readme_numbers():
+    "What it counts is what there is."
+    from shok_nb.catalog import catalog
+    from shok_nb.schedules import linear_schedule
+    text = (ROOT/'README.md').read_text('utf-8')
+    assert f'{len(catalog)} estimators' in text and f'each of the {len(catalog)} claims' in text
+    assert [r.name for r in catalog if not r.linear] == ['ewgs_round'] and 'The one estimator' in text
+    ends = [inspect.signature(linear_schedule).parameters[k].default for k in ('init_value', 'end_value')]
+    assert 'from {:g} to {:g}'.format(*ends) in text
+
+def elsewhere(git_url):
+    "README as setup.py gives it to a package index."
+    made,ini = {},(ROOT/'settings.ini').read_text('utf-8')
+    ini = re.sub(r'(?m)^git_url =.*$', f'git_url = {git_url}', ini)
+    def read(self, f, **kw): self.read_string(ini)
+    with mock.patch('setuptools.setup', made.update), mock.patch.object(ConfigParser, 'read', read):
+        runpy.run_path(str(ROOT/'setup.py'))
+    return made['long_description']
+
+def test_readme_elsewhere():
+    "Without a repository no link of it is broken, with one each leads there; code and links to other sites stay."
+    text = (ROOT/'README.md').read_text('utf-8')
+    code = re.findall(r'(?ms)^```.*?^```$', text)
+    ours = r'(!?)\[[^\]]*\]\((?!https:)([^)]*)\)'
+    assert len(re.findall(ours, text)) > 20
+    plain,linked = elsewhere(''),elsewhere('https://example.org/me/it')
+    for t in (plain, linked):
+        assert re.findall(r'(?ms)^```.*?^```$', t) == code
+        assert not re.findall(ours, t) and '](https://arxiv.org/abs/' in t
+    assert '![' not in plain and 'example.org' not in plain and '[' not in plain.partition('## Citing')[2]
+    for picture,path in re.findall(ours, text):
+        assert f"](https://example.org/me/it/{'raw' if picture else 'blob'}/main/{path})" in linked
+
+def test_links_of_readme_lead_somewhere():
+    for path in re.findall(r'\]\((?!https:)([^)#]*)\)', (ROOT/'README.md').read_text('utf-8')):
+        assert (ROOT/path).exists(), path
 
 # --- the tests
 def test_make_test_and_make_test_all():
@@ -211,6 +264,25 @@ def test_metadata():
         assert line in cff, line
     assert f"\n## {cfg['version']}" in (ROOT/'CHANGELOG.md').read_text('utf-8')
 
+def test_pythons():
+    "The versions that the package names are those that the suite ran on, from the oldest."
+    rows = json.loads((ROOT/'bench'/'versions.json').read_text('utf-8'))
+    ran = {tuple(map(int, r['python'].split('.')[:2])) for r in rows}
+    said = settings()['pythons'].split()
+    assert said == ['.'.join(map(str, v)) for v in sorted(ran)] and said[0] == settings()['min_python']
+
+def test_citation():
+    "What the Citation File Format 1.2.0 asks for, and nothing it does not know."
+    yaml = pytest.importorskip('yaml')
+    cff = yaml.safe_load((ROOT/'CITATION.cff').read_text('utf-8'))
+    known = {'cff-version', 'message', 'type', 'title', 'version', 'license', 'abstract', 'authors', 'keywords',
+        'date-released', 'repository-code', 'url', 'doi', 'identifiers', 'references', 'preferred-citation'}
+    assert {'cff-version', 'message', 'title', 'authors'} <= set(cff) <= known
+    assert cff['cff-version'] == '1.2.0' and cff['type'] == 'software' and cff['abstract'] == settings()['description']
+    assert all({'name'} <= set(a) or {'family-names', 'given-names'} <= set(a) for a in cff['authors'])
+    assert set(cff['keywords']) <= set(settings()['keywords'].split())
+    assert ('repository-code' in cff) == bool(settings()['git_url'])
+
 def test_constraints():
     "Every requirement has one pinned version here, and it is the one that runs; another torch chooses some for itself."
     lines = [Requirement(l) for l in (ROOT/'constraints.txt').read_text('utf-8').splitlines() if l and l[0] != '#']
@@ -245,11 +317,15 @@ def wheel(tmp_path_factory):
 def test_wheel(wheel):
     "One small wheel for every platform: the modules, py.typed, the licence, nothing else; it needs torch alone."
     cfg,(path,meta,files) = settings(),wheel('')
-    assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl" and path.stat().st_size < 150_000
+    assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl" and path.stat().st_size < 200_000
     modules = {f'shok_nb/{p.name}' for p in (ROOT/'shok_nb').glob('*.py')} | {'shok_nb/py.typed'}
     assert {f for f in files if '.dist-info/' not in f} == modules
     assert any(f.endswith('licenses/LICENSE') for f in files)
     assert (meta['Name'], meta['Version'], meta['Summary']) == (cfg['lib_name'], cfg['version'], cfg['description'])
+    classifiers = meta.get_all('Classifier')
+    for v in cfg['pythons'].split(): assert f'Programming Language :: Python :: {v}' in classifiers
+    for t in cfg['topics'].splitlines(): assert f'Topic :: {t.strip()}' in classifiers
+    assert meta['Keywords'].split(',') == cfg['keywords'].split()
     assert (meta['Author'], meta['License-Expression']) == (cfg['author'], cfg['license'])
     assert meta['Requires-Python'] == f">={cfg['min_python']}"
     reqs = [Requirement(r) for r in meta.get_all('Requires-Dist')]
@@ -265,11 +341,29 @@ def test_no_links_into_nowhere(wheel):
     "nbdev would link other people's pages to a site that is not there."
     assert not [f for f in wheel('')[2] if f.endswith('entry_points.txt')]
 
+@pytest.fixture(scope='module')
+def release(tmp_path_factory):
+    "Where `make release` put its two files, and what it said."
+    to = tmp_path_factory.mktemp('release')
+    return to,run('.ci/release.py', to)
+
 @pytest.mark.slow
-def test_source_release(tmp_path):
+@pytest.mark.xdist_group('release')
+def test_release(release):
+    "Both files pass the checks of an index, and nothing leaves this machine."
+    to,said = release
+    name = f"shok_nb-{settings()['version']}"
+    assert {f.name for f in to.iterdir()} == {f'{name}-py3-none-any.whl', f'{name}.tar.gz'}
+    for f in to.iterdir(): assert f'  {f}  ' in said
+    assert 'Nothing was uploaded' in said and ('will have no links' in said) == (not settings()['git_url'])
+    assert "'upload'" not in (ROOT/'.ci'/'release.py').read_text('utf-8')
+    assert re.search(r'(?m)^release: .*\n\t\$\(PY\) \.ci/release\.py$', (ROOT/'Makefile').read_text('utf-8'))
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('release')
+def test_source_release(release, tmp_path):
     "It holds its sources, and its tests can be collected."
-    run('-m', 'build', '--sdist', '--no-isolation', '--outdir', tmp_path, '.')
-    archive, = tmp_path.glob('*.tar.gz')
+    archive, = release[0].glob('*.tar.gz')
     shutil.unpack_archive(archive, tmp_path)
     here = tmp_path/archive.name.removesuffix('.tar.gz')
     made = {f.relative_to(here).as_posix() for f in here.rglob('*') if f.is_file()}
@@ -281,7 +375,8 @@ def test_source_release(tmp_path):
 def test_urls_only_where_configured(wheel):
     "No repository is made up: links appear once settings.ini names one."
     url = 'https://example.org/somebody/shok_nb'
-    assert wheel(url)[1].get_all('Project-URL') == [f'Repository, {url}']
+    more = [f'Changelog, {url}/blob/main/CHANGELOG.md', f'Issues, {url}/issues']
+    assert wheel(url)[1].get_all('Project-URL') == [f'Repository, {url}', *more]
     assert not wheel('')[1].get_all('Project-URL')
 
 BLOCK = '''
@@ -328,6 +423,20 @@ def test_python_is_too_old(tmp_path):
     assert r.stderr == f'shok_nb needs Python 9.1 or newer, and this is {here}: make PYTHON=python9.1\n'
     assert run('tests/old_python.py') == ''
 
+def test_no_venv_no_python(tmp_path):
+    "One line says what to install."
+    (tmp_path/'ensurepip.py').write_text("raise ModuleNotFoundError('no ensurepip', name='ensurepip')")
+    env = {**os.environ, 'PYTHONPATH': str(tmp_path)}
+    old = [sys.executable, ROOT/'tests'/'old_python.py']
+    r = subprocess.run(old, env=env, capture_output=True, text=True)
+    here = '.'.join(map(str, sys.version_info[:2]))
+    assert r.returncode == 1
+    assert r.stderr == f'this Python makes no venv: apt-get install python{here}-venv, or make PYTHON=another\n'
+    if not shutil.which('make'): pytest.skip('no make here')
+    for f in ('Makefile', *SETTINGS[:3], 'constraints.txt'): shutil.copy(ROOT/f, tmp_path)
+    r = subprocess.run(['make', 'demo', 'PYTHON=python-of-nobody'], cwd=tmp_path, capture_output=True, text=True)
+    assert r.returncode and r.stderr.startswith('There is no python-of-nobody here: make PYTHON='), r.stderr
+
 def test_range_of_torch():
     "What settings.ini allows begins and ends with versions that the whole suite has run on."
     if Path(sys.prefix).name.startswith('.venv-torch-'): pytest.skip('these tests write the table of versions')
@@ -340,12 +449,99 @@ def test_range_of_torch():
     assert set(str(spec).split(',')) == {f'>={major}.{minor}', f'<{major}.{newest+1}'}
     assert version('torch') in spec
 
-def test_the_floor_is_not_the_first_page():
-    "Readers meet estimators first; what they stand on comes last."
-    sys.path.insert(0, str(ROOT/'docs'/'_ext'))
+def conf():
+    "The configuration of the site."
+    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [str(ROOT/'docs'/'_ext'), *sys.path]):
+        return runpy.run_path(str(ROOT/'docs'/'conf.py'))
+
+def test_each_page_has_one_place():
+    "In the reader's order, which begins with the overview and ends with what is under the floor."
+    from literate import slug
+    order = conf()['literate_order']
+    places = [n for names in order.values() for n in names]
+    for nb in NBS: assert places.count(slug(nb)) == 1, f'{nb.stem}: one place in literate_order of docs/conf.py, please'
+    assert len({*places}) == len(places) and places[0] == 'index'
+    assert list(order) == ['Start', 'Estimators', 'Training', 'Studies', 'Reference', 'How it is made']
+
+def test_table_of_contents(caplog):
+    "In the order given; a page without a place is named, and a place without its page is skipped."
     from literate import toctree
-    out = toctree(['01_core', '10_ste', '71_jpeg', 'index'], {'0': 'The floor', '1': 'Hard', '7': 'Studies'})
-    assert out.index('Hard') < out.index('Studies') < out.index('The floor')
+    order = dict(Start=['index', 'first'], Floor=['core'], None_yet=['later'])
+    out = toctree({'core', 'index', 'first'}, order)
+    assert re.findall(r'caption: (.*)', out) == ['Start', 'Floor'] and not caplog.records
+    assert out.index('Overview <self>') < out.index('first') < out.index('core')
+    out = toctree({'core', 'index', 'stray'}, order)
+    assert 'stray: no place in literate_order' in caplog.text and out.index('core') < out.index('stray')
+
+def as_page(*cells):
+    "The code cells of the page that these sources become: (source, tags)."
+    from literate import convert
+    nb = dict(cells=[dict(cell_type='code', id=f'c{i}', source=c, metadata={}) for i,c in enumerate(cells)])
+    made = convert(nb, {}, 'shok_nb')['cells']
+    return [(c['source'], set(c['metadata']['tags'])) for c in made if c['cell_type'] == 'code']
+
+def test_what_folds():
+    "Exports, private or not, and what is longer than 20 lines, unless the cell says no; imports are not seen at all."
+    long = '\n'.join(f'x{i} = {i}' for i in range(21))
+    cells = as_page('#| exporti\ndef _f(): pass', '#| export\nA = 1', long, long[:-9], '#| code-fold: false\n'+long,
+        '#| code-fold: true\n1', '1', '#| export\nimport torch')
+    assert ['hide-input' in tags for _,tags in cells[:7]] == [True, True, True, False, False, True, False]
+    assert 'remove-cell' in cells[7][1] and 'remove-cell' not in cells[0][1]
+
+def test_a_page_runs_again(tmp_path):
+    "When what it reads has changed: the library, or a file of figures that it names."
+    from literate import known
+    (tmp_path/'bench').mkdir()
+    (tmp_path/'bench'/'results.json').write_text('1')
+    (tmp_path/'bench'/'other.json').write_text('1')
+    def code(text="read('results.json')", lib=b'', nbs=()): return known(lib, text, tmp_path, list(nbs))
+    first = code()
+    (tmp_path/'bench'/'other.json').write_text('2')
+    assert code() == first != code(lib=b'2')
+    assert code("glob('[0-9]*.ipynb')") != code("glob('[0-9]*.ipynb')", nbs=NBS[:1])
+    (tmp_path/'bench'/'results.json').write_text('2')
+    assert code() != first
+
+def test_ticks_for_docutils():
+    "What is marked as code in a comment arrives as code, whatever follows it, and nothing is lost."
+    from docutils.core import publish_doctree
+    from literate import _rst
+    for line in ('`steps`+1 entries', '`x`, (`y`) and `a_b`s', 'a*b|c_ `*`'):
+        tree = publish_doctree(_rst(line), settings_overrides=dict(report_level=1, halt_level=1))
+        assert tree.astext() == line.replace('`', '')
+
+def test_figure_alt():
+    "What `#| fig-alt` says is heard by the cell that draws and by no other, and is not seen."
+    (said,tags),(drawn,seen) = as_page('#| fig-alt: A "steep" line\nplot()')
+    assert said == """figures.alt('A "steep" line')""" and 'remove-cell' in tags and (drawn, seen) == ('plot()', set())
+
+def test_figures_say_what_is_seen():
+    "By fig-alt, or by all that is written in them; and no rule of theirs reaches the rest of the page."
+    import figures
+    import matplotlib
+    from shok_nb.plots import curves
+    from shok_nb.soft import soft_round
+    with matplotlib.rc_context(dict(backend='agg')):
+        fig = curves(soft_round, alpha=(0., 2., 5.))[0].figure
+        own,label = figures.svg(fig),figures.label(fig)
+        figures.alt('a "b" < c')
+        given = figures.svg(fig)
+        figures._said.clear()
+    assert 'alpha = 0, 2, 5' in label and 'what backward sees: slope over x [steps]' in label
+    assert f'aria-label="{label}"' in own and 'aria-label="a &quot;b&quot; &lt; c"' in given
+    rules = re.findall(r'<style[^>]*>(.*?)</style>', own, re.S)
+    assert rules and all(r.startswith('.figure *{') for r in rules)
+
+def test_links_of_tables():
+    "Each name of the catalog leads to the notebook that makes it: there, in README, and on the site."
+    from literate import relink, slug
+    from shok_nb.catalog import catalog, table
+    for claims in (True, False):
+        links = re.findall(r'\| \[`(\w+)`\]\((\w+)\.ipynb\)', table(claims=claims))
+        assert [n for n,_ in links] == [r.name for r in catalog]
+        assert [slug(p) for _,p in links] == [r.page for r in catalog]
+        assert {p for _,p in links} <= {nb.stem for nb in NBS}
+    assert '[`soft_round`](soft.ipynb)' in relink(table(), lambda stem: slug(stem) + '.ipynb')
 
 def test_workflows():
     "They run the commands of README, on the torch and Python versions of the table."
@@ -448,6 +644,14 @@ def test_site_shows_no_directives(site):
         assert not re.search(r'#\|\s*\w', text), nb.name
 
 @site_group
+def test_next_page_is_the_readers(site):
+    "From each page one goes on to the next of the order, over the ends of the groups too."
+    pages = [n for names in conf()['literate_order'].values() for n in names if (site/f'{n}.html').exists()]
+    for page,after in zip(pages, pages[1:]):
+        link = re.search(r'<a class="next-page" href="([^"#]+)', (site/f'{page}.html').read_text('utf-8'))
+        assert link[1] == f'{after}.html', f'{page} leads to {link[1]}'
+
+@site_group
 def test_api_entries(site):
     "Every public function of a page has its entry, and each parameter its line."
     pages = {p.stem: p.read_text('utf-8') for p in site.glob('*.html')}
@@ -459,6 +663,47 @@ def test_api_entries(site):
                 if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_'):
                     page = pages[re.sub(r'^\d+[a-z]?_', '', nb.stem)]
                     assert re.search(rf'<dt class="sig[^>]*id="shok_nb\.\w+\.{n.name}"', page), f'{nb.stem}: {n.name}'
+
+@site_group
+def test_api_page(site):
+    "All that is public, with its methods and examples, and the index of names, both a click away from any page."
+    from test_help import PUBLIC
+    page,names = ((site/f'{p}.html').read_text('utf-8') for p in ('api', 'genindex'))
+    for name in PUBLIC:
+        module,_,name = name.partition('.')
+        last = name.rpartition('.')[2]
+        assert re.search(rf'<span class="sig-name descname"><span class="pre">{last}</span>', page), name
+        if '.' in name: assert f'id="shok_nb.{module}.{name}"' in page and f'#shok_nb.{module}.{name}"' in names, name
+    assert page.count('highlight-pycon') == len(PUBLIC)
+    tree = re.search('(?s)<div class="sidebar-tree">.*?</div>', (site/'soft.html').read_text('utf-8'))[0]
+    assert 'href="api.html"' in tree and 'href="genindex.html"' in tree
+
+@site_group
+def test_parameters_are_shown_once(site):
+    "The docstring and the signature name the same; a reader sees one list."
+    page = (site/'soft.html').read_text('utf-8')
+    entry = page.partition('id="shok_nb.soft.soft_round"')[2].partition('<dt class="sig')[0]
+    for p in ('x', 'alpha', 'hard', 'step', 'offset'): assert entry.count(f'<strong>{p}</strong>') == 1, p
+    assert 'Parameters:\n' not in entry and entry.count('highlight-pycon') == 1
+
+def found(site, query):
+    "Pages of the site that hold every word of `query`, as the search of the site looks for them."
+    from sphinx.search.en import SearchEnglish
+    english = SearchEnglish({})
+    index = json.loads((site/'searchindex.js').read_text('utf-8').removeprefix('Search.setIndex(').rstrip(';\n)'))
+    def pages(word):
+        hits = [index[kind].get(english.stem(word), []) for kind in ('terms', 'titleterms')]
+        return {index['docnames'][i] for h in hits for i in (h if isinstance(h, list) else [h])}
+    return set.intersection(*(pages(w) for w in re.findall(r'\w+', query.lower()) if w not in english.stopwords))
+
+WANTED = {'onnx': 'deploy digits', 'anneal': 'schedules', 'straight-through': 'ste', 'fake quantization': 'quantize',
+    'learning rate': 'schedules', 'per channel': 'quantize grid calibrate', 'codec': 'jpeg', 'vmap': 'core'}
+
+@site_group
+@pytest.mark.parametrize('query', WANTED)
+def test_search_finds(site, query):
+    "What people type leads to the page that answers."
+    assert set(WANTED[query].split()) <= found(site, query)
 
 URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')
 
@@ -474,3 +719,7 @@ def test_links_only_where_configured(url, tmp_path):
     assert (f'href="{url}/blob/main/nbs/10_ste.ipynb"' in page) == bool(url)
     assert ('colab' in page) == ('github' in url)
     assert url or 'Notebook source' not in page
+    citing = (tmp_path/'out'/'index.html').read_text('utf-8').partition('id="citing"')[2]
+    assert (f'href="{url}/blob/main/CITATION.cff"' in citing) == bool(url) and 'CITATION.cff' in citing
+    assert '../CITATION' not in citing
+    assert page.count('<summary>Parameters</summary>') >= 5 and page.count('<details') == page.count('</details>')

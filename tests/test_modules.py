@@ -179,6 +179,8 @@ def test_swap():
     swap_rounding(model, SoftRound, lambda old: RoundSTE(step=old.step))
     assert type(model[2]) is RoundSTE
     assert torch.equal(model(X), round_ste(round_ste(round_ste(X, step=.5), step=.5).relu()))
+    with pytest.raises(ValueError, match='no round inside Sequential; it replaces layers, no call within a forward'):
+        swap_rounding(model, torch.round, RoundSTE())
     with pytest.raises(ValueError, match='no SoftRound inside Sequential'): swap_rounding(model, SoftRound, RoundSTE())
     with pytest.raises(ValueError, match='no round_ste inside RoundSTE'):
         swap_rounding(RoundSTE(), round_ste, SoftRound())

@@ -132,7 +132,7 @@ def check_transform(group, inner, backend):
         assert torch.allclose(g, want, atol=1e-5*want.abs().max(), rtol=0), r.name
 
 @pytest.mark.parametrize('inner', INNER)
-@grouped(variants(lambda r: r.linear))
+@grouped(variants(lambda r: r.linear), quick=2)
 def test_compiled_transform(group, inner):
     check_transform(group, inner, 'aot_eager')
 

@@ -1,9 +1,12 @@
-"""Runs in the kernel of each page: a matplotlib figure becomes inline SVG that follows the page from light to dark.
+"""Runs in the kernel of each page: a matplotlib figure becomes inline SVG that follows the page from light to dark, and
+links of a Markdown output lead to pages.
 
 Black takes the colour of the text and white that of the page; photos and all other colours stay as they are."""
 import hashlib
+import html
 import io
 import re
+from literate import relink, slug
 
 INK = 'currentColor'
 COLOURS = {
@@ -13,22 +16,50 @@ COLOURS = {
 }
 LIMIT = 400_000
 
+_said = []     # what `#| fig-alt` says of the figures of the next cell; the end of a cell takes one off
+
+def alt(text): _said[:] = ['', text]
+
+def _shared(labels):
+    "`alpha = 0`, `alpha = 2` becomes `alpha = 0, 2`."
+    heads = {l.partition(' = ')[0] for l in labels}
+    if len(labels) < 2 or len(heads) > 1 or not all(' = ' in l for l in labels): return ', '.join(labels)
+    return f"{heads.pop()} = {', '.join(l.partition(' = ')[2] for l in labels)}"
+
+def _lines(legend): return _shared([t.get_text() for t in legend.get_texts()]) if legend else ''
+
+def _panel(ax):
+    "Title, axes and legend of one panel, in words."
+    over = ' over '.join(t for t in (ax.get_ylabel(), ax.get_xlabel()) if t)
+    return ': '.join(t for t in (ax.get_title(), over, _lines(ax.get_legend())) if t)
+
+def label(fig):
+    "What is seen, for those who do not see it: `#| fig-alt`, or else all that is written in the figure."
+    if _said: return _said[-1]
+    parts = [fig.get_suptitle(), *map(_lines, fig.legends), *map(_panel, fig.axes)]
+    return '; '.join(dict.fromkeys(p for p in parts if p)) or f'{len(fig.axes)} panels without words'
+
 def svg(fig):
     "`fig` as one `<svg>` element, or None (a PNG is shown instead) where that would be large."
     import matplotlib as mpl
-    out = io.StringIO()
+    out,said = io.StringIO(),html.escape(label(fig))
     with mpl.rc_context({'svg.hashsalt': 'shok_nb', 'svg.fonttype': 'path'}):
         fig.savefig(out, format='svg', bbox_inches='tight', facecolor='none', metadata=dict(Date=None))
     s = out.getvalue()
     if len(s) > LIMIT: return
     s = re.sub(r'<metadata>.*?</metadata>', '', s[s.index('<svg'):], flags=re.S)
     for old,new in COLOURS.items(): s = s.replace(old, new)
+    s = re.sub(r'(<style[^>]*>)\s*\*\s*{', r'\1.figure *{', s)          # in a page, `*` would be all that is on it
     uid = hashlib.sha1(s.encode()).hexdigest()[:8]                     # ids must not meet those of another figure
     s = re.sub(r'(\bid="|href="#|url\(#)', rf'\g<1>f{uid}-', s)
-    titles = [t for t in (fig.get_suptitle(), *(a.get_title() for a in fig.axes)) if t]
-    label = re.sub('[<>&"]', ' ', '; '.join(titles)) or 'figure'
-    return s.replace('<svg ', f'<svg class="figure" role="img" aria-label="{label}" fill="{INK}" ', 1)
+    wide = re.search(r'\bwidth="([\d.]+pt)"', s)[1]                    # a phone scrolls it
+    head = f'class="figure" role="img" aria-label="{said}" style="--wide: {wide}" fill="{INK}"'
+    return s.replace('<svg ', f'<svg {head} ', 1)
 
 def install():
     from IPython import get_ipython  # for the base class, as the inline backend takes back what is set for Figure
-    get_ipython().display_formatter.formatters['text/html'].for_type_by_name('matplotlib.figure', 'FigureBase', svg)
+    get_ipython().events.register('post_run_cell', lambda result: _said and _said.pop(0))
+    of = get_ipython().display_formatter.formatters
+    of['text/html'].for_type_by_name('matplotlib.figure', 'FigureBase', svg)
+    to_page = lambda m: relink(m.data, lambda stem: f'{slug(stem)}.ipynb')
+    of['text/markdown'].for_type_by_name('IPython.core.display', 'Markdown', to_page)

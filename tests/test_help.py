@@ -1,0 +1,107 @@
+"What `help(f)` says of everything public: what goes in, what comes out, and an example that runs."
+import ast
+import doctest
+import inspect
+import json
+import pydoc
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from docs.docstrings import examples  # noqa: E402 (found by the line above)
+
+MODULES = sorted(p.stem for p in (ROOT/'shok_nb').glob('[!_]*.py'))
+
+def is_method(name, f):
+    "A method that people call, as its class has it."
+    function = isinstance(f, (staticmethod, classmethod, property)) or inspect.isfunction(f)
+    return function and (name == '__call__' or not name.startswith('_'))
+
+def public():
+    "`(name, object)` of every public function, class and method; a field of a dataclass is none."
+    for m in MODULES:
+        module = import_module(f'shok_nb.{m}')
+        for n in module.__all__:
+            o = getattr(module, n)
+            if not callable(o): continue
+            yield f'{m}.{n}',o
+            if not inspect.isclass(o): continue
+            fields = getattr(o, '__dataclass_fields__', {})
+            for k,f in vars(o).items():
+                if k not in fields and is_method(k, f): yield f'{m}.{n}.{k}',f
+PUBLIC = dict(public())
+named = pytest.mark.parametrize('name', PUBLIC)
+
+def signature(o):
+    o = o.fget if isinstance(o, property) else getattr(o, '__func__', o)
+    if inspect.isclass(o) and vars(o).get('__init__', object.__init__) is object.__init__: return None
+    return inspect.signature(o)
+
+@named
+def test_parameters(name):
+    "Each is there, with what it means; so is what is returned."
+    o = PUBLIC[name]
+    doc,sig = inspect.getdoc(o) or '',signature(o)
+    line,*rest = doc.split('\n')
+    assert line and len(line) <= 115 and (not rest or not rest[0]), doc
+    assert all(len(l) <= 95 for l in rest), doc
+    if not sig or inspect.isclass(o) and issubclass(o, tuple): return
+    said = doc.partition('Parameters:\n')[2].partition('\n\n')[0]
+    wanted = [p.name for p in sig.parameters.values() if p.name not in ('self', 'cls')]
+    missing = [w for w in wanted if not re.search(rf'(?m)^    \*{{0,2}}{w}( \(.*|: )', said)]
+    assert not missing, f'{missing} in {doc}'
+    back = sig.return_annotation
+    if not inspect.isclass(o) and back not in (inspect.Signature.empty, None): assert 'Returns:\n    ' in doc, doc
+
+@pytest.mark.parametrize('nb', sorted((ROOT/'nbs').glob('[0-9]*.ipynb')), ids=lambda p: p.stem)
+def test_notebooks_hold_one_line(nb):
+    "The comments stand beside the parameters there; the export does the rest."
+    for c in json.loads(nb.read_text('utf-8'))['cells']:
+        src = ''.join(c['source'])
+        if c['cell_type'] != 'code' or not re.match(r'#\| exports?\b', src): continue
+        for n in ast.walk(ast.parse(src)):
+            if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_'):
+                assert '\n' not in (ast.get_docstring(n) or ''), n.name
+
+NEEDS = {f'schedules.{n}_callback': n for n in ('lightning', 'transformers', 'fastai')}
+
+def found(module):
+    try: import_module(module)
+    except ImportError: return False
+    return True
+
+@named
+def test_example(name, monkeypatch, tmp_path):
+    "It needs nothing but itself, and prints what it says it prints."
+    import matplotlib
+    matplotlib.use('agg')
+    import matplotlib.pyplot as plt
+    monkeypatch.chdir(tmp_path)
+    text = (inspect.getdoc(PUBLIC[name]) or '').partition('\nExample:\n')[2]
+    test = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
+    assert test.examples, 'an example for docs/examples.txt'
+    if name in NEEDS and not found(NEEDS[name]):
+        said = f'{name.partition(".")[2]} needs the package {NEEDS[name]}: pip install {NEEDS[name]}'
+        test.examples[-1] = doctest.Example(test.examples[-1].source, '', exc_msg=f'ImportError: {said}\n')
+    said = []
+    try: doctest.DocTestRunner(verbose=False).run(test, out=said.append)
+    finally: plt.close('all')
+    assert not said, ''.join(said)
+
+def test_no_example_of_nothing():
+    "Each in the file is of something public."
+    assert examples().keys() == PUBLIC.keys()
+
+def test_help():
+    "As Python shows it, of a function, of a layer made by `_twin`, and of a method."
+    import shok_nb as R
+    for f,words in ((R.soft_round, ['alpha (float|Tensor = 5.)', 'Sharpness', '>>> y = R.soft_round(x, 5.)']),
+            (R.nn.SoftRound, ['alpha (float|Tensor = 5.)', 'learnable (bool = False)']),
+            (R.KnobScheduler.step, ['at (int|None = None)', 'scheduler.step(5)'])):
+        text = pydoc.render_doc(f, renderer=pydoc.plaintext)
+        assert [w for w in words if w not in text] == [], text
+    assert 'internal Module state' not in inspect.getdoc(R.nn.SoftRound.__init__)

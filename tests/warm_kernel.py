@@ -1,0 +1,36 @@
+"""Kernels without their imports: this process has made those that most pages begin with; each kernel is a fork of it.
+
+A line of JSON on stdin, `dict(cmd=, cwd=, env=)` as jupyter_client has it, starts a kernel, and its process number is
+a line on stdout. Nothing of shok_nb is imported here, so a page meets it as a reader's Python does."""
+import json
+import os
+import signal
+import sys
+import fastcore.test  # noqa: F401
+import matplotlib.backends.backend_agg  # noqa: F401
+import torch._dynamo  # noqa: F401
+from ipykernel import kernelapp
+
+
+def become_kernel(cmd, cwd, env):
+    "What a new Python with `cmd` would do after its imports."
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd,to in ((0, nothing), (1, 2)): os.dup2(to, fd)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.argv = cmd[2:]                                                  # after `python -m`
+    kernelapp.launch_new_instance(sys.argv[1:])
+
+def main():
+    sys.path.pop(0)                                                     # the folder of the tests
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)                       # a kernel that ends is gone
+    for line in sys.stdin:
+        if os.fork(): continue
+        os.setsid()                                                     # whoever stops it stops what it started
+        print(os.getpid(), flush=True)
+        become_kernel(**json.loads(line))
+        os._exit(0)
+
+if __name__ == '__main__': main()
