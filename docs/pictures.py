@@ -22,7 +22,7 @@ def pictures(nb):
 def _encoded(im):
     file = io.BytesIO()
     im.quantize(MANY, dither=0).save(file, 'PNG', optimize=True)
-    return base64.b64encode(file.getvalue()).decode() + '\n'
+    return base64.b64encode(file.getvalue()).decode()      # nbdev-clean wants no newline at its end
 
 def small(png):
     "A base64 PNG in few colours and, if need be, fewer pixels. One that is small stays as it is."

@@ -40,7 +40,7 @@ def line_style(
         ['color', 'linestyle', 'linewidth']
     """
     n = len(_INKS)
-    return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.5)
+    return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.4)
 
 def figure(
     rows:int=1,          # Rows of panels
@@ -79,7 +79,7 @@ def _say(k, v): return f'{k} = {v:g}' if isinstance(v, float) else f'{k} = {v}'
 
 def _panels()->Sequence:
     "A figure with room for forward on the left and slope on the right."
-    fig,ax = figure(1, 2, (5.5, 2.9))
+    fig,ax = figure(1, 2, (5.5, 3.5))
     fig.suptitle('', fontsize='medium')
     ax[0].set(title='forward', xlabel='x [steps]', ylabel='f(x) [steps]')
     ax[1].set(title='what backward sees', xlabel='x [steps]', ylabel='slope')
