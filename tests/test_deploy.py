@@ -455,12 +455,25 @@ def test_to_onnx_takes_what_deploy_takes(batch, tmp_path):
     run = onnx_session(to_onnx(model, batch(x), tmp_path/'m.onnx'))
     assert np.allclose(run.run(None, {'input': x.numpy()})[0], model(x).detach(), atol=1e-5)
 
-def test_to_onnx_by_name(tmp_path):
+def test_to_onnx_by_name(tmp_path, capfd):
+    "And without a word of the exporter."
     pytest.importorskip('onnxruntime')
     model,x = Pair(),dict(left=inputs((4,), 5), right=inputs((3,), 5))
     run = onnx_session(to_onnx(model, {k: t[:2] for k,t in x.items()}, tmp_path/'m.onnx'))
     found, = run.run(None, {k: t.numpy() for k,t in x.items()})
+    assert ''.join(capfd.readouterr()) == ''
     assert np.allclose(found, model(**x).detach(), atol=1e-6)
+
+def test_session_is_exact(tmp_path):
+    "Floats stay floats, and processors that saturate are told not to."
+    pytest.importorskip('onnxruntime')
+    file = to_onnx(mlp(), inputs((16,), 2), tmp_path/'m.onnx')
+    def said(key, **kw):
+        return onnx_session(file, **kw).get_session_options().get_session_config_entry(f'session.{key}')
+    assert said('qdq_matmulnbits_accuracy_level') == said('x64quantprecision', vnni=False) == '1'
+    with pytest.raises(RuntimeError): said('x64quantprecision')
+    assert onnx_session(file).get_session_options().intra_op_num_threads == torch.get_num_threads()
+    assert onnx_session(file).get_providers() == ['CPUExecutionProvider']
 
 def test_to_onnx_messages(tmp_path, monkeypatch):
     pytest.importorskip('onnxscript')
