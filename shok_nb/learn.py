@@ -15,6 +15,7 @@ import os
 import re
 import string
 from collections.abc import Callable
+from typing import Any
 import torch
 from torch import Tensor
 from .catalog import Choice, Knob, Row, catalog, row
@@ -216,7 +217,7 @@ def _wide_words(svg):
     return svg.replace(' [steps]', '').replace('font-size="13"', 'font-size="15"')
 
 @functools.cache
-def _table():
+def _table()->dict[str,Any]:
     "All pictures of all rows, packed."
     strings,views,rows = _Strings(),{},[]
     blank = '','','','||||','0',''
@@ -259,7 +260,7 @@ class _Column(W.VBox):
 
     def furnish(self, change=None):
         "Lay out what the chosen estimator has to turn."
-        r = _ALL[self.menu.value]
+        r = _ALL[str(self.menu.value)]
         self.sliders = {k.name: _slider(k, 21) for k in self.knobs(r)}
         self.marks = {t: W.Checkbox(value=False, description=t, indent=False)
             for t in self.toggles(r)}
@@ -271,7 +272,8 @@ class _Column(W.VBox):
     def redraw(self, change=None):
         values = {n: w.value for n,w in self.sliders.items()}
         marks = {t: w.value for t,w in self.marks.items()}
-        self.picture.value = self.draw(self.menu.value, _ALL[self.menu.value], values, marks)
+        name = str(self.menu.value)
+        self.picture.value = self.draw(name, _ALL[name], values, marks)
 
 class _Two(W.VBox):
     "Two columns, and on a static page their twin."
@@ -331,8 +333,8 @@ def descend(
             now = _now(knobs, k, steps)
             leaf = x.clone().requires_grad_()
             y = f(leaf, **now)
-            loss = (y-target).square().sum()/2
-            g = torch.autograd.grad(loss, leaf)[0] if y.requires_grad else torch.zeros_like(x)
+            down = y.detach()-target              # the gradient of the loss by f(x)
+            g = torch.autograd.grad(y, leaf, down)[0] if y.requires_grad else 0*x
             path.append(torch.stack([x, y.detach(), g]))
             x = x - lr*g
     return torch.stack(path, 1)
@@ -473,7 +475,7 @@ def _paths(r, knobs, seed):
     return [_code(p[:, i, j]) for i in range(len(_STARTS)) for j in range(len(_RATES))]
 
 @functools.cache
-def _watched():
+def _watched()->dict[str,Any]:
     "Ground and paths of all rows, packed."
     strings,rows = _Strings(),[]
     for n,r in _LEARNERS.items():
@@ -520,7 +522,7 @@ columns=all(r,"[data-col]").map(c=>{
     const menu=c.querySelector("[data-name]"),controls=c.querySelector("[data-controls]"),
         picture=c.querySelector("[data-picture]"),
 put=(s,a,v)=>all(picture,`[data-${s}]`).forEach(e=>a?e.setAttribute(a,v):e.textContent=v),
-draw=()=>{
+paint=()=>{
     const w=d.rows[menu.value],find=s=>controls.querySelector(s),
         knob=find("input[type=range]:not([aria-label=seed])"),seed=find("[aria-label=seed]"),
         hard=find("[data-hard]"),anneal=find("[data-anneal]"),
@@ -568,8 +570,8 @@ draw=()=>{
         picture.firstElementChild.setAttribute("aria-label",
             w.n+": a point on the curve, the loss below it, its path");
         draw()});
-    for(const t of["input","change"])controls.addEventListener(t,draw);
-    return draw}),
+    for(const t of["input","change"])controls.addEventListener(t,()=>draw());
+    return paint}),
 draw=()=>{
     const said=columns.map(f=>f());
     const now=[[scrub,scrub.value],[rate,d.rates[rate.value]],[start,d.starts[start.value]]];
