@@ -496,7 +496,7 @@ def _watched()->dict[str,Any]:
     rates,starts = [*map(_label, _RATES)],[*map(_label, _STARTS)]
     return dict(rows=rows, rates=rates, starts=starts, strings=[*strings])
 
-_ANNEAL = 'turn {} from soft to hard on the way'
+_ANNEAL = '{} from soft to hard'
 
 # %% ../nbs/69_try.ipynb #7e000033
 _WATCH = """for(const r of document.querySelectorAll("[data-shok-watch]")){
