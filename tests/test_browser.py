@@ -245,6 +245,7 @@ def points(d):
 
 def test_explore_draws_what_torch_returns(browser, two):
     "Each estimator, at a grid of its own: the script moves pictures, and knows no formula."
+    browser.get_log('browser')                    # what earlier pages said
     browser.get(two.as_uri())
     names = [n for n,r in learn._ALL.items() if not r.random]
     got = browser.execute_script(TWO+"""const c = tool('explore').querySelector('[data-col]');
