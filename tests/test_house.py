@@ -25,13 +25,12 @@ import pytest
 from estimators import batches, grouped, variants
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import HTML, SOURCE, cache_of, execute
+from pages import NBS, execute, sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT/'bench'), str(ROOT/'docs')]
 import pictures  # noqa: E402
 
-NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
 site_group = pytest.mark.xdist_group('site')
@@ -73,9 +72,6 @@ def tracked():
 def names(reqs): return {canonicalize_name(Requirement(r).name): Requirement(r).specifier for r in reqs}
 
 # --- notebooks
-@pytest.fixture(scope='session')
-def ran(tmp_path_factory): return cache_of(tmp_path_factory.getbasetemp())
-
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
 def test_notebook_runs(nb, ran):
     "Each in a kernel of its own, hidden cells too: the run that the site shows."
@@ -597,17 +593,6 @@ def test_nothing_of_this_machine():
             assert not m, f'{f.relative_to(ROOT)}:{i}: {m[0]}'
 
 # --- site
-def build(src, out, *args):
-    src.mkdir(parents=True, exist_ok=True)
-    run('-m', 'sphinx', '-W', '--keep-going', '-q', '-c', 'docs', *args, src, out)
-    return out
-
-@pytest.fixture(scope='module')
-def site(ran):
-    "The whole site, as `make docs` builds it, from the pages that ran."
-    for nb in NBS: execute(nb, ran)
-    return build(SOURCE, HTML, '-D', f'nb_execution_cache_path={ran}')
-
 class Loads(HTMLParser):
     "What a page loads by itself, unlike the links that a reader may follow."
     def __init__(self, page):
@@ -719,7 +704,7 @@ def test_links_only_where_configured(url, tmp_path):
     "A page links to its notebook once there is a repository, and to Colab where Colab can open it."
     (tmp_path/'nbs').mkdir()
     for n in ('index', '10_ste'): shutil.copy(ROOT/'nbs'/f'{n}.ipynb', tmp_path/'nbs')
-    build(tmp_path/'src', tmp_path/'out', '-D', f'literate_nbs={tmp_path}/nbs', '-D', f'literate_git_url={url}',
+    sphinx(tmp_path/'src', tmp_path/'out', '-D', f'literate_nbs={tmp_path}/nbs', '-D', f'literate_git_url={url}',
         '-D', 'nb_execution_mode=off', '-D', 'suppress_warnings=myst.xref_missing,mystnb.unknown_mime_type')
     page = (tmp_path/'out'/'ste.html').read_text('utf-8')
     assert (f'href="{url}/blob/main/nbs/10_ste.ipynb"' in page) == bool(url)
