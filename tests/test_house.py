@@ -109,10 +109,16 @@ def test_stored_pictures_are_small(nb):
     large = [(i, n) for i,n in picture_sizes(nb) if n >= pictures.LIMIT]
     assert not large, f'{nb.stem}: {large} characters, run docs/pictures.py'
 
-def test_all_stored_pictures_are_small():
-    sizes = {nb.stem: sum(n for _,n in picture_sizes(nb)) for nb in NBS}
+def test_all_that_is_stored_is_small():
+    sizes = {nb.stem: pictures.stored(json.loads(nb.read_text('utf-8'))) for nb in NBS}
     most = sorted(sizes, key=sizes.get)[:-6:-1]
     assert sum(sizes.values()) < pictures.ALL, f'run docs/pictures.py; most have {most}'
+
+def test_players_are_not_stored():
+    def output(html): return dict(output_type='display_data', data={'text/html': [html], 'text/plain': ['tune(f)']})
+    nb = dict(cells=[dict(cell_type='code', outputs=[output('<div data-shok=1>'), output('<table>')])])
+    assert pictures.without_players(nb) and not pictures.without_players(nb)
+    assert [[*o['data']] for o in nb['cells'][0]['outputs']] == [['text/plain'], ['text/html', 'text/plain']]
 
 def test_a_small_picture_stays():
     "Stored pictures become small once; a second run of docs/pictures.py changes nothing."
