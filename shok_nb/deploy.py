@@ -591,11 +591,11 @@ def to_onnx(
         str|PathLike: `file`
 
     Example:
-        >>> import torch, shok_nb as R
+        >>> import torch
         >>> from torch import nn
-        >>> import tempfile
-        >>> model = nn.Linear(2, 1)
-        >>> file = R.to_onnx(model, torch.rand(3, 2), tempfile.gettempdir() + '/model.onnx')
+        >>> from shok_nb.deploy import to_onnx
+        >>> to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx')
+        'model.onnx'
     """
     _ask('to_onnx', 'onnxscript')
     if isinstance(example, (tuple, list)): example = example[0]
@@ -638,13 +638,13 @@ def onnx_session(
         Any: An `onnxruntime.InferenceSession` on the CPU
 
     Example:
-        >>> import torch, shok_nb as R
+        >>> import torch
         >>> from torch import nn
-        >>> import tempfile
-        >>> file = R.to_onnx(nn.Linear(2, 1), torch.rand(3, 2), tempfile.gettempdir() + '/model.onnx')
-        >>> x = torch.rand(5, 2).numpy()
-        >>> R.onnx_session(file).run(None, dict(input=x))[0].shape
-        (5, 1)
+        >>> from shok_nb.deploy import onnx_session, to_onnx
+        >>> run = onnx_session(to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx'))
+        >>> x = torch.rand(3, 2).numpy()
+        >>> run.run(None, {run.get_inputs()[0].name: x})[0].shape
+        (3, 1)
     """
     ort = _ask('onnx_session', 'onnxruntime')
     options = ort.SessionOptions()

@@ -82,7 +82,7 @@ def bias_variance(
 # %% ../nbs/63_lab.ipynb #db40bacb
 def _pair(xlabel, *titles)->Sequence:
     "A figure with two Axes side by side."
-    _,ax = figure(1, 2, (5.5, 2.9))
+    _,ax = figure(1, 2, (5.5, 3.5))
     for a,title in zip(ax, titles):
         a.set(xlabel=xlabel)
         a.set_title(title, fontsize='medium')

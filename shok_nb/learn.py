@@ -217,7 +217,7 @@ def _wide_words(svg):
     return svg.replace(' [steps]', '').replace('font-size="13"', 'font-size="15"')
 
 @functools.cache
-def _table()->dict[str, Any]:
+def _table()->dict[str,Any]:
     "All pictures of all rows, packed."
     strings,views,rows = _Strings(),{},[]
     blank = '','','','||||','0',''
@@ -270,9 +270,9 @@ class _Column(W.VBox):
         self.redraw()
 
     def redraw(self, change=None):
-        name = str(self.menu.value)
         values = {n: w.value for n,w in self.sliders.items()}
         marks = {t: w.value for t,w in self.marks.items()}
+        name = str(self.menu.value)
         self.picture.value = self.draw(name, _ALL[name], values, marks)
 
 class _Two(W.VBox):
@@ -367,8 +367,8 @@ def descend(
             now = _now(knobs, k, steps)
             leaf = x.clone().requires_grad_()
             y = f(leaf, **now)
-            loss = (y-target).square().sum()/2
-            g = torch.autograd.grad(loss, leaf)[0] if y.requires_grad else torch.zeros_like(x)
+            down = y.detach()-target              # the gradient of the loss by f(x)
+            g = torch.autograd.grad(y, leaf, down)[0] if y.requires_grad else 0*x
             path.append(torch.stack([x, y.detach(), g]))
             x = x - lr*g
     return torch.stack(path, 1)
@@ -509,7 +509,7 @@ def _paths(r, knobs, seed):
     return [_code(p[:, i, j]) for i in range(len(_STARTS)) for j in range(len(_RATES))]
 
 @functools.cache
-def _watched()->dict[str, Any]:
+def _watched()->dict[str,Any]:
     "Ground and paths of all rows, packed."
     strings,rows = _Strings(),[]
     for n,r in _LEARNERS.items():
@@ -530,7 +530,7 @@ def _watched()->dict[str, Any]:
     rates,starts = [*map(_label, _RATES)],[*map(_label, _STARTS)]
     return dict(rows=rows, rates=rates, starts=starts, strings=[*strings])
 
-_ANNEAL = 'turn {} from soft to hard on the way'
+_ANNEAL = '{} from soft to hard'
 
 # %% ../nbs/69_try.ipynb #7e000033
 _WATCH = """for(const r of document.querySelectorAll("[data-shok-watch]")){
@@ -556,7 +556,7 @@ columns=all(r,"[data-col]").map(c=>{
     const menu=c.querySelector("[data-name]"),controls=c.querySelector("[data-controls]"),
         picture=c.querySelector("[data-picture]"),
 put=(s,a,v)=>all(picture,`[data-${s}]`).forEach(e=>a?e.setAttribute(a,v):e.textContent=v),
-draw=()=>{
+paint=()=>{
     const w=d.rows[menu.value],find=s=>controls.querySelector(s),
         knob=find("input[type=range]:not([aria-label=seed])"),seed=find("[aria-label=seed]"),
         hard=find("[data-hard]"),anneal=find("[data-anneal]"),
@@ -604,8 +604,8 @@ draw=()=>{
         picture.firstElementChild.setAttribute("aria-label",
             w.n+": a point on the curve, the loss below it, its path");
         draw()});
-    for(const t of["input","change"])controls.addEventListener(t,draw);
-    return draw}),
+    for(const t of["input","change"])controls.addEventListener(t,()=>draw());
+    return paint}),
 draw=()=>{
     const said=columns.map(f=>f());
     const now=[[scrub,scrub.value],[rate,d.rates[rate.value]],[start,d.starts[start.value]]];

@@ -35,12 +35,12 @@ def line_style(
         dict: Keywords of matplotlib's `plot`; no two of 25 are alike
 
     Example:
-        >>> from shok_nb.plots import line_style
-        >>> line_style(1)['linestyle'] != line_style(0)['linestyle']
-        True
+        >>> import shok_nb as R
+        >>> sorted(R.plots.line_style(0))
+        ['color', 'linestyle', 'linewidth']
     """
     n = len(_INKS)
-    return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.5)
+    return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.4)
 
 def figure(
     rows:int=1,          # Rows of panels
@@ -60,9 +60,8 @@ def figure(
         tuple: The figure and its Axes, as `subplots` returns them
 
     Example:
-        >>> from shok_nb.plots import figure
-        >>> fig,ax = figure(size=(4., 2.))
-        >>> _ = ax.plot([0, 1], [0, 1])
+        >>> import shok_nb as R
+        >>> fig, ax = R.plots.figure()
     """
     if size[0] > _WIDEST:
         raise ValueError(f'figure: at most {_WIDEST} inches wide, got {size[0]}')
@@ -80,7 +79,7 @@ def _say(k, v): return f'{k} = {v:g}' if isinstance(v, float) else f'{k} = {v}'
 
 def _panels()->Sequence:
     "A figure with room for forward on the left and slope on the right."
-    fig,ax = figure(1, 2, (5.5, 2.9))
+    fig,ax = figure(1, 2, (5.5, 3.5))
     fig.suptitle('', fontsize='medium')
     ax[0].set(title='forward', xlabel='x [steps]', ylabel='f(x) [steps]')
     ax[1].set(title='what backward sees', xlabel='x [steps]', ylabel='slope')
@@ -114,9 +113,10 @@ def _legend(ax, name):
         ax[0].legend()
         return
     for old in [*fig.legends]: old.remove()
+    _title(fig, name)
+    if labels == [fig.get_suptitle()]: return
     rows = -(-sum(len(l)+7 for l in labels)//66)
     fig.legend(lines, labels, loc='outside lower center', ncols=-(-len(labels)//rows))
-    _title(fig, name)
 
 # %% ../nbs/61_plots.ipynb #5e5b0987
 def curves(

@@ -12,6 +12,26 @@ def fresh_compiler():
     yield
     if 'torch._dynamo' in sys.modules: torch._dynamo.reset()              # importing it takes longer than most files
 
+@pytest.fixture(scope='session')
+def ran(tmp_path_factory):
+    "The folder of the pages that ran."
+    from pages import cache_of
+    return cache_of(tmp_path_factory.getbasetemp())
+
+@pytest.fixture(scope='session')
+def site(ran):
+    "The whole site, as `make docs` builds it, from the pages that ran: for tests of the group `site`."
+    from pages import build_site
+    return build_site(ran)
+
+@pytest.fixture(scope='module')
+def browser(tmp_path_factory):
+    "A headless chromium that logs every request."
+    from browser import chrome
+    driver = chrome(tmp_path_factory.mktemp('chromium'))
+    yield driver
+    driver.quit()
+
 def pytest_collection_modifyitems(items):
     "`-k soft` finds the groups in which there is a soft one."
     for i in items:

@@ -1,6 +1,7 @@
 "The pages as the site runs them, each once in a run of the tests: by the worker that asks first."
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import runpy
@@ -14,8 +15,11 @@ from unittest import mock
 import nbformat
 from filelock import FileLock
 
-DOCS = Path(__file__).resolve().parents[1]/'docs'
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT/'docs'
 SOURCE, HTML = DOCS/'nbs', DOCS/'_build'/'html'                     # those of `make docs`
+BUILT = DOCS/'_build'/'built'                                       # what it was built from, by `build_site`
+NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 
 def cache_of(basetemp):
     "The folder of the pages that ran, for all workers of this run of the tests and for no other."
@@ -93,3 +97,31 @@ def execute(nb, folder):
             if made.err: raise made.err
             bundle = CacheBundleIn(page, str(path), data=dict(execution_seconds=made.time))
             with lock(folder, 'all'): return cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+
+def sphinx(src, out, *args):
+    "Build a site with the configuration of ours; a warning is an error."
+    src.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-q', '-c', 'docs', *map(str, args), src, out]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout+run.stderr
+    return out
+
+def state():
+    "Stands for all that the site is made from, and for its files."
+    read = [ROOT/'settings.ini', *DOCS.glob('*.*'), *(ROOT/'bench').glob('*.*'), *NBS]
+    for folder in (DOCS/'_ext', DOCS/'_static', DOCS/'inv', ROOT/'shok_nb', HTML): read += folder.rglob('*.*')
+    files = sorted(f for f in read if f.is_file() and f.suffix != '.pyc')
+    code = hashlib.sha256(sys.version.encode())
+    for f in files: code.update(f'{f}'.encode() + f.read_bytes())
+    return code.hexdigest()
+
+def build_site(folder):
+    "The whole site, as `make docs` builds it, from the pages that ran."
+    for nb in NBS: execute(nb, folder)
+    sphinx(SOURCE, HTML, '-D', f'nb_execution_cache_path={folder}')
+    BUILT.write_text(state())
+    return HTML
+
+def is_built():
+    "Is the site there that `build_site` would build?"
+    return BUILT.exists() and BUILT.read_text() == state()

@@ -5,90 +5,30 @@ Needs chromium and chromedriver; without them the tests say so and skip. Nothing
 from files or from a server on 127.0.0.1 that lives as long as the test, and every request is checked."""
 import base64
 import hashlib
-import io
 import json
 import os
 import re
 import secrets
-import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from selenium import webdriver
+from browser import ask, drag, errors, every, find, hosts, moved, needs_browser, phone, shot, still, wait
 from selenium.webdriver import ActionChains, Keys
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import Select, WebDriverWait
+from selenium.webdriver.support.ui import Select
 from shok_nb import learn
 from shok_nb.soft import soft_round
 from shok_nb.ste import round_ste
 from shok_nb.widgets import player
 
 root = Path(__file__).resolve().parents[1]
-chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
-chromedriver = shutil.which('chromedriver')
-pytestmark = [pytest.mark.xdist_group('browser'), pytest.mark.skipif(not (chromium and chromedriver),
-    reason='needs chromium and chromedriver, on Debian: apt-get install chromium chromium-driver')]
+pytestmark = [pytest.mark.xdist_group('browser'), needs_browser]
 
-# --- the browser
-@pytest.fixture(scope='module')
-def browser(tmp_path_factory):
-    "A headless chromium that logs every request."
-    opts = webdriver.ChromeOptions()
-    opts.binary_location = chromium
-    flags = ['headless=new', 'no-sandbox', 'disable-gpu', 'disable-dev-shm-usage', 'disable-quic', 'no-first-run',
-        'disable-sync', 'disable-background-networking', 'disable-component-update', 'no-proxy-server',
-        'window-size=1100,1000', f'user-data-dir={tmp_path_factory.mktemp("chromium")}']
-    for flag in flags: opts.add_argument(f'--{flag}')
-    opts.set_capability('goog:loggingPrefs', dict(performance='ALL', browser='ALL'))
-    driver = webdriver.Chrome(opts, webdriver.ChromeService(chromedriver))
-    driver.set_page_load_timeout(60)
-    yield driver
-    driver.quit()
-
-def hosts(browser):
-    "Where the page's requests went since the last call."
-    msgs = (json.loads(l['message'])['message'] for l in browser.get_log('performance'))
-    urls = (m['params']['request']['url'] for m in msgs if m['method'] == 'Network.requestWillBeSent')
-    return {(u.scheme, u.hostname) for u in map(urlsplit, urls) if u.scheme not in ('data', 'blob', 'chrome')}
-
-def wait(browser, condition, what, seconds=30):
-    return WebDriverWait(browser, seconds, .1).until(lambda _: condition(), f'waited {seconds} s for {what}')
-
-def ask(where, js):
-    "At once: a live drawing is replaced whole."
-    return where.parent.execute_script('const e = arguments[0]; return '+js, where)
-
-def still(browser, see, what, seconds=.5):
-    "What `see()` returns once it has returned the same twice, `seconds` apart; None does not count."
-    def same():
-        old = see()
-        time.sleep(seconds)
-        return (old,) if old is not None and see() == old else None
-    return wait(browser, same, what)[0]
-
-_AT = """(() => { e.scrollIntoView({block: "center", behavior: "instant"}); const r = e.getBoundingClientRect(),
-    hit = document.elementFromPoint(r.x+r.width/2, r.y+r.height/2); return e.contains(hit) ? [r.x, r.y] : null })()"""
-
-def drag(browser, handle, dx):
-    "Drag by `dx` pixels what lies at the middle of `handle`, once it is in view and rests."
-    still(browser, lambda: ask(handle, _AT), 'the handle to rest in view')
-    mouse = ActionChains(browser).click_and_hold(handle)
-    for part in (dx//2, dx-dx//2): mouse.move_by_offset(part, 0)
-    mouse.release().perform()
-
-def find(where, css): return where.find_element(By.CSS_SELECTOR, css)
 def path(where, name='y'): return ask(where, f'e.querySelector("[data-{name}]").getAttribute("d")')
 def text(where, name='text'): return ask(where, f'e.querySelector("[data-{name}]").textContent')
-def shot(where):
-    ask(where, 'e.querySelector("svg").scrollIntoView({block: "center", behavior: "instant"})')
-    return np.asarray(Image.open(io.BytesIO(find(where, 'svg').screenshot_as_png)).convert('L'), dtype=int)
-def moved(a, b): return (abs(a-b) > 60).sum()
 
 # --- a page of the site
 def notebook(*cells):
@@ -117,7 +57,7 @@ def page(tmp_path_factory):
 def test_static_page(browser, page):
     "Mouse, keyboard and toggle move the picture of one player, and of that one alone."
     browser.get(page.as_uri())
-    one,two,*_ = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
+    one,two,*_ = every(browser, '[data-shok]')
     slider,toggle = find(one, 'input[type=range]'),find(one, 'input[type=checkbox]')
     at_start,other,picture = path(one),path(two),shot(one)
     assert slider.get_attribute('aria-label') == 'alpha' and slider.get_attribute('aria-valuetext') == '5'
@@ -134,26 +74,24 @@ def test_static_page(browser, page):
     assert path(one).count('M') == 5 and path(one, 'ghost') == soft and text(one) == slope
     assert moved(picture, shot(one)) > 500
     assert path(two) == other
-    steps = browser.find_elements(By.CSS_SELECTOR, '[data-shok] [aria-label=step]')
+    steps = every(browser, '[data-shok] [aria-label=step]')
     steps[0].send_keys(Keys.ARROW_RIGHT)
     assert path(two) != other
     assert hosts(browser) == {('file', None)}
-    assert not [l for l in browser.get_log('browser') if l['level'] == 'SEVERE']
-
-def controls(player, kind): return player.find_elements(By.CSS_SELECTOR, kind)
+    assert not errors(browser)
 
 def test_every_control_moves_pixels(browser, page):
     "Of each player, beside a figure of matplotlib: by mouse and by key, each menu, each toggle."
     browser.get(page.as_uri())
     assert find(browser, 'svg.figure')
-    players = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
+    players = every(browser, '[data-shok]')
     assert len(players) == 5
     for p in players:
         name,seen = find(p, 'svg').get_attribute('aria-label'),[shot(p)]
         def changed(what):
             seen.append(shot(p))
             assert moved(*seen[-2:]) > 20, f'{name}: {what}'
-        for c in controls(p, 'input[type=range]'):
+        for c in every(p, 'input[type=range]'):
             label,start = c.get_attribute('aria-label'),int(c.get_attribute('value'))
             drag(browser, c, -120)
             changed(f'{label} by mouse')
@@ -161,20 +99,18 @@ def test_every_control_moves_pixels(browser, page):
             changed(f'{label} by key')
             c.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT]*start)
         seen.append(shot(p))
-        for c in controls(p, 'select'):
+        for c in every(p, 'select'):
             menu = Select(c)
             for o in menu.options[1:]:
                 menu.select_by_visible_text(o.text)
                 changed(o.text)
-        for c in controls(p, 'input[type=checkbox]'):
+        for c in every(p, 'input[type=checkbox]'):
             c.click()
             changed('hard')
 
 def test_static_page_on_a_phone(browser, page):
     "390 pixels are enough, in light and in dark."
-    phone = dict(width=390, height=844, deviceScaleFactor=2, mobile=True)
-    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', phone)
-    try:
+    with phone(browser):
         browser.get(page.as_uri())
         one = find(browser, '[data-shok]')
         colours = '[getComputedStyle(e.querySelector("text")).fill, getComputedStyle(e.parentElement).color]'
@@ -187,7 +123,6 @@ def test_static_page_on_a_phone(browser, page):
             assert browser.execute_script('return document.documentElement.scrollWidth') <= 390
             assert 300 < find(one, 'svg').size['width'] <= 390
         assert seen[0] != seen[1]
-    finally: browser.execute_cdp_cmd('Emulation.clearDeviceMetricsOverride', {})
 
 def test_strict_policy(browser, tmp_path):
     "With everything forbidden but the one script, a player works and looks the same."
@@ -199,7 +134,7 @@ def test_strict_policy(browser, tmp_path):
     page.write_text(f"""<!doctype html><meta charset="utf-8">
         <meta http-equiv="Content-Security-Policy" content="{policy}">{html}{html}""", 'utf-8')
     browser.get(page.as_uri())
-    one,two = browser.find_elements(By.CSS_SELECTOR, '[data-shok]')
+    one,two = every(browser, '[data-shok]')
     before = path(one)
     drag(browser, find(one, 'input[type=range]'), 120)
     assert path(one) != before and path(two) == before
@@ -245,6 +180,7 @@ def points(d):
 
 def test_explore_draws_what_torch_returns(browser, two):
     "Each estimator, at a grid of its own: the script moves pictures, and knows no formula."
+    browser.get_log('browser')                    # what earlier pages said
     browser.get(two.as_uri())
     names = [n for n,r in learn._ALL.items() if not r.random]
     got = browser.execute_script(TWO+"""const c = tool('explore').querySelector('[data-col]');
@@ -269,7 +205,7 @@ def test_explore_draws_what_torch_returns(browser, two):
             low,high = near.min(0)-pixel,near.max(0)+pixel
             assert ((low < y[inside]) & (y[inside] < high)).all(), name
         assert min(seen) < lo+.001 and max(seen) > hi-.001
-    assert not [l for l in browser.get_log('browser') if l['level'] == 'SEVERE']
+    assert not errors(browser)
 
 def test_the_point_follows_torch(browser, two):
     "Each estimator, each pass: after 1, 9 and 50 steps the point is within a pixel of where torch's is."
@@ -304,7 +240,7 @@ def test_play_step_reset(browser, two):
     "By mouse and by key; the point moves, rests, goes back, and the slider says where it is."
     browser.get(two.as_uri())
     tool = find(browser, '[data-shok-watch]')
-    left,right = tool.find_elements(By.CSS_SELECTOR, '[data-col]')
+    left,right = every(tool, '[data-col]')
     play,step,reset = (find(tool, f'[data-do={n}]') for n in ('play', 'step', 'reset'))
     scrub = find(tool, '[aria-label=step]')
     def at(): return int(scrub.get_attribute('value'))
@@ -336,14 +272,14 @@ def test_play_step_reset(browser, two):
 def test_every_control_of_two(browser, two, tool, names):
     "Moves pixels of its column, and of that one alone."
     browser.get(two.as_uri())
-    columns = browser.find_elements(By.CSS_SELECTOR, f'[data-shok-{tool}] [data-col]')
+    columns = every(browser, f'[data-shok-{tool}] [data-col]')
     if tool == 'watch': find(browser, '[data-shok-watch] [aria-label=step]').send_keys(*[Keys.ARROW_RIGHT]*9)
     for c,name,other in zip(columns, names, columns[::-1]):
         before = shot(c)
         Select(find(c, '[data-name]')).select_by_visible_text(name)
         seen,rest = [before, shot(c)],find(other, 'svg').get_attribute('outerHTML')
         assert name in find(c, 'svg').get_attribute('aria-label')
-        for e in find(c, '[data-controls]').find_elements(By.CSS_SELECTOR, 'input, select'):
+        for e in every(find(c, '[data-controls]'), 'input, select'):
             kind = e.get_attribute('type')
             if kind == 'range': e.send_keys(Keys.HOME if int(e.get_attribute('value')) else Keys.END)
             elif kind == 'checkbox': e.click()
@@ -365,13 +301,11 @@ def test_two_under_a_strict_policy(browser, two, tmp_path):
     page = tmp_path/'page.html'
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page.write_text(html.replace('<meta charset="utf-8">', '<meta charset="utf-8">'+head), 'utf-8')
-    phone = dict(width=390, height=844, deviceScaleFactor=2, mobile=True)
-    browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', phone)
-    try:
+    with phone(browser):
         browser.get(page.as_uri())
         hosts(browser)
         assert browser.execute_script('return document.documentElement.scrollWidth') <= 390
-        left,right = browser.find_elements(By.CSS_SELECTOR, '[data-shok-explore] [data-col]')
+        left,right = every(browser, '[data-shok-explore] [data-col]')
         assert right.location['y'] > left.location['y']+left.size['height']-1 and 300 < find(left, 'svg').size['width']
         before = path(left)
         Select(find(left, '[data-name]')).select_by_visible_text('poisson_round')
@@ -379,7 +313,6 @@ def test_two_under_a_strict_policy(browser, two, tmp_path):
         find(browser, '[data-do=step]').click()
         assert text(find(browser, '[data-shok-watch]'), 'say-step') == 'step 1'
         assert not hosts(browser)
-    finally: browser.execute_cdp_cmd('Emulation.clearDeviceMetricsOverride', {})
 
 # --- JupyterLab
 @pytest.fixture(scope='module')
@@ -431,7 +364,7 @@ def test_jupyterlab(browser, lab):
     js('window.jupyterapp.commands.execute("notebook:run-all-cells").then(ok => window.ran = ok)')
     ran = 'return window.ran === undefined ? null : [window.ran]'
     assert wait(browser, lambda: js(ran), 'the cells to run', 120) == [True]
-    def boxes(): return browser.find_elements(By.CSS_SELECTOR, '.jp-OutputArea .widget-vbox:has([data-y])')
+    def boxes(): return every(browser, '.jp-OutputArea .widget-vbox:has([data-y])')
     box = wait(browser, lambda: next(iter(boxes()), None), 'the widget')
     handle,before = find(box, '.noUi-handle'),path(box)
     picture = shot(box)
@@ -445,7 +378,7 @@ def test_jupyterlab(browser, lab):
     find(box, 'input[type=checkbox]').click()
     wait(browser, lambda: path(box).count('M') == 5, 'five treads')
     assert text(box) == slope
-    assert not browser.find_elements(By.CSS_SELECTOR, '.jp-OutputArea [data-shok]')
+    assert not every(browser, '.jp-OutputArea [data-shok]')
     learns = find(browser, '.jp-OutputArea .widget-vbox:has(.widget-play)')
     column = find(learns, '.widget-vbox:has([data-ball])')
     before,handle = path(column, 'ball'),find(learns, '.noUi-handle')
@@ -454,7 +387,7 @@ def test_jupyterlab(browser, lab):
     still(browser, lambda: path(column, 'ball'), 'the point to rest')
     Select(find(column, 'select')).select_by_visible_text('torch.round')
     wait(browser, lambda: text(column, 'say-value') == 'x -0.90, value -1.00', 'torch.round to stay where it is')
-    assert len(learns.find_elements(By.CSS_SELECTOR, 'svg[role=img]')) == 2
-    assert not browser.find_elements(By.CSS_SELECTOR, '.jp-OutputArea [data-shok-explore]')
+    assert len(every(learns, 'svg[role=img]')) == 2
+    assert not every(browser, '.jp-OutputArea [data-shok-explore]')
     met = {h for _,h in hosts(browser)}
     assert met - {None} == {'127.0.0.1'}           # what has no host, such as about:blank, goes nowhere

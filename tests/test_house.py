@@ -25,13 +25,12 @@ import pytest
 from estimators import batches, grouped, variants
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import HTML, SOURCE, cache_of, execute
+from pages import NBS, execute, sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT/'bench'), str(ROOT/'docs')]
 import pictures  # noqa: E402
 
-NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
 site_group = pytest.mark.xdist_group('site')
@@ -73,9 +72,6 @@ def tracked():
 def names(reqs): return {canonicalize_name(Requirement(r).name): Requirement(r).specifier for r in reqs}
 
 # --- notebooks
-@pytest.fixture(scope='session')
-def ran(tmp_path_factory): return cache_of(tmp_path_factory.getbasetemp())
-
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
 def test_notebook_runs(nb, ran):
     "Each in a kernel of its own, hidden cells too: the run that the site shows."
@@ -113,17 +109,23 @@ def test_stored_pictures_are_small(nb):
     large = [(i, n) for i,n in picture_sizes(nb) if n >= pictures.LIMIT]
     assert not large, f'{nb.stem}: {large} characters, run docs/pictures.py'
 
-def test_all_stored_pictures_are_small():
-    sizes = {nb.stem: sum(n for _,n in picture_sizes(nb)) for nb in NBS}
+def test_all_that_is_stored_is_small():
+    sizes = {nb.stem: pictures.stored(json.loads(nb.read_text('utf-8'))) for nb in NBS}
     most = sorted(sizes, key=sizes.get)[:-6:-1]
     assert sum(sizes.values()) < pictures.ALL, f'run docs/pictures.py; most have {most}'
+
+def test_players_are_not_stored():
+    def output(html): return dict(output_type='display_data', data={'text/html': [html], 'text/plain': ['tune(f)']})
+    nb = dict(cells=[dict(cell_type='code', outputs=[output('<div data-shok=1>'), output('<table>')])])
+    assert pictures.without_players(nb) and not pictures.without_players(nb)
+    assert [[*o['data']] for o in nb['cells'][0]['outputs']] == [['text/plain'], ['text/html', 'text/plain']]
 
 def test_a_small_picture_stays():
     "Stored pictures become small once; a second run of docs/pictures.py changes nothing."
     Image = pytest.importorskip('PIL.Image')
     file,g = io.BytesIO(),random.Random(0)
     Image.frombytes('RGB', (300, 200), g.randbytes(180_000)).save(file, 'PNG')      # noise: the largest there is
-    png = base64.b64encode(file.getvalue()).decode() + '\n'
+    png = base64.b64encode(file.getvalue()).decode()
     once = pictures.small(png)
     assert len(once) < pictures.LIMIT < len(png) and pictures.small(once) == once
 
@@ -406,6 +408,12 @@ for m in {high}:
 '''
     run('-c', BLOCK + loop)
 
+def test_messages_name_packages_of_an_index():
+    "What an error says to install is there for whoever has a checkout and whoever has a wheel: no extra of ours."
+    said = [m for f in (ROOT/'shok_nb').glob('*.py') for m in re.findall(r'pip install ([\w ]+)', f.read_text('utf-8'))]
+    extra = names(settings()['widgets_requirements'].split())
+    assert said and {canonicalize_name(w) for m in said for w in m.split()} <= extra.keys()
+
 def test_files_without_git(tmp_path, monkeypatch):
     "An unpacked archive has no .git, and a folder of somebody else's git does not look into."
     def known(): return {f for f in tracked() if f.suffix in ('.py', '.ipynb')}
@@ -591,17 +599,6 @@ def test_nothing_of_this_machine():
             assert not m, f'{f.relative_to(ROOT)}:{i}: {m[0]}'
 
 # --- site
-def build(src, out, *args):
-    src.mkdir(parents=True, exist_ok=True)
-    run('-m', 'sphinx', '-W', '--keep-going', '-q', '-c', 'docs', *args, src, out)
-    return out
-
-@pytest.fixture(scope='module')
-def site(ran):
-    "The whole site, as `make docs` builds it, from the pages that ran."
-    for nb in NBS: execute(nb, ran)
-    return build(SOURCE, HTML, '-D', f'nb_execution_cache_path={ran}')
-
 class Loads(HTMLParser):
     "What a page loads by itself, unlike the links that a reader may follow."
     def __init__(self, page):
@@ -713,7 +710,7 @@ def test_links_only_where_configured(url, tmp_path):
     "A page links to its notebook once there is a repository, and to Colab where Colab can open it."
     (tmp_path/'nbs').mkdir()
     for n in ('index', '10_ste'): shutil.copy(ROOT/'nbs'/f'{n}.ipynb', tmp_path/'nbs')
-    build(tmp_path/'src', tmp_path/'out', '-D', f'literate_nbs={tmp_path}/nbs', '-D', f'literate_git_url={url}',
+    sphinx(tmp_path/'src', tmp_path/'out', '-D', f'literate_nbs={tmp_path}/nbs', '-D', f'literate_git_url={url}',
         '-D', 'nb_execution_mode=off', '-D', 'suppress_warnings=myst.xref_missing,mystnb.unknown_mime_type')
     page = (tmp_path/'out'/'ste.html').read_text('utf-8')
     assert (f'href="{url}/blob/main/nbs/10_ste.ipynb"' in page) == bool(url)
