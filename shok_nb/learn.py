@@ -492,14 +492,17 @@ def _points(path, lr):
     x = torch.cat([x, (x[-1]-lr*g[-1])[None]])
     return torch.stack([x, torch.cat([y, y[-1:]]), x.round()+0.], -1)
 
+_REST = 3e-4                     # two hundredths of a pixel
 _DIGITS = string.ascii_letters + string.digits + '-_'
 def _code(path):
-    "Seven characters for each point; the end of a path that rests is left out."
-    n = ((path.clamp(-6, 8)+6)/14*(64**3-1)).round().long().tolist()
-    def digits(v): return _DIGITS[v >> 12] + _DIGITS[v >> 6 & 63] + _DIGITS[v & 63]
+    "Six characters for each point; where nothing moves visibly any more, the path ends."
+    away = ((path-path[-1]).abs() > _REST).any(1).nonzero()
+    path = path[:int(away[-1])+2 if len(away) else 1]
+    x = ((path[:, 0].clamp(-6, 8)+6)/14*(64**3-1)).round().long().tolist()
+    y = ((path[:, 1].clamp(-3, 5)+3)*512).round().long().clamp(max=4095).tolist()
     whole = (path[:, 2].clamp(-6, 8)+6).long().tolist()
-    points = [digits(a)+digits(b)+_DIGITS[c] for (a,b,_),c in zip(n, whole)]
-    while len(points) > 2 and points[-1] == points[-2] == points[-3]: points.pop()
+    def digits(*v): return ''.join(_DIGITS[i & 63] for i in v)
+    points = [digits(a >> 12, a >> 6, a, b >> 6, b, c) for a,b,c in zip(x, y, whole)]
     return ''.join(points)
 
 def _paths(r, knobs, seed):
@@ -573,8 +576,8 @@ paint=()=>{
         same=w.p[h][on?w.s.length:stop][seed?seed.value:0],
         text=d.strings[same[start.value*d.rates.length+ +rate.value]],
         path=[];
-    for(let i=0;i<text.length;i+=7)
-        path.push([num(text,i),num(text,i+3),digit(text[i+6])-6]);
+    for(let i=0;i<text.length;i+=6)
+        path.push([num(text,i),(digit(text[i+3])<<6|digit(text[i+4]))/512-3,digit(text[i+5])-6]);
     const p=i=>path[Math.min(i,path.length-1)],[x,y,n0]=p(k),
         g=(x-p(k+1)[0])/d.rates[rate.value],
         move=Math.round(Math.min(Math.max(-g,-3),3)*@X),
