@@ -106,7 +106,7 @@ def _evaluating(model):
     finally:
         for m,t in was: m.training = t
 
-def _watch(model, layers, batches):
+def _watch_layers(model, layers, batches):
     "What enters each of the layers, for these batches."
     seen = {name: [] for name in layers}
     def keep(name):
@@ -149,7 +149,7 @@ def _copied(q, bits=None):
     if bits is not None: q.bits = bits
     return q
 
-def _chosen(model, skip, ends):
+def _chosen_layers(model, skip, ends):
     "All layers that have a weight, why some are left alone, and the bits of the ends."
     found = {n: m for n,m in model.named_modules() if _weights_of(m)[0]}
     for n,m in found.items():
@@ -189,7 +189,7 @@ def _input_grids(model, layers, prototype, bits, batches):
     if not layers: return {}
     if batches is None:
         raise ValueError('quantize_model_: activations want calibrate=, batches to look at')
-    seen = _watch(model, layers, batches)
+    seen = _watch_layers(model, layers, batches)
     if not any(seen.values()):
         raise ValueError('quantize_model_: calibrate gave no batch; '
             'a generator is empty the second time')
@@ -276,7 +276,7 @@ def quantize_model_(
     activations = _prototype(activations, 'activations', signed=None, learn=True)
     if weights is None and activations is None:
         raise ValueError('quantize_model_: weights and activations are both None')
-    found,why,bits = _chosen(model, skip, ends)
+    found,why,bits = _chosen_layers(model, skip, ends)
     treated = {n: m for n,m in found.items() if n not in why}
     reasons = {n: _takes_activations(m, n, model) for n,m in treated.items()}
     of_weights = {} if weights is None else _weight_grids(treated, weights, bits)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from .arguments import check_count, check_input
 from .calibrate import minmax_init, mse_init, percentile_init
 from .gradient import scale_grad
-from .nn import _hard_in_evaluation, _hold, _name
+from .nn import _hard_in_evaluation, _hold
+from .parts import _name
 from .quantize import _Bits, _range_of, fake_quantize, lsq_init
 from .ste import round_ste
 
@@ -33,7 +34,7 @@ def _onnx_dequantize(codes, scale, zero, axis=None, block=None):
     return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
 
 # %% ../nbs/57_quantizer.ipynb #57a00006
-def _beside(t, v, axis, block):
+def _laid_beside(t, v, axis, block):
     "A step or zero point of each channel or block, to broadcast with `v`."
     if block is not None: return t.unsqueeze(-1)
     if axis is None: return t if v.ndim else t.view(())
@@ -143,7 +144,7 @@ class Quantizer(nn.Module):
             raise ValueError(f'Quantizer: {told}, got {self.block}')
         return x.unflatten(-1, (-1, self.block))
 
-    def _beside(self, t, v): return _beside(t, v, self.axis, self.block)
+    def _laid_beside(self, t, v): return _laid_beside(t, v, self.axis, self.block)
 
     def grid(self)->tuple[Tensor, Tensor|None]: # Step and zero point, of one axis or more
         """The grid as it is now; a gradient goes through. Before calibration raises.

@@ -1,4 +1,5 @@
 "Every public name explains itself: one line, its source, and a comment on each parameter and on the result."
+import ast
 import inspect
 import json
 import re
@@ -205,3 +206,18 @@ def test_a_loose_number_is_found(tmp_path):
     for text in ('half at 63 %', 'some 77', 'off by 0.4', 'four decibels and more', '3.8 dB'):
         assert len(page(code, ('t', text))) == 1, text
     assert page(code, ('t', 'Next.'), ('c', 'pass'), ('t', '13.7 % here')) == ['13.7 %']
+
+# each module has its own, of one kind: the plain form, the rise, the slope, the value of its estimator
+OWN = {'_plain', '_rise', '_slope', '_value'}
+
+def test_a_private_word_means_one_thing():
+    "A private name of one word is defined in one module."
+    found = {}
+    for f in sorted((ROOT/'shok_nb').glob('[!_]*.py')):
+        for n in ast.parse(f.read_text('utf-8')).body:
+            targets = n.targets if isinstance(n, ast.Assign) else []
+            names = [e.id for t in targets for e in ast.walk(t) if isinstance(e, ast.Name)]
+            for name in [n.name] if isinstance(n, (ast.FunctionDef, ast.ClassDef)) else names:
+                if re.fullmatch('_[a-z]+', name): found.setdefault(name, set()).add(f.stem)
+    twice = {name: in_ for name,in_ in found.items() if len(in_) > 1 and name not in OWN}
+    assert not twice, twice

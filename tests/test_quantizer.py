@@ -124,7 +124,7 @@ def test_codes_are_values(kind):
     codes = q.to_codes(W)
     assert codes.dtype == torch.int32 and low <= codes.min() and codes.max() <= high
     v = W if q.block is None else W.unflatten(-1, (-1, q.block))
-    step,zero = q._beside(step, v),0 if zero is None else q._beside(zero, v)
+    step,zero = q._laid_beside(step, v),0 if zero is None else q._laid_beside(zero, v)
     back = ((codes.view(v.shape)-zero)*step).view(W.shape)
     assert torch.allclose(q(W), back, atol=1e-6)
     inside = (codes > low) & (codes < high)

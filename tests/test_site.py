@@ -12,6 +12,7 @@ from pages import DOCS, HTML, NBS, is_built
 from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
 
+
 def slug(nb): return re.sub(r'^\d+[a-z]?_', '', nb.stem)
 
 PAGES = sorted({*map(slug, NBS), 'api', 'genindex', 'search'})
