@@ -225,7 +225,7 @@ class Quantizer(nn.Module):
         if self.learn:
             each = max(v.numel()//step.numel(), 1)
             step = scale_grad(step, (each*max(high, 1))**-.5)
-        step,zero = self._beside(step, v),0 if zero is None else self._beside(zero, v)
+        step,zero = self._laid_beside(step, v),0 if zero is None else self._laid_beside(zero, v)
         y = fake_quantize(v, step, zero, low, high, rounding=self.rounding, gradient='clipped')
         return y.reshape(x.shape)
 
@@ -277,8 +277,8 @@ class Quantizer(nn.Module):
         v = self._blocks(check_input(x, 'Quantizer'))
         low,high = self.range()
         step,zero = self.grid()
-        n = torch.round(v/self._beside(step, v))
-        if zero is not None: n = n + self._beside(zero, v)
+        n = torch.round(v/self._laid_beside(step, v))
+        if zero is not None: n = n + self._laid_beside(zero, v)
         return n.clamp(low, high).reshape(x.shape).to(torch.int32)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
