@@ -225,7 +225,8 @@ class Quantizer(nn.Module):
         if self.learn:
             each = max(v.numel()//step.numel(), 1)
             step = scale_grad(step, (each*max(high, 1))**-.5)
-        step,zero = self._laid_beside(step, v),0 if zero is None else self._laid_beside(zero, v)
+        step = self._laid_beside(step, v)
+        zero = 0 if zero is None else self._laid_beside(zero, v)
         y = fake_quantize(v, step, zero, low, high, rounding=self.rounding, gradient='clipped')
         return y.reshape(x.shape)
 

@@ -56,6 +56,11 @@ def errors(browser):
     "What the console has of errors since the last call."
     return [l['message'] for l in browser.get_log('browser') if l['level'] == 'SEVERE']
 
+def visit(browser, page):
+    "Open the file `page`; what the last one said is forgotten."
+    for log in ('browser', 'performance'): browser.get_log(log)
+    browser.get(page.as_uri())
+
 def wait(browser, condition, what, seconds=30):
     return WebDriverWait(browser, seconds, .1).until(lambda _: condition(), f'waited {seconds} s for {what}')
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from browser import ask, drag, errors, every, find, hosts, moved, needs_browser, phone, shot, still, wait
+from browser import ask, drag, errors, every, find, hosts, moved, needs_browser, phone, shot, still, visit, wait
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import Select
 from shok_nb import learn
@@ -56,7 +56,7 @@ def page(tmp_path_factory):
 
 def test_static_page(browser, page):
     "Mouse, keyboard and toggle move the picture of one player, and of that one alone."
-    browser.get(page.as_uri())
+    visit(browser, page)
     one,two,*_ = every(browser, '[data-shok]')
     slider,toggle = find(one, 'input[type=range]'),find(one, 'input[type=checkbox]')
     at_start,other,picture = path(one),path(two),shot(one)
@@ -82,7 +82,7 @@ def test_static_page(browser, page):
 
 def test_every_control_moves_pixels(browser, page):
     "Of each player, beside a figure of matplotlib: by mouse and by key, each menu, each toggle."
-    browser.get(page.as_uri())
+    visit(browser, page)
     assert find(browser, 'svg.figure')
     players = every(browser, '[data-shok]')
     assert len(players) == 5
@@ -111,7 +111,7 @@ def test_every_control_moves_pixels(browser, page):
 def test_static_page_on_a_phone(browser, page):
     "390 pixels are enough, in light and in dark."
     with phone(browser):
-        browser.get(page.as_uri())
+        visit(browser, page)
         one = find(browser, '[data-shok]')
         colours = '[getComputedStyle(e.querySelector("text")).fill, getComputedStyle(e.parentElement).color]'
         ink = lambda: ask(one, colours)
@@ -133,7 +133,7 @@ def test_strict_policy(browser, tmp_path):
     page = tmp_path/'page.html'
     page.write_text(f"""<!doctype html><meta charset="utf-8">
         <meta http-equiv="Content-Security-Policy" content="{policy}">{html}{html}""", 'utf-8')
-    browser.get(page.as_uri())
+    visit(browser, page)
     one,two = every(browser, '[data-shok]')
     before = path(one)
     drag(browser, find(one, 'input[type=range]'), 120)
@@ -145,7 +145,7 @@ def test_menu(browser, tmp_path):
     "A choice moves the dots that say which tread a tie is on."
     page = tmp_path/'page.html'
     page.write_text(f'<!doctype html><meta charset="utf-8">{player(round_ste)}', 'utf-8')
-    browser.get(page.as_uri())
+    visit(browser, page)
     one = find(browser, '[data-shok]')
     menu,before = Select(find(one, 'select')),path(one, 'dots')
     assert [o.text for o in menu.options] == ['even', 'away', 'zero', 'up', 'down']
@@ -180,8 +180,7 @@ def points(d):
 
 def test_explore_draws_what_torch_returns(browser, two):
     "Each estimator, at a grid of its own: the script moves pictures, and knows no formula."
-    browser.get_log('browser')                    # what earlier pages said
-    browser.get(two.as_uri())
+    visit(browser, two)
     names = [n for n,r in learn._ALL.items() if not r.random]
     got = browser.execute_script(TWO+"""const c = tool('explore').querySelector('[data-col]');
         return arguments[0].map(f => { name(c, f); put(c, 'step', 8); put(c, 'offset', 15);
@@ -209,7 +208,7 @@ def test_explore_draws_what_torch_returns(browser, two):
 
 def test_the_point_follows_torch(browser, two):
     "Each estimator, each pass: after 1, 9 and 50 steps the point is within a pixel of where torch's is."
-    browser.get(two.as_uri())
+    visit(browser, two)
     got = browser.execute_script(TWO+"""const w = tool('watch'), c = w.querySelector('[data-col]'), seen = [];
         for (const f of arguments[0]) { name(c, f);
             for (const mark of ['', 'hard', 'anneal']) {
@@ -238,7 +237,7 @@ def test_the_point_follows_torch(browser, two):
 
 def test_play_step_reset(browser, two):
     "By mouse and by key; the point moves, rests, goes back, and the slider says where it is."
-    browser.get(two.as_uri())
+    visit(browser, two)
     tool = find(browser, '[data-shok-watch]')
     left,right = every(tool, '[data-col]')
     play,step,reset = (find(tool, f'[data-do={n}]') for n in ('play', 'step', 'reset'))
@@ -271,7 +270,7 @@ def test_play_step_reset(browser, two):
     ('watch', ('soft_round', 'sga_round'))))
 def test_every_control_of_two(browser, two, tool, names):
     "Moves pixels of its column, and of that one alone."
-    browser.get(two.as_uri())
+    visit(browser, two)
     columns = every(browser, f'[data-shok-{tool}] [data-col]')
     if tool == 'watch': find(browser, '[data-shok-watch] [aria-label=step]').send_keys(*[Keys.ARROW_RIGHT]*9)
     for c,name,other in zip(columns, names, columns[::-1]):
@@ -302,7 +301,7 @@ def test_two_under_a_strict_policy(browser, two, tmp_path):
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page.write_text(html.replace('<meta charset="utf-8">', '<meta charset="utf-8">'+head), 'utf-8')
     with phone(browser):
-        browser.get(page.as_uri())
+        visit(browser, page)
         hosts(browser)
         assert browser.execute_script('return document.documentElement.scrollWidth') <= 390
         left,right = every(browser, '[data-shok-explore] [data-col]')

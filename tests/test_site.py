@@ -7,18 +7,18 @@ import re
 from html.parser import HTMLParser
 from urllib.parse import unquote
 import pytest
-from browser import axe, drag, errors, every, find, hosts, moved, needs_browser, phone, picture, screen, wait
+from browser import axe, drag, errors, every, find, hosts, moved, needs_browser, phone, picture, screen, visit, wait
 from pages import DOCS, HTML, NBS, is_built
 from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
 
+PLAYER = '[data-shok], [data-shok-explore], [data-shok-watch]'
+pytestmark = pytest.mark.xdist_group('site')
 
 def slug(nb): return re.sub(r'^\d+[a-z]?_', '', nb.stem)
 
 PAGES = sorted({*map(slug, NBS), 'api', 'genindex', 'search'})
-ESTIMATORS = [slug(nb) for nb in NBS if re.match('[123]|40', nb.stem) and nb.stem < '41']
-PLAYER = '[data-shok], [data-shok-explore], [data-shok-watch]'
-pytestmark = pytest.mark.xdist_group('site')
+ESTIMATORS = [slug(nb) for nb in NBS if re.match(r'[123]\d|40', nb.stem)]
 
 # --- links
 class Page(HTMLParser):
@@ -57,11 +57,6 @@ def built(request):
     "The site as `make test` has just left it, or else built anew."
     return HTML if is_built() else request.getfixturevalue('site')
 
-def go(browser, folder, page):
-    "Open a page; the messages of the last one are forgotten."
-    errors(browser)
-    browser.get((folder/f'{page}.html').as_uri())
-
 OPEN = """const calm = document.createElement('style');
     calm.textContent = '* { transition: none !important; animation: none !important }';
     document.head.append(calm);
@@ -70,34 +65,31 @@ SPILLS = """const wide = innerWidth, page = document.documentElement;
     if (Math.max(page.scrollWidth, document.body.scrollWidth) <= wide) return [];
     const out = [...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > wide+1);
     return [`the page is ${page.scrollWidth} px wide`, ...out.slice(0, 3).map(e => e.outerHTML.slice(0, 90))]"""
-CUT = """const code = [...document.querySelectorAll('article div.highlight pre')];
-    return code.filter(e => e.checkVisibility() && e.clientWidth && e.scrollWidth > e.clientWidth).map(e => `${e.scrollWidth} px of code in ${e.clientWidth}: ` +
-            e.textContent.split('\\n').reduce((a, b) => a.length < b.length ? b : a).slice(0, 120))"""
+CUT = """const longest = e => e.textContent.split('\\n').reduce((a, b) => a.length < b.length ? b : a),
+        code = [...document.querySelectorAll('article div.highlight pre')];
+    return code.filter(e => e.checkVisibility() && e.clientWidth && e.scrollWidth > e.clientWidth).map(e =>
+        `${e.scrollWidth} px of code in ${e.clientWidth}: ${longest(e).slice(0, 120)}`)"""
 
 @walk
 @each_page
 def test_page_fits(browser, built, page):
     "None scrolls sideways, wide or on a phone, its folds shut or open; no line of code is cut; the console is empty."
     ask = browser.execute_script
-    with screen(browser, 1280, 900):
-        go(browser, built, page)
-        assert not ask(CUT)
-        assert not ask(SPILLS)
-        ask(OPEN)
-        assert not ask(SPILLS)
-    with phone(browser):
-        go(browser, built, page)
-        assert not ask(SPILLS)
-        ask(OPEN)
-        assert not ask(SPILLS)
-    assert not errors(browser) and hosts(browser) <= {('file', None)}
+    for wide in (True, False):
+        with screen(browser, 1280, 900) if wide else phone(browser):
+            visit(browser, built/f'{page}.html')
+            assert not (wide and ask(CUT))
+            assert not ask(SPILLS)
+            ask(OPEN)
+            assert not ask(SPILLS)
+            assert not errors(browser) and hosts(browser) <= {('file', None)}
 
 @walk
 @pytest.mark.parametrize('page', ESTIMATORS)
 def test_first_picture_is_near_the_top(browser, built, page):
     "Within a screen and a half, from its top to its last line."
     with screen(browser, 1280, 900):
-        go(browser, built, page)
+        visit(browser, built/f'{page}.html')
         seen = every(browser, f'article :is({PLAYER}, svg.figure, .cell_output img)')
         assert seen, 'no picture'
         end = seen[0].location['y']+seen[0].size['height']
@@ -114,7 +106,7 @@ def test_page_can_be_read(browser, built, page):
     "Text stands out from its ground as WCAG's AA asks, in both themes, folds open."
     source = axe(DOCS/'_build')
     with screen(browser, 1280, 900):
-        go(browser, built, page)
+        visit(browser, built/f'{page}.html')
         browser.execute_script(OPEN)
         browser.execute_script(source)
         faint = [f for theme in ('light', 'dark') for f in browser.execute_async_script(CONTRAST, theme)]
@@ -161,7 +153,7 @@ def test_every_control_answers(browser, built, page):
     "To the mouse and to a key: each of each player, those too that another control brings."
     if not re.search(r'<div data-shok', (built/f'{page}.html').read_text('utf-8')): return      # no player on it
     with screen(browser, 1280, 1400):
-        go(browser, built, page)
+        visit(browser, built/f'{page}.html')
         players = every(browser, PLAYER)
         assert players
         for n,player in enumerate(players):
@@ -187,7 +179,7 @@ def test_the_frame_answers(browser, built):
     def theme(): return browser.find_element('tag name', 'body').get_attribute('data-theme')
     def paper(): return browser.execute_script('return getComputedStyle(document.body).backgroundColor')
     with screen(browser, 1280, 900):
-        go(browser, built, 'soft')
+        visit(browser, built/'soft.html')
         toggle = next(b for b in every(browser, '.theme-toggle') if b.is_displayed())
         seen = {theme(): paper()}
         toggle.click()
@@ -202,7 +194,7 @@ def test_the_frame_answers(browser, built):
         found = [a.get_attribute('href') for a in every(browser, '#search-results li a')]
         assert any('schedules.html' in a for a in found)
     with phone(browser):
-        go(browser, built, 'soft')
+        visit(browser, built/'soft.html')
         links = find(browser, '.sidebar-tree')
         assert not browser.execute_script(VISIBLE, links)
         find(browser, '.mobile-header [for=__navigation]').click()
