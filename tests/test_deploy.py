@@ -380,7 +380,7 @@ def test_failed_calls_change_nothing():
         (dict(weights=Quantizer(4, block=7), activations=None), ValueError, 'block must divide'),
         (dict(weights=1, activations=None), ValueError, r'bits must be in \[2, 24\], got 1'),
         (dict(weights=None, activations=None), ValueError, 'weights and activations are both None'),
-        (dict(weights=True), TypeError, 'weights must be bits, a Quantizer or None, got bool'),
+        (dict(weights=True), TypeError, 'weights must be bits, a Quantizer, another module or None, got bool'),
     ]
     for kw,error,words in bad:
         with pytest.raises(error, match=words): quantize_model_(model, **kw)
