@@ -231,8 +231,8 @@ def test_state_of_a_file():
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(fresh.to_codes(W), q.to_codes(W))
 
-ANY = dict(dorefa=Rounding(dorefa_weight, dorefa_weight, bits=2), pact=Rounding(pact, pact, alpha=torch.tensor(2.), bits=4),
-    steps=SoftRound(5., step=.25))
+ANY = dict(dorefa=Rounding(dorefa_weight, dorefa_weight, bits=2),
+    pact=Rounding(pact, pact, alpha=torch.tensor(2.), bits=4), steps=SoftRound(5., step=.25))
 
 @pytest.mark.parametrize('name', ANY)
 def test_any_module_quantizes_a_model(name):
