@@ -21,7 +21,7 @@ def _parsed(src):
     try: return ast.parse(src).body
     except SyntaxError: return []
 
-def _exported(path):
+def exported(path):
     "The name of a notebook's module, and its exported cells."
     name,cells = '',[]
     for c in json.loads(path.read_text('utf-8'))['cells']:
@@ -36,7 +36,7 @@ def everything(folder):
     "All top-level functions and values of the package, `(node, its cell)` by name; the first of a name counts."
     found = {}
     for p in sorted(Path(folder).glob('[0-9]*.ipynb')):
-        for src in _exported(p)[1]:
+        for src in exported(p)[1]:
             for n in _parsed(src):
                 names = [n.name] if isinstance(n, (ast.FunctionDef, ast.ClassDef)) else []
                 if isinstance(n, ast.Assign): names = [t.id for t in n.targets if isinstance(t, ast.Name)]

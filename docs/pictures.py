@@ -1,7 +1,8 @@
-"""Makes the pictures that notebooks store small: `python docs/pictures.py` after `nbdev-test --save`.
+"""Makes what notebooks store small: `python docs/pictures.py` after `nbdev-test --save`.
 
-Readers of the site see vector figures. What a notebook stores is for those who read it in Jupyter or in a repository,
-so 128 colours do, and a picture that is still large is halved. Run twice, nothing changes."""
+Readers of the site see vector figures and players. What a notebook stores is for those who read it in Jupyter or in a
+repository: 64 colours do, a picture that is still large is halved, and a player, which no repository runs, is left
+out. Run twice, nothing changes."""
 import base64
 import io
 import json
@@ -9,8 +10,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT,ALL = 60_000,2_000_000                  # characters: of one picture, and of all
-MANY = 128                                    # colours
+LIMIT,ALL = 60_000,2_000_000                  # characters: of one picture, and of all that is stored
+MANY = 64                                     # colours
 
 def pictures(nb):
     "For each stored picture of the notebook `nb`: its cell, the data it lies in, and its kind."
@@ -19,10 +20,24 @@ def pictures(nb):
             for kind in o.get('data', {}):
                 if kind.startswith('image/'): yield c,o['data'],kind
 
+def without_players(nb):
+    "Remove the players of the notebook `nb`. Were there any?"
+    found = False
+    for c in nb['cells']:
+        for o in c.get('outputs', []):
+            data = o.get('data', {})
+            if '<div data-shok' in ''.join(data.get('text/html', ''))[:40]: found = bool(data.pop('text/html'))
+        if c['cell_type'] == 'code': c['outputs'] = [o for o in c['outputs'] if o.get('data') != {}]
+    return found
+
+def stored(nb):
+    "How many characters the outputs of the notebook `nb` have."
+    return sum(len(json.dumps(c.get('outputs', []))) for c in nb['cells'])
+
 def _encoded(im):
     file = io.BytesIO()
     im.quantize(MANY, dither=0).save(file, 'PNG', optimize=True)
-    return base64.b64encode(file.getvalue()).decode() + '\n'
+    return base64.b64encode(file.getvalue()).decode()      # nbdev-clean wants no newline at its end
 
 def small(png):
     "A base64 PNG in few colours and, if need be, fewer pixels. One that is small stays as it is."
@@ -38,7 +53,8 @@ def small(png):
 
 def main(paths):
     for path in map(Path, paths or sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))):
-        nb,changed = json.loads(path.read_text('utf-8')),False
+        nb = json.loads(path.read_text('utf-8'))
+        changed = without_players(nb)
         for _,data,kind in pictures(nb):
             if kind != 'image/png': continue
             old = ''.join(data[kind])

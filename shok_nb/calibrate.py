@@ -24,7 +24,7 @@ def _settle(x, fn, bits, signed, dim, block):
     if not v.isfinite().all(): raise ValueError(f'{fn}: x must be finite, got nan or infinity')
     return v,dims,qmin,qmax
 
-def _grid(low, high, qmin, qmax, zero_point):
+def _grid_of_range(low, high, qmin, qmax, zero_point):
     "The step, and the zero point if wanted, that put `low` and `high` on the end codes."
     if not zero_point:
         step = high/qmax
@@ -85,7 +85,7 @@ def minmax_init(
     """
     v,dims,qmin,qmax = _settle(x, 'minmax_init', bits, signed, dim, block)
     low,high = _reach(v, dims, qmin, zero_point)
-    return _given(_grid(low, high, qmin, qmax, zero_point), dim)
+    return _given(_grid_of_range(low, high, qmin, qmax, zero_point), dim)
 
 def _nth(share, v, dims):
     "The value that a `share` of each group does not exceed, keeping dims."
@@ -131,7 +131,7 @@ def percentile_init(
     v,dims,qmin,qmax = _settle(x, 'percentile_init', bits, signed, dim, block)
     share = check_knob(percentile, None, 'percentile_init', 'percentile', 50., 100.)/100
     low,high = _reach(v, dims, qmin, zero_point, partial(_nth, share))
-    return _given(_grid(low, high, qmin, qmax, zero_point), dim)
+    return _given(_grid_of_range(low, high, qmin, qmax, zero_point), dim)
 
 # %% ../nbs/56_calibrate.ipynb #56a00008
 def _error(v, dims, grid, qmin, qmax):
@@ -191,7 +191,7 @@ def mse_init(
     if search not in ('grid', 'golden'):
         raise ValueError(f"mse_init: search must be 'grid' or 'golden', got {search!r}")
     low,high = _reach(v, dims, qmin, zero_point)
-    def grid(share): return _grid(low*share, high*share, qmin, qmax, zero_point)
+    def grid(share): return _grid_of_range(low*share, high*share, qmin, qmax, zero_point)
     def error(share): return _error(v, dims, grid(share), qmin, qmax)
     best = torch.ones_like(high)
     least = error(best)

@@ -186,9 +186,9 @@ def _log(name, default, lo, hi, **ends): return Knob(name, default, lo, hi, log=
 _half_line = 0.,math.inf
 _alpha = _log('alpha', 5., .5, 30., soft=0., hard=math.inf, ends=_half_line)
 _lower = Knob('lower', -2., -4., 0., ends=(-math.inf, 0.))
-_ends = _lower,Knob('upper', 2., 1., 4., ends=(1., math.inf))
-_ties = Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down'))
-_noise = Choice('kind', 'uniform', ('uniform', 'triangular', 'gaussian', 'kumaraswamy'))
+_both_ends = _lower,Knob('upper', 2., 1., 4., ends=(1., math.inf))
+_tie_kinds = Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down'))
+_kinds = Choice('kind', 'uniform', ('uniform', 'triangular', 'gaussian', 'kumaraswamy'))
 _mixed = Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit'))
 
 _Claims = dict[str,Any]
@@ -198,13 +198,13 @@ _clamped:_Claims = dict(on_grid=True, mass_one=False, equivariant=False, unbound
 _curve:_Claims = dict(exact_slope=True, continuous=True)
 _one_step:_Claims = dict(
     mass_one=False, odd=False, equivariant=False, grid=False, unbounded=False)
-_drawn:_Claims = dict(random=True, monotone=False)
+_draws:_Claims = dict(random=True, monotone=False)
 
 _tanh = '2006.09952'
 _answer = 'SO 46596636'
 
 catalog = (
-    Row(round_ste, '1', '1308.3432', (), (_ties,), on_grid=True),
+    Row(round_ste, '1', '1308.3432', (), (_tie_kinds,), on_grid=True),
     Row(floor_ste, '1', '1308.3432', on_grid=True, odd=False),
     Row(ceil_ste, '1', '1308.3432', on_grid=True, odd=False),
     Row(trunc_ste, '1', '1308.3432', on_grid=True, equivariant=False),
@@ -217,10 +217,10 @@ catalog = (
         (Knob('alpha', .2, .01, .9),), grid=False, domain=(-3.5, 3.5), **_clamped),
     Row(stable_round, '(1-κ cos πq) / (1+κ cos πq), κ = √2πA', '2601.19320',
         (Knob('amplitude', .21, 0., .22, ends=(0., .225)),), on_grid=True, mass_one=False),
-    Row(clipped_round, '1 where n is in the range', '1602.02830', _ends,
+    Row(clipped_round, '1 where n is in the range', '1602.02830', _both_ends,
         at_default=('on_grid', 'odd'), domain=(-3.5, 3.5), **_clamped),
     Row(trust_round, '1 where |x-f(x)| ≤ T', '2502.05003',
-        (Knob('trust', .5, .05, 2., learns=False, ends=_half_line), *_ends),
+        (Knob('trust', .5, .05, 2., learns=False, ends=_half_line), *_both_ends),
         at_default=('on_grid', 'odd'), domain=(-3.5, 3.5), **_clamped),
     Row(clipped_sign, '1 where |x| ≤ c', '1602.02830',
         (Knob('clip', 1., .1, 3., ends=_half_line),), **_bit),
@@ -240,7 +240,7 @@ catalog = (
     Row(soft_round_conditional_mean, '1 / (2α tanh(α/2) (¼-q²) + α/sinh α)', _tanh,
         (_alpha,), **_curve),
     Row(sigmoid_round, 's σ(z)σ(-z), z = s(x-c)', _answer,
-        (_log('slope', 1000., 1., 1000., ends=_half_line), Knob('center', .5, 0., 1.)),
+        (_log('steepness', 1000., 1., 1000., ends=_half_line), Knob('center', .5, 0., 1.)),
         domain=(-.5, 1.5), **_curve, **_one_step),
     Row(sigmoid_sum_round, 'Σ σ(z)σ(-z)/T over the ties, z = (distance to the tie)/T',
         '2504.19026',
@@ -262,16 +262,16 @@ catalog = (
         grid=False, domain=(-.5, .5)),
     Row(diff_round, '-0.01', 'Carlini 2024', (Knob('decimals', 1, 0, 3),),
         exact_slope=True, monotone=False, domain=(-1, 1), **_one_step),
-    Row(stochastic_round, '1', '1502.02551', on_grid=True, unbiased=True, **_drawn),
+    Row(stochastic_round, '1', '1502.02551', on_grid=True, unbiased=True, **_draws),
     Row(uniform_noise, '1', '1611.01704',
-        unbiased=True, exact_slope=True, grid=False, **_drawn),
-    Row(dither_round, '1', '2006.09952', (), (_noise,), unbiased=True, **_drawn),
+        unbiased=True, exact_slope=True, grid=False, **_draws),
+    Row(dither_round, '1', '2006.09952', (), (_kinds,), unbiased=True, **_draws),
     Row(noisy_soft_round, 'of both curves, at the noise', '2006.09952',
-        (_log('alpha', 5., .5, 30., ends=_half_line),), (_noise,), exact_slope=True, **_drawn),
+        (_log('alpha', 5., .5, 30., ends=_half_line),), (_kinds,), exact_slope=True, **_draws),
     Row(reinmax_round, '1/2P(y), 1 at integers', '2304.08612',
-        on_grid=True, unbiased=True, **_drawn),
+        on_grid=True, unbiased=True, **_draws),
     Row(sga_round, 'of the mixture, at the noise', '2006.04240',
-        (Knob('temperature', .5, .1, 1.),), (_mixed,), exact_slope=True, **_drawn),
+        (Knob('temperature', .5, .1, 1.),), (_mixed,), exact_slope=True, **_draws),
 )
 
 def row(

@@ -153,14 +153,14 @@ def keeps_shape(f, r, dtype):
 def is_finite(f, r, dtype):
     "Finite values and slopes at integers, ties, zeros and both ends of each knob."
     x = _edges(dtype)
-    for kw in [{}, *_ends(r)]:
+    for kw in [{}, *_ends_of(r)]:
         y,g = f(x, **kw),slope(f, x, **kw)
         _must(y.isfinite().all(), 'not finite at', kw, x[~y.isfinite()].tolist())
         large = slope(f, x.double(), **kw) > torch.finfo(dtype).max
         lost = ~(g.isfinite() | large)
         _must(not lost.any(), 'slope not finite at', kw, x[lost].tolist())
 
-def _ends(r):
+def _ends_of(r):
     for k in r.knobs:
         for v in (k.lo, k.hi, k.soft, k.hard):
             if v is not None: yield {k.name: v}
@@ -196,7 +196,7 @@ def fixes_integers(f, r, dtype):
 def rounds_halves_once(f, r, dtype):
     "A half gives the float32 value and slope, rounded once: all 65,536 of them."
     x = torch.arange(-2**15, 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    for kw in [{}, *_ends(r)]:
+    for kw in [{}, *_ends_of(r)]:
         y,g = f(x.float(), **kw),slope(f, x.float(), **kw)
         _must_be(f(x, **kw), y.to(dtype), x, f'the value {kw}')
         _must_be(slope(f, x, **kw), g.to(dtype), x, f'the slope {kw}')

@@ -23,11 +23,11 @@ from .parts import by_mode, either
 from .pieces import _for_cpu, _fuse, _fusible, _number, _pieces, _wide, _widen
 
 # %% ../nbs/01_core.ipynb #2ccb0351
-def _lean(f, *args):
+def _recompute(f, *args):
     "`f(*args)`, done again for backward on a CPU: loading the bools it would keep is slower."
     return checkpoint(f, *args, use_reentrant=False) if _for_cpu(args[0]) else f(*args)
 
-def _pass(v, hard):
+def _slope_one(v, hard):
     "Value of `hard`, slope 1 in `v`, as plain ops; infinity and -0 survive."
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
@@ -105,7 +105,7 @@ class estimator:
         slope (Callable|None = None): `slope(v, *knobs)`: backward multiplies by it; None is 1
         plain (Callable|None = None): The same from torch ops alone; None if the slope is 1
         compiled (Callable|None = None): `value` as code is generated from it; None if no other
-        hard (bool = True): Does an exported graph want `value` alone?
+        export_value (bool = True): Does an exported graph want `value` alone?
         near (bool = True): Is the value never more than two from `v`?
         pure (bool = False): Do formulas depend on their arguments alone, and may be replayed?
         **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
@@ -126,7 +126,7 @@ class estimator:
         plain:Callable|None=None,  # The same from torch ops alone; None if the slope is 1
         /, *,
         compiled:Callable|None=None,  # `value` as code is generated from it; None if no other
-        hard:bool=True,  # Does an exported graph want `value` alone?
+        export_value:bool=True,    # Does an exported graph want `value` alone?
         near:bool=True,  # Is the value never more than two from `v`?
         pure:bool=False, # Do formulas depend on their arguments alone, and may be replayed?
         **ranges:Any     # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
@@ -136,8 +136,8 @@ class estimator:
         self.defaults,ranges = _defaults(ranges)
         self.names = *ranges,
         self.compiled = value if compiled is None else compiled
-        self.hard,self.near,self.pure = hard,near,pure
-        def straight(v, *knobs): return _pass(v, value(v.detach(), *knobs))
+        self.export_value,self.near,self.pure = export_value,near,pure
+        def straight(v, *knobs): return _slope_one(v, value(v.detach(), *knobs))
         self.plain = straight if plain is None else plain
         ranges = dict(step=dict(open=True), offset=dict(lo=-math.inf, open=True)) | ranges
         self.ranges = [(arg, kw, *_surely(**kw)) for arg,kw in ranges.items()]
@@ -182,10 +182,10 @@ class estimator:
         how,rest = mode(),[step, offset, *knobs]
         common = len(knobs) == 0 and _default(step, offset)
         learns = not common and self._check(x, rest, how)
-        if how == 'export' and self.hard: return self.forward(x, *rest)
+        if how == 'export' and self.export_value: return self.forward(x, *rest)
         if how != 'eager' and torch.compiler.is_compiling(): rest[2:] = _constants(x, rest[2:])
         if how in ('export', 'transform'): return self.composite(x, *rest)
-        if how == 'compile' and learns: return _lean(self.composite, x, *rest)
+        if how == 'compile' and learns: return _recompute(self.composite, x, *rest)
         recorded = torch.is_grad_enabled() and (learns or x.requires_grad)
         if not recorded: return self.forward(x, *rest)
         if self.slope is None and common: return _straight(x, self.bare)

@@ -61,7 +61,7 @@ def _puzzle(d):
     def plain(v):
         still,w = value(v.detach()),slope(v.detach())
         return still - torch.where(torch.isfinite(v), v.detach()-v, 0.)*w
-    return estimator('diff_round', value, slope, plain, hard=False, pure=True)
+    return estimator('diff_round', value, slope, plain, export_value=False, pure=True)
 
 def diff_round(
     x:Tensor,       # Values; any shape, floating dtype

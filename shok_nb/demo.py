@@ -36,7 +36,7 @@ from .soft import soft_round
 from .ste import round_ste
 
 # %% ../nbs/72_demo.ipynb #718b690f
-_copy = 128   # height and width of one copy of the message, in pixels
+_side = 128   # height and width of one copy of the message, in pixels
 
 def _sample():
     "Path of the demo's own photo."
@@ -72,9 +72,9 @@ def load(
     try:
         with Image.open(path) as im: im = im.convert('RGB')
     except broken as e: raise ValueError(f'cannot read {path} as an image: {e}') from None
-    w,h = (min(s//_copy, 4)*_copy for s in im.size)
+    w,h = (min(s//_side, 4)*_side for s in im.size)
     if not w or not h:
-        need = f'256 bits need at least {_copy}x{_copy}'
+        need = f'256 bits need at least {_side}x{_side}'
         raise ValueError(f'{path} has {im.width}x{im.height} pixels; {need}')
     left,top = (im.width-w)//2,(im.height-h)//2
     return _from_pil(im.crop((left, top, left+w, top+h)))[None].float()
@@ -188,7 +188,7 @@ def trial(
         ('soft_round', 2)
     """
     luma,bits = _luma(photo),to_bits(message).to(photo.device)
-    copies = luma.shape[2]//_copy,luma.shape[3]//_copy
+    copies = luma.shape[2]//_side,luma.shape[3]//_side
     pattern = mark_pattern(luma.shape, torch.Generator().manual_seed(0)).to(photo)
     spread,seconds,out = bits.repeat(1, 1, *copies),0.,[]
     def codec(quality):
@@ -341,17 +341,17 @@ def _figure(image, caption, alt, kind=''):
     picture = f'<img src="{_png(image)}" alt="{alt}" class="{kind}">'
     return f'<figure>{picture}<figcaption>{caption}</figcaption></figure>'
 
-def _code(name):
+def _html(name):
     "A function's name in code type; words as they are."
     return f'<code>{html.escape(name)}</code>' if ' ' not in name or '(' in name else name
 
-def _table(results):
+def _results_table(results):
     "The table of `report` in HTML, with the sentence that each mark leaves at quality 10."
     def cells(pair, form): return ''.join(f'<td>{form.format(v)}</td>' for v in pair)
     def sentence(text):
         whole = ' whole' if text == message else ''
         return f'<td class="text{whole}">{html.escape(text)}</td>'
-    rows = [f'<tr><th scope="row">{_code(r.name)}</th>'
+    rows = [f'<tr><th scope="row">{_html(r.name)}</th>'
         f'{cells(r.errors, "{:.1%}")}{cells(r.wrong, "{}")}{sentence(r.texts[0])}'
         f'{cells(r.psnr, "{:.1f}")}<td>{r.seconds:.1f}</td></tr>' for r in results]
     def head(words): return f'<th scope="col">{words}</th>'
@@ -385,8 +385,8 @@ def page(
     """
     from shok_nb.widgets import player
     best = min(results, key=lambda r: (r.wrong[0], r.errors[0]))
-    copies = photo.shape[2]*photo.shape[3]//_copy**2
-    hidden = f'256 bits in it, {copies} times over: {_code(best.name)}, {best.psnr[0]:.1f} dB.'
+    copies = photo.shape[2]*photo.shape[3]//_side**2
+    hidden = f'256 bits in it, {copies} times over: {_html(best.name)}, {best.psnr[0]:.1f} dB.'
     read = 'The same as a JPEG file of quality 10. This is all that the reader gets.'
     pictures = [
         _figure(photo, 'The photo.', 'The photo'),
@@ -397,7 +397,7 @@ def page(
     for r in results:
         middle = 128 + 8*r.mark[..., y:y+64, x:x+64]
         alt = f'Mark of {html.escape(r.name)}'
-        marks.append(_figure(middle, _code(r.name), alt, 'pixels'))
+        marks.append(_figure(middle, _html(r.name), alt, 'pixels'))
     sliders = ''.join(f'<div>{player(f)}</div>' for f in (round_ste, soft_round, cubic_round))
     made = f'torch {torch.__version__} on {photo.device.type}'
     return f'''<!doctype html>
@@ -413,7 +413,7 @@ Which substitute for it teaches a mark to survive?</p>
 It is trained through a JPEG codec that rounds as the first column says, then saved and decoded
 by Pillow. Reading without any knowledge gets 50&nbsp;% of the bits wrong. Then all copies of
 the message vote on each of its 256 bits.</p>
-{_table(results)}
+{_results_table(results)}
 <h2>What they learned</h2>
 <p>The middle 64x64 pixels of each mark for quality 10, eight times as strong. A
 straight-through estimator does not see the codec, and draws the reader's own pattern: fine
@@ -429,11 +429,11 @@ Your own picture: <code>--image</code>.</p></footer>
 '''
 
 # %% ../nbs/72_demo.ipynb #c700d3f0
-def _steps(text):
+def _steps_given(text):
     n = int(text)
     if n < 1: raise ValueError
     return n
-_steps.__name__ = 'number of steps'   # argparse says: invalid number of steps value
+_steps_given.__name__ = 'number of steps'   # argparse says: invalid number of steps value
 
 def _ready(args):
     "Photo for a run, or an error before it starts."
@@ -466,13 +466,13 @@ def main(
     parser = argparse.ArgumentParser('python -m shok_nb.demo',
         description='Hides 256 bits in a photo, trained through a differentiable JPEG.')
     add = parser.add_argument
-    add('--image', metavar='PATH', help=f'your picture, at least {_copy}x{_copy} pixels '
+    add('--image', metavar='PATH', help=f'your picture, at least {_side}x{_side} pixels '
         '(default: a portrait that comes with matplotlib)')
     add('--device', choices=('cpu', 'cuda'), default='cpu',
         help='where to train (default: cpu)')
     add('--out', metavar='FILE', default='demo.html',
         help='where to write the page (default: demo.html)')
-    add('--steps', type=_steps, default=80,
+    add('--steps', type=_steps_given, default=80,
         help='training steps for each mark (default: 80)')
     args = parser.parse_args(argv)
     try: photo = _ready(args)

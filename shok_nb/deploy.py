@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from .models import Report, Treated, _evaluating, _feed
 from .nn import _own_class
-from .quantizer import Quantizer, _beside, _onnx_dequantize, _onnx_quantize
+from .quantizer import Quantizer, _laid_beside, _onnx_dequantize, _onnx_quantize
 from .schedules import _ask
 
 # %% ../nbs/59_deploy.ipynb #59a00006
@@ -127,7 +127,7 @@ class Dequantize(nn.Module):
             grid = self._for_onnx(codes.dtype)
             return _onnx_dequantize(codes, *grid, axis, self.block)
         v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
-        def beside(t): return _beside(t, v, self.axis, self.block)
+        def beside(t): return _laid_beside(t, v, self.axis, self.block)
         n = v.to(self.scale.dtype)
         if self.zero is not None: n = n - beside(self.zero)
         return (n*beside(self.scale)).reshape(codes.shape)
@@ -332,8 +332,8 @@ _order = ('relu', 'relu_', 'flatten', 'reshape', 'permute', 'transpose', 'squeez
 _ORDERLY = {F.relu, F.dropout, F.dropout2d, F.max_pool1d, F.max_pool2d, F.max_pool3d,
     Tensor.contiguous, Tensor.view}
 _ORDERLY |= {getattr(t, k) for k in _order for t in (torch, Tensor) if hasattr(t, k)}
-_facts = 'shape', 'ndim', 'dtype', 'device', 'requires_grad', 'is_nested', 'layout'
-_LOOKS = {Tensor.size, Tensor.dim, *[getattr(Tensor, k).__get__ for k in _facts]}
+_metadata = 'shape', 'ndim', 'dtype', 'device', 'requires_grad', 'is_nested', 'layout'
+_LOOKS = {Tensor.size, Tensor.dim, *[getattr(Tensor, k).__get__ for k in _metadata]}
 _NORMS = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d
 
 class _Follow(TorchFunctionMode):
@@ -364,7 +364,7 @@ def _tensors(tree):
     elif isinstance(tree, (tuple, list)):
         for t in tree: yield from _tensors(t)
 
-def _followed(model, layers, example):
+def _followers(model, layers, example):
     "The flow of an example: see `_Follow`."
     flow,hooks = _Follow(),[]
     def leave(*_): flow.away = True
@@ -493,7 +493,7 @@ def _planned(flow, layers):
         if len(after) == 1 and not used: made[m].feeds(*_entering_grid(*after.values()))
     return made,norms
 
-def _packed(layer):
+def _packed_codes(layer):
     "Two codes in a byte, if all fit."
     if layer.codes.amin() < -8 or layer.codes.amax() > 7: return 'int8'
     layer.packed,layer.codes = tuple(layer.codes.shape),pack_int4(layer.codes)
@@ -539,7 +539,7 @@ def deploy_(
         raise ValueError(f'deploy_: no quantizer in {kind}; quantize_model_ first')
     because = {m: _floats_because(m) for m in weights}
     integer = [m for m in weights if not because[m]]
-    made,norms = _planned(_followed(model, integer, example), integer)
+    made,norms = _planned(_followers(model, integer, example), integer)
     if made.pop(model, None): because[model] = 'the layer is the model, nothing holds it'
     # from here on nothing fails
     swapped = made | norms
@@ -551,7 +551,7 @@ def deploy_(
     for m,ws in weights.items():
         kind = type(m).__name__.removeprefix('Parametrized')
         if layer := made.get(m):
-            stored = _packed(layer) if pack else 'int8'
+            stored = _packed_codes(layer) if pack else 'int8'
             way = 'codes to floats' if layer.out_step is None else 'codes to codes'
         else:
             stored = ', '.join(sorted({_store_codes(m, w, pack) for w in ws}))
@@ -591,11 +591,11 @@ def to_onnx(
         str|PathLike: `file`
 
     Example:
-        >>> import torch, shok_nb as R
+        >>> import torch
         >>> from torch import nn
-        >>> import tempfile
-        >>> model = nn.Linear(2, 1)
-        >>> file = R.to_onnx(model, torch.rand(3, 2), tempfile.gettempdir() + '/model.onnx')
+        >>> from shok_nb.deploy import to_onnx
+        >>> to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx')
+        'model.onnx'
     """
     _ask('to_onnx', 'onnxscript')
     if isinstance(example, (tuple, list)): example = example[0]
@@ -638,13 +638,13 @@ def onnx_session(
         Any: An `onnxruntime.InferenceSession` on the CPU
 
     Example:
-        >>> import torch, shok_nb as R
+        >>> import torch
         >>> from torch import nn
-        >>> import tempfile
-        >>> file = R.to_onnx(nn.Linear(2, 1), torch.rand(3, 2), tempfile.gettempdir() + '/model.onnx')
-        >>> x = torch.rand(5, 2).numpy()
-        >>> R.onnx_session(file).run(None, dict(input=x))[0].shape
-        (5, 1)
+        >>> from shok_nb.deploy import onnx_session, to_onnx
+        >>> run = onnx_session(to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx'))
+        >>> x = torch.rand(3, 2).numpy()
+        >>> run.run(None, {run.get_inputs()[0].name: x})[0].shape
+        (3, 1)
     """
     ort = _ask('onnx_session', 'onnxruntime')
     options = ort.SessionOptions()

@@ -12,7 +12,7 @@ from torch import Tensor
 from .arguments import check_input, check_knob
 from .core import estimator
 from .pieces import _FLOATS
-from .random import _grid, _Kind, noise_like
+from .random import _checked_grid, _Kind, noise_like
 from .soft import soft_round, soft_round_conditional_mean
 
 # %% ../nbs/31_dither.ipynb #fd066fb7
@@ -58,7 +58,7 @@ def uniform_noise(
 # %% ../nbs/31_dither.ipynb #6e6dc496
 def _dithered(v, e): return torch.round(v+e) - e
 
-_dither = estimator('dither_round', _dithered, hard=False, e=dict(), pure=True)
+_dither = estimator('dither_round', _dithered, export_value=False, e=dict(), pure=True)
 
 def dither_round(
     x:Tensor,              # Values; any shape, floating dtype
@@ -92,7 +92,7 @@ def dither_round(
         >>> R.dither_round(torch.tensor([1.3, 1.3, 1.3]), seed=torch.tensor(0))
         tensor([1.1010, 1.6195, 1.7643])
     """
-    step,offset = _grid(x, 'dither_round', step, offset)
+    step,offset = _checked_grid(x, 'dither_round', step, offset)
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='dither_round')
     return _dither(x, e, step=step, offset=offset)
 
@@ -133,7 +133,7 @@ def noisy_soft_round(
         >>> R.noisy_soft_round(torch.tensor([0.3, 1.6]), 5., seed=torch.tensor(0))
         tensor([0.0052, 2.0461])
     """
-    step,offset = _grid(x, 'noisy_soft_round', step, offset)
+    step,offset = _checked_grid(x, 'noisy_soft_round', step, offset)
     alpha = check_knob(alpha, x, 'noisy_soft_round', 'alpha')
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='noisy_soft_round')
     z = soft_round(x.to(e.dtype), alpha, step=step, offset=offset) + e*step

@@ -53,16 +53,16 @@ def _pull(x, delta, step, offset):
     knobs = [_constant(k, x) for k in (delta, step, offset)]
     return _round(_Pull.apply(x, *knobs), step=step, offset=offset)
 
-def _refuse(*args):
+def _no_forward_mode(*args):
     raise RuntimeError('ewgs_round: a gradient that depends on the incoming one has no '
         'forward mode and is lost where torch.compile meets torch.func; '
         'use torch.autograd.grad there, or round_ste')
 
-def _pull_backward(*args): return (_refuse if forward_mode() else _pull)(*args)
+def _pull_backward(*args): return (_no_forward_mode if forward_mode() else _pull)(*args)
 
 def _leave(x, delta, step, offset): return _round(x, step=step, offset=offset)
 
-_pulled = by_mode(_pull, transform=either(_pull_backward, _refuse), export=_leave)
+_pulled = by_mode(_pull, transform=either(_pull_backward, _no_forward_mode), export=_leave)
 
 def ewgs_round(
     x:Tensor,              # Values; any shape, floating dtype

@@ -25,7 +25,7 @@ def _plan(terms, fejer):
         coefs.append(8*b)
     return (terms+1)%2/(terms+1) if fejer else (-1)**terms,coefs[:-1]
 
-def _ratio(q, m):
+def _sine_ratio(q, m):
     "sin(mπu)/sin(πu) at u = ½-|q|."
     u = (.5-q.abs()).clamp(min=1e-30)                       # at a tie 0/0 has a limit
     return torch.sin((m*math.pi)*u)/torch.sin(math.pi*u)
@@ -39,7 +39,7 @@ def _beforehand(numbers, q):
 def _less(e, d, c): return _addcmul(e, d, c, value=-4) if isinstance(c, Tensor) else e - 4*c*d
 
 @_cached
-def _series(terms, fejer):
+def _fourier_series(terms, fejer):
     "The staircase with `terms` sines."
     flat,coefs = _plan(terms, fejer)
     def rise(q):
@@ -53,7 +53,7 @@ def _series(terms, fejer):
         return _minus_sine(q) + s*torch.sin(math.pi*(.5-q.abs()))*(d*c + flat/math.pi)
     def slope(q):
         if terms == 0: return torch.ones_like(q)
-        return _ratio(q, terms+1)**2/(terms+1) if fejer else _ratio(q, 2*terms+1)
+        return _sine_ratio(q, terms+1)**2/(terms+1) if fejer else _sine_ratio(q, 2*terms+1)
     return staircase('fourier_round', rise, slope, odd=True, pure=True)
 
 # %% ../nbs/23_fourier.ipynb #d9f7dec6
@@ -89,7 +89,7 @@ def fourier_round(
     if damping not in (None, 'fejer'):
         raise ValueError(f"fourier_round: damping must be None or 'fejer', got {damping!r}")
     terms = check_count(terms, 'fourier_round', 'terms')
-    return _series(terms, damping == 'fejer')(x, hard=hard, step=step, offset=offset)
+    return _fourier_series(terms, damping == 'fejer')(x, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/23_fourier.ipynb #1d07d184
 def _sides(q, rho): return (1-rho)*torch.sin(math.pi*q),(1+rho)*torch.sin(math.pi*(.5-q))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from .arguments import _shown, check_count, check_input, check_knob
-from .core import _pass, straight_through
+from .core import _slope_one, straight_through
 from .parts import _saturate, by_mode, either
 from .pieces import _wide
 from .random import _toss, check_random, uniform_like
@@ -131,7 +131,7 @@ def _regraded_nowhere(fn, x, *args): return _view(x)
 _regrade = by_mode(_regraded, transform=either(_regraded_inside, _refused_inside),
     export=_regraded_nowhere)
 
-def _axis(fn, d, x):
+def _along(fn, d, x):
     "The number of an axis of `x`, from 0 on."
     if isinstance(d, bool) or not isinstance(d, numbers.Integral):
         raise TypeError(f'{fn}: dim must be an int or a tuple of them, got {type(d).__name__}')
@@ -144,8 +144,8 @@ def _axis(fn, d, x):
 def _check_dim(fn, dim, x):
     "The axes as ints, a tuple of them or None."
     if dim is None: return None
-    if not isinstance(dim, (tuple, list)): return _axis(fn, dim, x)
-    axes = [_axis(fn, d, x) for d in dim]
+    if not isinstance(dim, (tuple, list)): return _along(fn, dim, x)
+    axes = [_along(fn, d, x) for d in dim]
     if len(set(axes)) < len(axes):
         raise ValueError(f'{fn}: dim names an axis twice, got {dim}')
     return tuple(axes)
@@ -198,14 +198,14 @@ def _few_bits(g, seed, u, half, dim, generator):
     wide = g.to(_wide(g.dtype))
     m = _largest(wide.detach(), dim)
     v = wide/_over(m)*half + .5
-    return ((_pass(v, _toss(v.detach(), u))-.5)/half*m).to(g.dtype)
+    return ((_slope_one(v, _toss(v.detach(), u))-.5)/half*m).to(g.dtype)
 
-def _noise(x, seed): return uniform_like(x, seed=seed, fn='quantize_grad')
+def _seeded(x, seed): return uniform_like(x, seed=seed, fn='quantize_grad')
 
 def _none_yet(x, seed): return None
 
 # A compiled backward may not check arguments.
-_noise_beforehand = by_mode(_none_yet, compile=_noise, transform=_none_yet, export=_none_yet)
+_noise_beforehand = by_mode(_none_yet, compile=_seeded, transform=_none_yet, export=_none_yet)
 
 def quantize_grad(
     x:Tensor,              # Values; any shape, floating dtype

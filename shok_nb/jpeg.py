@@ -117,7 +117,7 @@ def pillow_jpeg(
     return out
 
 # %% ../nbs/71_jpeg.ipynb #f151ed24
-def _waves(x):
+def _cosine_waves(x):
     "The two-dimensional cosine transform of 8x8 blocks as a matrix, in the dtype of `x`."
     k = torch.arange(8, dtype=torch.float64)
     D = torch.cos(math.pi/16*k[:, None]*(2*k+1))/2
@@ -175,7 +175,7 @@ def _tables(quality, x):
 
 def _plane(p, table, rounding, whole):
     "One plane into coefficients, rounded, and back."
-    K,table = _waves(p),table.flatten(-2)[..., None, None, None, :]
+    K,table = _cosine_waves(p),table.flatten(-2)[..., None, None, None, :]
     c = _blocks(_pad(p, 8, 8)-128) @ K.T
     c = rounding(whole(8*c)/8/table)*table
     return _saturate(whole(_unblocks(c @ K)[..., :p.shape[-2], :p.shape[-1]] + 128), 0., 255.)

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from .arguments import check_count
 from .neighbours import local_expectation
-from .plots import _draw, _legend, _name, _title, figure, line_style, sweep
+from .parts import _name
+from .plots import _draw_line, _legend, _title, figure, line_style, sweep
 
 # %% ../nbs/63_lab.ipynb #25b9d44e
 def _gradient(f, x, fn):
@@ -82,14 +83,14 @@ def bias_variance(
 # %% ../nbs/63_lab.ipynb #db40bacb
 def _pair(xlabel, *titles)->Sequence:
     "A figure with two Axes side by side."
-    _,ax = figure(1, 2, (5.5, 2.9))
+    _,ax = figure(1, 2, (5.5, 3.5))
     for a,title in zip(ax, titles):
         a.set(xlabel=xlabel)
         a.set_title(title, fontsize='medium')
         a.grid(alpha=.25)
     return ax
 
-def _drawn(ax): return len(ax.get_legend_handles_labels()[1])
+def _lines_drawn(ax): return len(ax.get_legend_handles_labels()[1])
 
 # %% ../nbs/63_lab.ipynb #af41e203
 def plot_bias(
@@ -129,11 +130,11 @@ def plot_bias(
         ax = _pair('x [steps]', 'mean gradient', 'standard deviation')
         x,y,_ = sweep(lambda x: look(x)[1], domain)
         ax[0].plot(x, y, ':', color='#7f7f7f', zorder=3, label='exact')
-    style = line_style(_drawn(ax[0])-1)                 # the first is exact
+    style = line_style(_lines_drawn(ax[0])-1)                 # the first is exact
     x,y,_ = sweep(lambda x: look(x)[1:3].sum(0), domain)
-    _draw(ax[0], x, y, _name(f), **style)
+    _draw_line(ax[0], x, y, _name(f), **style)
     x,y,_ = sweep(lambda x: look(x)[3].sqrt(), domain)
-    _draw(ax[1], x, y, None, **style)
+    _draw_line(ax[1], x, y, None, **style)
     _legend(ax, _name(f))
     return tuple(ax)
 
@@ -255,7 +256,7 @@ def plot_report(
     for a,fields in zip(ax, (('dead', 'gap', 'monotone'), ('bias', 'sd'))):
         for name in fields:
             values = [getattr(r, name) for r in rows]
-            a.plot(x, values, marker='.', label=name, **line_style(_drawn(a)))
+            a.plot(x, values, marker='.', label=name, **line_style(_lines_drawn(a)))
         if x[0] > 0 and x[-1] >= 10*x[0]: a.set_xscale('log')
         a.legend()
     _title(ax[0].figure, _name(f))

@@ -63,7 +63,7 @@ def _named(f):
 
 def _passes(r): return [dict(hard=False), dict(hard=True)] if r.smooth else [{}]
 
-def _grid(r):
+def _takes_grid(r):
     "Step and offset, as far as the function takes them."
     return list(_GRID) if r.grid else list(_GRID[:1]) if r.name == 'uniform_noise' else []
 
@@ -77,17 +77,17 @@ def _tile(r):
 def _picture(r, knobs):
     "The six strings of a `_frame`: of one period, or of as much as a small step will show."
     tile,lo,hi = _tile(r),*r.domain
-    wide = (4*lo, 4*hi) if _grid(r) else r.domain
+    wide = (4*lo, 4*hi) if _takes_grid(r) else r.domain
     span = (-tile/2, tile/2) if tile else wide
     y,dots,*rest = _frame(r.f, r.domain, knobs, span=span, every=5)
     if tile and not r.random:
         words = {c.name: knobs[c.name] for c in r.choices}
-        dots = _ties(r, tuple(words.items()), knobs.get('hard'))
+        dots = _at_ties(r, tuple(words.items()), knobs.get('hard'))
     if span == wide != r.domain: rest[-1] = rest[-1].partition(',')[0]     # no mean of this
     return y,dots.replace('h0', 'l0 0'),*rest
 
 @functools.cache
-def _ties(r, words, hard):
+def _at_ties(r, words, hard):
     "The dots of a long stretch: a tie may have a period of two, or none; no knob moves it."
     if r.continuous and not hard: return ''
     passes = dict(hard=hard) if r.smooth else {}
@@ -217,7 +217,7 @@ def _wide_words(svg):
     return svg.replace(' [steps]', '').replace('font-size="13"', 'font-size="15"')
 
 @functools.cache
-def _table()->dict[str, Any]:
+def _all_curves()->dict[str,Any]:
     "All pictures of all rows, packed."
     strings,views,rows = _Strings(),{},[]
     blank = '','','','||||','0',''
@@ -230,7 +230,7 @@ def _table()->dict[str, Any]:
         settings = [dict(zip([k.name for k in knobs], v)) for v in itertools.product(*stops)]
         frames = [[[strings[t] for t in _picture(r, v|p)] for v in settings]
             for p in _passes(r)]
-        controls = _controls([*knobs, *_grid(r)], [*stops, *(_STEPS, _OFFSETS)])
+        controls = _controls([*knobs, *_takes_grid(r)], [*stops, *(_STEPS, _OFFSETS)])
         if r.smooth: controls += _toggle(_HARD, 'hard')
         labels = [[_label(v) for v in s] for s in stops]
         view = [*views].index(r.domain)
@@ -239,7 +239,7 @@ def _table()->dict[str, Any]:
     views = [*views.values()]
     return dict(rows=rows, views=views, grid=grid, other=_OTHER, strings=[*strings])
 
-def _drawn(r, name, knobs, hard):
+def _curve_table(r, name, knobs, hard):
     "The drawing of a row at one setting."
     this,*that = _passes(r)[::-1] if hard else _passes(r)
     other = (_ghost(r.f, r.domain, knobs|that[0]),_OTHER[bool(hard)]) if that else ('', '')
@@ -270,9 +270,9 @@ class _Column(W.VBox):
         self.redraw()
 
     def redraw(self, change=None):
-        name = str(self.menu.value)
         values = {n: w.value for n,w in self.sliders.items()}
         marks = {t: w.value for t,w in self.marks.items()}
+        name = str(self.menu.value)
         self.picture.value = self.draw(name, _ALL[name], values, marks)
 
 class _Two(W.VBox):
@@ -292,10 +292,10 @@ class _Two(W.VBox):
 
 def _explore(*names):
     "The page of `explore`."
-    data,columns = _table(),[]
+    data,columns = _all_curves(),[]
     for which,n in zip(('left', 'right'), names):
         r,knobs = _ALL[n],_explored(_ALL[n])[0]
-        svg = _drawn(r, n, {k.name: k.default for k in knobs}, False)
+        svg = _curve_table(r, n, {k.name: k.default for k in knobs}, False)
         controls = next(w['c'] for w in data['rows'] if w['n'] == n)
         columns.append((_names(which, _ALL, n), controls, svg))
     return _page('shok-explore', data, '', columns) + _script(_EXPLORE)
@@ -320,8 +320,8 @@ def explore(
         >>> from shok_nb.learn import explore
         >>> box = explore(R.soft_round, R.round_ste)
     """
-    def draw(name, r, values, marks): return _drawn(r, name, values, marks.get(_HARD))
-    def knobs(r): return *_explored(r)[0],*_grid(r)
+    def draw(name, r, values, marks): return _curve_table(r, name, values, marks.get(_HARD))
+    def knobs(r): return *_explored(r)[0],*_takes_grid(r)
     def toggles(r): return [_HARD] if r.smooth else []
     columns = [_Column(which, _named(f), _ALL, knobs, toggles, draw)
         for which,f in (('left', left), ('right', right))]
@@ -367,8 +367,8 @@ def descend(
             now = _now(knobs, k, steps)
             leaf = x.clone().requires_grad_()
             y = f(leaf, **now)
-            loss = (y-target).square().sum()/2
-            g = torch.autograd.grad(loss, leaf)[0] if y.requires_grad else torch.zeros_like(x)
+            down = y.detach()-target              # the gradient of the loss by f(x)
+            g = torch.autograd.grad(y, leaf, down)[0] if y.requires_grad else 0*x
             path.append(torch.stack([x, y.detach(), g]))
             x = x - lr*g
     return torch.stack(path, 1)
@@ -386,11 +386,11 @@ _X,_Y,_L,_V,_K = _WIDE/6,250,250,150,_WIDE/_LAST # of x, value, loss, value belo
 _HIGH,_MOST = 4,3                # the top of the values and of the loss
 
 def _tenths(v, k): return f'{v*k:.0f}'
-def _at(x): return f'{(x-_SEEN[0])*_X:.0f}'
-def _up(y): return f'{(_HIGH-y)*_Y:.0f}'
+def _left(x): return f'{(x-_SEEN[0])*_X:.0f}'
+def _top(y): return f'{(_HIGH-y)*_Y:.0f}'
 def _deep(y): return f'{(_MOST-(y-_TARGET)**2/2)*_L:.0f}'
 def _low(y): return f'{(_HIGH-y)*_V:.0f}'
-def _clip(v): return min(max(v, -6.), 8.)
+def _in_view(v): return min(max(v, -6.), 8.)
 
 def _ground(f, knobs):
     "The curve, and the loss seen through it."
@@ -404,18 +404,18 @@ def _marks(path, k, lr, deployed):
     "What moves, after `k` steps of `path`: pairs of x, f(x) and one more x."
     k = min(k, len(path)-2)
     (x,y,n),(after,*_) = path[k],path[k+1]
-    ball,move = f'M{_at(x)} {_up(y)}h0',round(min(max((after-x)/lr, -3.), 3.)*_X)
+    ball,move = f'M{_left(x)} {_top(y)}h0',round(min(max((after-x)/lr, -3.), 3.)*_X)
     head = min(abs(move), 70)*(1 if move > 0 else -1)
-    arrow = f'M{_at(x)} {_up(y)}h{move}m{-head} -50l{head} 50l{-head} 50' if move else ''
-    trail = ''.join(f'M{_at(a)} {_up(b)}h0' for a,b,_ in path[:k])
+    arrow = f'M{_left(x)} {_top(y)}h{move}m{-head} -50l{head} 50l{-head} 50' if move else ''
+    trail = ''.join(f'M{_left(a)} {_top(b)}h0' for a,b,_ in path[:k])
     values = 'M'+'L'.join(f'{_tenths(i, _K)} {_low(b)}' for i,(_,b,_) in enumerate(path[:k+1]))
     later = 'M'+'L'.join(f'{_tenths(i, _K)} {_low(c)}' for i,(*_,c) in enumerate(path[:k+1]))
-    ring = f'M{_at(x)} {_up(n)}h0'
+    ring = f'M{_left(x)} {_top(n)}h0'
     return dict(ball=ball, arrow=arrow, trail=trail, values=values,
-        lossball=f'M{_at(x)} {_deep(y)}h0',
+        lossball=f'M{_left(x)} {_deep(y)}h0',
         deployed=ring if deployed else '', later=later if deployed else '')
 
-def _say(path, k, lr, deployed):
+def _path_said(path, k, lr, deployed):
     "The three lines of text."
     (x,y,n),(after,*_) = path[min(k, len(path)-2)],path[min(k, len(path)-2)+1]
     g = (x-after)/lr
@@ -429,7 +429,7 @@ def _scene(name, ground, marks, text):
         return _line(marks.get(key, ''), color, width, f' data-{key}=""{more}')
     lo,hi = _SEEN
     up = [k*_X for k in range(1, 6)]
-    goal = f'M0 {_up(_TARGET)}H{_WIDE}'
+    goal = f'M0 {_top(_TARGET)}H{_WIDE}'
     dash = _DASH.replace('data-ghost=""', 'stroke-opacity=".7"')
     top = _panel(28, 1500, up, 6, _line(goal, 'currentColor', 12, dash),
         _line(ground[0], _BLUE, 22, ' data-curve="" stroke-opacity=".75"'),
@@ -486,30 +486,33 @@ def _annealed(r):
 
 def _shows_round(r, hard): return not hard and not r.on_grid and (r.smooth or r.random)
 
-def _points(path, lr):
+def _path_points(path, lr):
     "Triples of x, f(x) and round(x), the last x once more beyond the end."
     x,y,g = path.nan_to_num(0., 8., -6.)
     x = torch.cat([x, (x[-1]-lr*g[-1])[None]])
     return torch.stack([x, torch.cat([y, y[-1:]]), x.round()+0.], -1)
 
+_REST = 3e-4                     # two hundredths of a pixel
 _DIGITS = string.ascii_letters + string.digits + '-_'
-def _code(path):
-    "Seven characters for each point; the end of a path that rests is left out."
-    n = ((path.clamp(-6, 8)+6)/14*(64**3-1)).round().long().tolist()
-    def digits(v): return _DIGITS[v >> 12] + _DIGITS[v >> 6 & 63] + _DIGITS[v & 63]
+def _path_text(path):
+    "Six characters for each point; where nothing moves visibly any more, the path ends."
+    away = ((path-path[-1]).abs() > _REST).any(1).nonzero()
+    path = path[:int(away[-1])+2 if len(away) else 1]
+    x = ((path[:, 0].clamp(-6, 8)+6)/14*(64**3-1)).round().long().tolist()
+    y = ((path[:, 1].clamp(-3, 5)+3)*512).round().long().clamp(max=4095).tolist()
     whole = (path[:, 2].clamp(-6, 8)+6).long().tolist()
-    points = [digits(a)+digits(b)+_DIGITS[c] for (a,b,_),c in zip(n, whole)]
-    while len(points) > 2 and points[-1] == points[-2] == points[-3]: points.pop()
+    def digits(*v): return ''.join(_DIGITS[i & 63] for i in v)
+    points = [digits(a >> 12, a >> 6, a, b >> 6, b, c) for a,b,c in zip(x, y, whole)]
     return ''.join(points)
 
 def _paths(r, knobs, seed):
     "All paths of a setting: each start with each rate."
     start,lr = torch.tensor(_STARTS).double()[:, None],torch.tensor(_RATES).double()
-    p = _points(descend(r.f, start, lr, seed=seed, **knobs), lr)
-    return [_code(p[:, i, j]) for i in range(len(_STARTS)) for j in range(len(_RATES))]
+    p = _path_points(descend(r.f, start, lr, seed=seed, **knobs), lr)
+    return [_path_text(p[:, i, j]) for i in range(len(_STARTS)) for j in range(len(_RATES))]
 
 @functools.cache
-def _watched()->dict[str, Any]:
+def _watched()->dict[str,Any]:
     "Ground and paths of all rows, packed."
     strings,rows = _Strings(),[]
     for n,r in _LEARNERS.items():
@@ -530,7 +533,7 @@ def _watched()->dict[str, Any]:
     rates,starts = [*map(_label, _RATES)],[*map(_label, _STARTS)]
     return dict(rows=rows, rates=rates, starts=starts, strings=[*strings])
 
-_ANNEAL = 'turn {} from soft to hard on the way'
+_ANNEAL = '{} from soft to hard'
 
 # %% ../nbs/69_try.ipynb #7e000033
 _WATCH = """for(const r of document.querySelectorAll("[data-shok-watch]")){
@@ -556,7 +559,7 @@ columns=all(r,"[data-col]").map(c=>{
     const menu=c.querySelector("[data-name]"),controls=c.querySelector("[data-controls]"),
         picture=c.querySelector("[data-picture]"),
 put=(s,a,v)=>all(picture,`[data-${s}]`).forEach(e=>a?e.setAttribute(a,v):e.textContent=v),
-draw=()=>{
+paint=()=>{
     const w=d.rows[menu.value],find=s=>controls.querySelector(s),
         knob=find("input[type=range]:not([aria-label=seed])"),seed=find("[aria-label=seed]"),
         hard=find("[data-hard]"),anneal=find("[data-anneal]"),
@@ -573,8 +576,8 @@ draw=()=>{
         same=w.p[h][on?w.s.length:stop][seed?seed.value:0],
         text=d.strings[same[start.value*d.rates.length+ +rate.value]],
         path=[];
-    for(let i=0;i<text.length;i+=7)
-        path.push([num(text,i),num(text,i+3),digit(text[i+6])-6]);
+    for(let i=0;i<text.length;i+=6)
+        path.push([num(text,i),(digit(text[i+3])<<6|digit(text[i+4]))/512-3,digit(text[i+5])-6]);
     const p=i=>path[Math.min(i,path.length-1)],[x,y,n0]=p(k),
         g=(x-p(k+1)[0])/d.rates[rate.value],
         move=Math.round(Math.min(Math.max(-g,-3),3)*@X),
@@ -604,8 +607,8 @@ draw=()=>{
         picture.firstElementChild.setAttribute("aria-label",
             w.n+": a point on the curve, the loss below it, its path");
         draw()});
-    for(const t of["input","change"])controls.addEventListener(t,draw);
-    return draw}),
+    for(const t of["input","change"])controls.addEventListener(t,()=>draw());
+    return paint}),
 draw=()=>{
     const said=columns.map(f=>f());
     const now=[[scrub,scrub.value],[rate,d.rates[rate.value]],[start,d.starts[start.value]]];
@@ -645,13 +648,13 @@ def _button(do):
     look = 'font:inherit;padding:.2em .9em;min-width:4.6em'
     return f'<button type="button" data-do="{do.lower()}" style="{look}">{do}</button>'
 
-def _seen(r, name, knobs, start, lr, seed, k):
+def _run_seen(r, name, knobs, start, lr, seed, k):
     "The drawing of the live widget: any start, any rate."
     hard = knobs.get('hard', False)
-    path = _points(descend(r.f, start, lr, seed=seed, **knobs), lr).clamp(-6, 8).tolist()
+    path = _path_points(descend(r.f, start, lr, seed=seed, **knobs), lr).clamp(-6, 8).tolist()
     deployed = _shows_round(r, hard)
     now = path,k,lr,deployed
-    return _scene(name, _ground(r.f, _now(knobs, k, _LAST)), _marks(*now), _say(*now))
+    return _scene(name, _ground(r.f, _now(knobs, k, _LAST)), _marks(*now), _path_said(*now))
 
 def _watch(*names):
     "The page of `watch`."
@@ -659,7 +662,7 @@ def _watch(*names):
     for which,n in zip(('left', 'right'), names):
         r = _LEARNERS[n]
         knobs = {k.name: k.default for k,_ in _turned(r)}
-        svg = _seen(r, n, knobs, _STARTS[0], _RATES[1], 0, 0)
+        svg = _run_seen(r, n, knobs, _STARTS[0], _RATES[1], 0, 0)
         controls = next(w['c'] for w in data['rows'] if w['n'] == n)
         columns.append((_names(which, _LEARNERS, n), controls, svg))
     buttons = f'<div {_ROW}>{"".join(map(_button, ("Play", "Step", "Reset")))}</div>'
@@ -707,7 +710,7 @@ def watch(
             if marks.get(_ANNEAL.format(k.name)):
                 values[k.name] = [stops[i] for i in _annealed(r)]
         if r.smooth: values['hard'] = marks[_HARD]
-        return _seen(r, name, values, start.value, lr.value, seed, step.value)
+        return _run_seen(r, name, values, start.value, lr.value, seed, step.value)
     columns = [_Column(which, _named(f), _LEARNERS, knobs, toggles, draw)
         for which,f in (('left', left), ('right', right))]
     for w in (step, lr, start):

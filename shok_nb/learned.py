@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
-from .core import _lean
+from .core import _recompute
 from .parts import _saturate
 from .quantize import _Dims, _groups
 from .ste import floor_ste, round_ste
@@ -27,7 +27,7 @@ def _steps(w, step, offset, fn):
 
 # %% ../nbs/53_learned.ipynb #5cb2e46e
 def _rectified(v, zeta:float|Tensor=1.1, gamma:float|Tensor=-.1):
-    return _lean(_saturate, torch.sigmoid(v)*(zeta-gamma)+gamma, 0., 1.)
+    return _recompute(_saturate, torch.sigmoid(v)*(zeta-gamma)+gamma, 0., 1.)
 
 def rectified_sigmoid(
     v:Tensor,         # Any real numbers; floating dtype

@@ -106,7 +106,7 @@ def _evaluating(model):
     finally:
         for m,t in was: m.training = t
 
-def _watch(model, layers, batches):
+def _watch_layers(model, layers, batches):
     "What enters each of the layers, for these batches."
     seen = {name: [] for name in layers}
     def keep(name):
@@ -136,10 +136,10 @@ def _release(m, args, out):
 # %% ../nbs/58_models.ipynb #58a0000a
 def _prototype(given, what, **default):
     "A quantizer to copy, from bits or as it is."
-    if given is None or isinstance(given, Quantizer): return given
+    if given is None or isinstance(given, nn.Module): return given
     if isinstance(given, bool) or not isinstance(given, (int, tuple)):
         got = type(given).__name__
-        wanted = f'{what} must be bits, a Quantizer or None'
+        wanted = f'{what} must be bits, a Quantizer, another module or None'
         raise TypeError(f'quantize_model_: {wanted}, got {got}')
     return Quantizer(given, **default)
 
@@ -149,7 +149,14 @@ def _copied(q, bits=None):
     if bits is not None: q.bits = bits
     return q
 
-def _chosen(model, skip, ends):
+def _same_shape(q, t, layer):
+    "Raises where a module that is no Quantizer cannot stand in this place."
+    with torch.no_grad(): shape = q(t).shape
+    if shape != t.shape:
+        raise ValueError(f'quantize_model_: {q} makes {tuple(shape)} of {layer}, '
+            f'of shape {tuple(t.shape)}')
+
+def _chosen_layers(model, skip, ends):
     "All layers that have a weight, why some are left alone, and the bits of the ends."
     found = {n: m for n,m in model.named_modules() if _weights_of(m)[0]}
     for n,m in found.items():
@@ -179,17 +186,22 @@ def _weight_grids(treated, prototype, bits):
     for n,m in treated.items():
         names,axis = _weights_of(m)
         for w in names:
-            t,q = getattr(m, w),_copied(prototype, bits.get(n))
-            if q.axis == 0: q.axis = axis
-            grids[n, w] = q.to(t.device).calibrate_(t)
+            t,q = getattr(m, w),_copied(prototype, bits.get(n)).to(getattr(m, w).device)
+            if not isinstance(q, Quantizer): _same_shape(q, t, f'{n}.{w}')
+            else:
+                if q.axis == 0: q.axis = axis
+                q.calibrate_(t)
+            grids[n, w] = q
     return grids
 
 def _input_grids(model, layers, prototype, bits, batches):
     "A calibrated quantizer for what enters each layer; none for a layer nothing enters."
     if not layers: return {}
+    if batches is None and not isinstance(prototype, Quantizer):
+        return {n: _copied(prototype).to(m.weight.device) for n,m in layers.items()}
     if batches is None:
         raise ValueError('quantize_model_: activations want calibrate=, batches to look at')
-    seen = _watch(model, layers, batches)
+    seen = _watch_layers(model, layers, batches)
     if not any(seen.values()):
         raise ValueError('quantize_model_: calibrate gave no batch; '
             'a generator is empty the second time')
@@ -197,11 +209,13 @@ def _input_grids(model, layers, prototype, bits, batches):
     for n,values in seen.items():
         if not values: continue
         q = _copied(prototype, bits.get(n)).to(values[0].device)
-        grids[n] = q.calibrate_(torch.cat(values))
+        if isinstance(q, Quantizer): q.calibrate_(torch.cat(values))
+        grids[n] = q
     return grids
 
 def _attach(found, of_weights, of_inputs, training):
     "Nothing here fails, so a call that fails has changed nothing."
+    for q in (*of_weights.values(), *of_inputs.values()): q.of_a_model = True
     for (n,w),q in of_weights.items():
         m = found[n]
         parametrize.register_parametrization(m, w, q.train(training))
@@ -215,7 +229,9 @@ def _attach(found, of_weights, of_inputs, training):
 
 def _told(model, found, why, reasons, of_weights, of_inputs):
     "The rows of the report."
-    def codes(q): return f'{q.range()[0]} to {q.range()[1]}'
+    def codes(q):
+        if not isinstance(q, Quantizer): return ' '.join(str(q).split())
+        return f'{q.range()[0]} to {q.range()[1]}'
     rows = []
     for n,m in found.items():
         q = next((q for (k,_),q in of_weights.items() if k == n), None)
@@ -235,10 +251,11 @@ def _told(model, found, why, reasons, of_weights, of_inputs):
 # %% ../nbs/58_models.ipynb #58a0000b
 def quantize_model_(
     model:nn.Module, # Any model, changed in place
-    # Bits of the weights, or a `Quantizer` to copy; bits mean per channel and learned
-    weights:int|tuple|Quantizer|None=8,
-    # The same for what enters a layer, one grid each; None leaves them floats
-    activations:int|tuple|Quantizer|None=8,
+    # Bits of the weights, a `Quantizer` to copy, or any module that keeps the shape, such as
+    # `Rounding(dorefa_weight, bits=2)`; bits mean per channel and learned
+    weights:int|tuple|nn.Module|None=8,
+    # The same for what enters a layer, one each; None leaves them floats
+    activations:int|tuple|nn.Module|None=8,
     *,
     calibrate:Iterable|None=None,  # Batches to calibrate the activations on, as a loader's
     ends:int|None=None,            # Bits of the first and the last layer; 0 leaves them
@@ -248,10 +265,11 @@ def quantize_model_(
 
     Parameters:
         model (nn.Module): Any model, changed in place
-        weights (int|tuple|Quantizer|None = 8): Bits of the weights, or a `Quantizer` to copy;
-            bits mean per channel and learned
-        activations (int|tuple|Quantizer|None = 8): The same for what enters a layer, one grid
-            each; None leaves them floats
+        weights (int|tuple|nn.Module|None = 8): Bits of the weights, a `Quantizer` to copy, or
+            any module that keeps the shape, such as `Rounding(dorefa_weight, bits=2)`; bits
+            mean per channel and learned
+        activations (int|tuple|nn.Module|None = 8): The same for what enters a layer, one each;
+            None leaves them floats
         calibrate (Iterable|None = None): Batches to calibrate the activations on, as a
             loader's
         ends (int|None = None): Bits of the first and the last layer; 0 leaves them
@@ -276,7 +294,11 @@ def quantize_model_(
     activations = _prototype(activations, 'activations', signed=None, learn=True)
     if weights is None and activations is None:
         raise ValueError('quantize_model_: weights and activations are both None')
-    found,why,bits = _chosen(model, skip, ends)
+    given = [p for p in (weights, activations) if p is not None]
+    if ends and not all(isinstance(p, Quantizer) for p in given):
+        raise ValueError('quantize_model_: ends wants bits or a Quantizer everywhere; '
+            'ends=0 leaves the first and the last layer')
+    found,why,bits = _chosen_layers(model, skip, ends)
     treated = {n: m for n,m in found.items() if n not in why}
     reasons = {n: _takes_activations(m, n, model) for n,m in treated.items()}
     of_weights = {} if weights is None else _weight_grids(treated, weights, bits)
@@ -288,6 +310,8 @@ def quantize_model_(
         reasons = reasons | unreached
     _attach(found, of_weights, of_inputs, model.training)
     return Report(_told(model, found, why, reasons, of_weights, of_inputs))
+
+def _ours(q): return isinstance(q, Quantizer) or getattr(q, 'of_a_model', False)
 
 def unquantize_(
     model:nn.Module # What `quantize_model_` has changed
@@ -314,7 +338,7 @@ def unquantize_(
     m:Any
     for m in list(model.modules()):
         for name in list(getattr(m, 'parametrizations', {})):
-            if not any(isinstance(p, Quantizer) for p in m.parametrizations[name]): continue
+            if not any(map(_ours, m.parametrizations[name])): continue
             changed = True
             _own_class(m)
             parametrize.remove_parametrizations(m, name, leave_parametrized=False)
@@ -322,7 +346,7 @@ def unquantize_(
         for h in (*hooks[0], *hooks[1]):
             changed = True
             h.remove()
-        if isinstance(getattr(m, 'input_quantizer', None), Quantizer): del m.input_quantizer
+        if _ours(getattr(m, 'input_quantizer', None)): del m.input_quantizer
         if isinstance(m, nn.RNNBase) and hooks[0]: _refresh(m, ())
     if not changed: raise ValueError(f'unquantize_: no quantizer in {type(model).__name__}')
     return model

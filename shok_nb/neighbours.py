@@ -15,7 +15,7 @@ from .arguments import check_count, check_knob
 from .core import estimator
 from .parts import _cached, _finite, _saturate, _scalar
 from .pieces import _wide, _widen
-from .random import _grid, _toss, uniform_like
+from .random import _checked_grid, _toss, uniform_like
 
 # %% ../nbs/32_neighbours.ipynb #09670889
 def local_expectation(
@@ -43,7 +43,7 @@ def local_expectation(
         >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
         (tensor([0.2000, 3.1000]), tensor([1., 3.]))
     """
-    step,offset = _grid(x, 'local_expectation', step, offset)
+    step,offset = _checked_grid(x, 'local_expectation', step, offset)
     dtype = _wide(x.dtype)
     step,offset = _widen(step, dtype),_widen(offset, dtype)
     v = (x.to(dtype)-offset)/step
@@ -97,7 +97,7 @@ def reinmax_round(
         >>> R.reinmax_round(torch.tensor([0.2, 1.7]), seed=torch.tensor(0))
         tensor([0., 1.])
     """
-    step,offset = _grid(x, 'reinmax_round', step, offset)
+    step,offset = _checked_grid(x, 'reinmax_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='reinmax_round')
     return _reinmax_round(x, u, step=step, offset=offset)
 
@@ -107,22 +107,22 @@ def _atanh(d, a): return -torch.atanh(d)
 def _atanh_slope(d, a): return -1/(1-d*d)
 def _linear(d, a): return torch.log1p(-d)
 def _linear_slope(d, a): return -1/(1-d)
-def _cosine(d, a): return 2*torch.log(torch.cos(torch.pi/2*d))
+def _cosine_odds(d, a): return 2*torch.log(torch.cos(torch.pi/2*d))
 def _cosine_slope(d, a): return -torch.pi*torch.tan(torch.pi/2*d)
 def _logit(d, a): return torch.nn.functional.logsigmoid(-a*torch.logit(d))
 def _logit_slope(d, a): return -a*torch.sigmoid(a*torch.logit(d))/(d*(1-d))
 
 _CHANCES = dict(atanh=(_atanh, _atanh_slope), linear=(_linear, _linear_slope),
-    cosine=(_cosine, _cosine_slope), logit=(_logit, _logit_slope))
+    cosine=(_cosine_odds, _cosine_slope), logit=(_logit, _logit_slope))
 # Of three neighbours, its power, and d over the distance.
 _THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5, .98/1.5))
 _EDGE = 1e-6                                    # distances are kept this far from 0 and 1
 _COLD = 1e-9                                    # 1/t² is finite, the result the limit
 
 def _warm(t): return _saturate(t, _COLD) if isinstance(t, Tensor) else max(t, _COLD)
-def _inside(d): return _saturate(d, _EDGE, 1-_EDGE)
-def _noise(u, p): return _scalar(u, p).clamp(min=2**-26)
-def _inner(d): return 1 - (d-_inside(d)).abs().ceil()      # 1 or 0
+def _inside_cell(d): return _saturate(d, _EDGE, 1-_EDGE)
+def _drawn_noise(u, p): return _scalar(u, p).clamp(min=2**-26)
+def _inner(d): return 1 - (d-_inside_cell(d)).abs().ceil()      # 1 or 0
 
 def _between_two(kind):
     "Value, slope and plain form of a mixture of two neighbours."
@@ -130,15 +130,15 @@ def _between_two(kind):
     def upper(p, t, a, u):
         "Weight of the upper of two neighbours."
         t = _warm(t)
-        odds = chance(_inside(1-p), a) - chance(_inside(p), a)
-        return torch.sigmoid((odds/t + torch.logit(_noise(u, p)))/t)
+        odds = chance(_inside_cell(1-p), a) - chance(_inside_cell(p), a)
+        return torch.sigmoid((odds/t + torch.logit(_drawn_noise(u, p)))/t)
     def value(v, t, a, u):
         p = _above(v)
         return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
     def slope(v, t, a, u):
         p = _above(v)
         w,t = upper(p, t, a, u),_warm(t)
-        both = steep(_inside(1-p), a) + steep(_inside(p), a)
+        both = steep(_inside_cell(1-p), a) + steep(_inside_cell(p), a)
         return _finite((w - w*w)*both/-(t*t))*_inner(p)
     def plain(v, t, a, u):
         p = _above(v)
@@ -155,8 +155,8 @@ def _among_three(kind):
         "The nearest integer above the floor, distance to and weight of three around it."
         near,t = (p.detach()-.5).ceil(),_warm(t)
         def score(d, u):
-            odds = power/t*chance(_inside(r*d.abs()), a)
-            return (odds - torch.log(-torch.log(_noise(u, p))))/t
+            odds = power/t*chance(_inside_cell(r*d.abs()), a)
+            return (odds - torch.log(-torch.log(_drawn_noise(u, p))))/t
         gaps = [p-near+1, p-near, p-near-1]
         z = [score(d, u) for d,u in zip(gaps, us)]
         top = torch.maximum(torch.maximum(z[0], z[1]), z[2])
@@ -169,7 +169,7 @@ def _among_three(kind):
     def slope(v, t, a, *us):
         _,gaps,w = weights(_above(v), t, a, us)
         t = _warm(t)
-        s = [steep(_inside(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
+        s = [steep(_inside_cell(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
         mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
         change = w[2]*(s[2]-mean) - w[0]*(s[0]-mean)
         return _finite(change*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
@@ -179,7 +179,7 @@ def _among_three(kind):
 def _sga(kind, neighbours):
     value,slope,plain = (_between_two if neighbours == 2 else _among_three)(kind)
     noise:dict[str,Any] = {f'u{i}': {} for i in range(2*neighbours-3)}
-    return estimator('sga_round', value, slope, plain, hard=False,
+    return estimator('sga_round', value, slope, plain, export_value=False,
         temperature=dict(open=True), scale=dict(open=True), **noise, pure=True)
 
 def sga_round(
@@ -220,7 +220,7 @@ def sga_round(
         >>> R.sga_round(torch.tensor([0.2, 1.7]), 0.5, seed=torch.tensor(0))
         tensor([0.0121, 1.9980])
     """
-    step,offset = _grid(x, 'sga_round', step, offset)
+    step,offset = _checked_grid(x, 'sga_round', step, offset)
     if kind not in _CHANCES:
         raise ValueError(f"sga_round: kind must be one of {', '.join(_CHANCES)}, got {kind!r}")
     neighbours = check_count(neighbours, 'sga_round', 'neighbours', 2, 3)

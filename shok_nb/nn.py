@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from .cubic import cubic_round
+from .parts import _name
 from .ratio import ratio_round
 from .soft import logistic_round, soft_round
 from .ste import ceil_ste, floor_ste, round_ste, sign_ste, trunc_ste
 from .stochastic import stochastic_round
 
 # %% ../nbs/51_modules.ipynb #e0f585ed
-def _name(f): return getattr(f, '__name__', type(f).__name__)
 def _tensor(v): return v if isinstance(v, Tensor) else torch.tensor(float(v))
 
 def _arguments(f):

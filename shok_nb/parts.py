@@ -74,6 +74,11 @@ def _addcmul(a, b, c, value=1):
     nested = type(c) not in _PLAIN and c.is_nested
     return a + value*b*c if nested else torch.addcmul(a, b, c, value=value)
 
+def _name(f):
+    "What `f` is called; a partial is called like its function, a lambda f."
+    f = getattr(f, 'func', f)
+    return getattr(f, '__name__', type(f).__name__).replace('<lambda>', 'f')
+
 def _scalar(k, v):
     "A knob as a tensor in the dtype of `v`; of a number it is on the CPU, and may join any."
     if isinstance(k, Tensor): return k.to(v.dtype)
@@ -86,9 +91,9 @@ def _as_branches(c, v):
     if v.device.type != 'cpu': return c.to(v.dtype)
     return torch.where(c, v.detach().clamp(1, 1), 0.)
 
-_mask = either(_as_numbers, _as_branches)           # the bools `c` as 0. and 1.
+_indicator = either(_as_numbers, _as_branches)           # the bools `c` as 0. and 1.
 
-def _spread(y, *knobs):
+def _broadcast_with(y, *knobs):
     "`y` in the shape it has together with the knobs."
     shape = torch.broadcast_shapes(y.shape, *(k.shape for k in knobs if isinstance(k, Tensor)))
     return y if y.shape == shape else y.expand(shape).clone()

@@ -50,7 +50,7 @@ def _ordinary(*ts):
     return True
 
 # %% ../nbs/00_pieces.ipynb #ddc859aa
-def _into(f, to, ts, knobs, key=None):
+def _run_into(f, to, ts, knobs, key=None):
     "`f(*ts, *knobs)` in the wide dtype: the first result goes into `to`, others are returned."
     def wide(*given):
         tensors = iter(given[len(ts):])
@@ -64,8 +64,8 @@ def _into(f, to, ts, knobs, key=None):
 
 # %% ../nbs/00_pieces.ipynb #c9c2e481
 def _cut(f, key, size, to, ts, knobs):
-    "`_into` by pieces of about `size` elements."
-    if to.numel() <= size: return _into(f, to, ts, knobs, key)
+    "`_run_into` by pieces of about `size` elements."
+    if to.numel() <= size: return _run_into(f, to, ts, knobs, key)
     d = next(d for d in range(-to.ndim, 0) if to.shape[d] > 1)
     rows = max(1, size*to.shape[d]//to.numel())
     pieces = -(-to.shape[d]//rows)
@@ -102,7 +102,7 @@ def _pieces(f, key, ts, knobs, make=None):
     if not (alike and (kernel or x.is_cpu and x.numel())): return _whole(f, ts, knobs)
     y = torch.empty_like(x)
     n,size = x.numel(),_PIECE*torch.get_num_threads()
-    if not kernel and n <= size: return y,*_into(f, y, ts, knobs, key)
+    if not kernel and n <= size: return y,*_run_into(f, y, ts, knobs, key)
     lie = [y, *ts]
     flat = not any([k.ndim for k in tensors]) and all([t.stride() == y.stride() for t in ts])
     if flat: lie = [t.as_strided((n,), (1,)) for t in lie]
@@ -115,8 +115,8 @@ def _fusible(x):
     return x.is_cuda and has_triton() and not torch.cuda.is_current_stream_capturing()
 
 def _fuse(f, name, grid, backend='inductor'):
-    "`_into` of `f` as one kernel for any size. `grid`: are step and offset not 1 and 0?"
-    def into(to, ts, knobs): return _into(f, to, ts, knobs if grid else [1., 0., *knobs])
+    "`_run_into` of `f` as one kernel for any size. `grid`: are step and offset not 1 and 0?"
+    def into(to, ts, knobs): return _run_into(f, to, ts, knobs if grid else [1., 0., *knobs])
     # a code object of its own, for Dynamo limits the graphs of each
     into.__code__ = into.__code__.replace(co_name=name)
     kernel = torch.compile(into, dynamic=True, fullgraph=True, backend=backend)
@@ -131,5 +131,5 @@ def _fuse(f, name, grid, backend='inductor'):
             except compile_error() as e:
                 kernel = None
                 warnings.warn(f'{name} runs unfused: {e}')
-        return _into(f, to, ts, knobs)
+        return _run_into(f, to, ts, knobs)
     return run

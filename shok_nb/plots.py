@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 import torch
 from torch import Tensor
+from .parts import _name
 try:
     import matplotlib.pyplot as plt
 except ImportError as e:
@@ -35,12 +36,12 @@ def line_style(
         dict: Keywords of matplotlib's `plot`; no two of 25 are alike
 
     Example:
-        >>> from shok_nb.plots import line_style
-        >>> line_style(1)['linestyle'] != line_style(0)['linestyle']
-        True
+        >>> import shok_nb as R
+        >>> sorted(R.plots.line_style(0))
+        ['color', 'linestyle', 'linewidth']
     """
     n = len(_INKS)
-    return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.5)
+    return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.4)
 
 def figure(
     rows:int=1,          # Rows of panels
@@ -60,9 +61,8 @@ def figure(
         tuple: The figure and its Axes, as `subplots` returns them
 
     Example:
-        >>> from shok_nb.plots import figure
-        >>> fig,ax = figure(size=(4., 2.))
-        >>> _ = ax.plot([0, 1], [0, 1])
+        >>> import shok_nb as R
+        >>> fig, ax = R.plots.figure()
     """
     if size[0] > _WIDEST:
         raise ValueError(f'figure: at most {_WIDEST} inches wide, got {size[0]}')
@@ -71,16 +71,11 @@ def figure(
     return fig,ax
 
 # %% ../nbs/61_plots.ipynb #77591900
-def _name(f):
-    "What `f` is called; a partial is called like its function."
-    f = getattr(f, 'func', f)
-    return getattr(f, '__name__', 'f').replace('<lambda>', 'f')
-
-def _say(k, v): return f'{k} = {v:g}' if isinstance(v, float) else f'{k} = {v}'
+def _said_knob(k, v): return f'{k} = {v:g}' if isinstance(v, float) else f'{k} = {v}'
 
 def _panels()->Sequence:
     "A figure with room for forward on the left and slope on the right."
-    fig,ax = figure(1, 2, (5.5, 2.9))
+    fig,ax = figure(1, 2, (5.5, 3.5))
     fig.suptitle('', fontsize='medium')
     ax[0].set(title='forward', xlabel='x [steps]', ylabel='f(x) [steps]')
     ax[1].set(title='what backward sees', xlabel='x [steps]', ylabel='slope')
@@ -89,14 +84,14 @@ def _panels()->Sequence:
         a.grid(alpha=.25)
     return ax
 
-def _draw(ax, x, y, label, **look):
+def _draw_line(ax, x, y, label, **look):
     "One line, broken at nan, and a dot for a point between two of them."
     line, = ax.plot(x, y, label=label, **look)
     on = torch.cat([torch.zeros(1), y.isfinite(), torch.zeros(1)]).bool()
     alone = on[1:-1] & ~on[:-2] & ~on[2:]
     ax.plot(x[alone], y[alone], '.', ms=4, color=line.get_color())
 
-def _fit(ax):
+def _fit_axes(ax):
     "Room for 0, for 1 and for all there is."
     low,high = ax.dataLim.intervaly
     pad = .04*(max(1., high)-min(0., low))
@@ -148,11 +143,11 @@ def curves(
     for values in itertools.product(*many.values()):
         now = dict(zip(many, values))
         x,*both = sweep(f, domain, **now)
-        label = ', '.join(_say(k, v) for k,v in now.items() if len(many[k]) > 1)
+        label = ', '.join(_said_knob(k, v) for k,v in now.items() if len(many[k]) > 1)
         look = line_style(len(ax[0].get_legend_handles_labels()[0]))
-        for a,y in zip(ax, both): _draw(a, x, y, label or _name(f), **look)
-        _fit(ax[1])
-    fixed = [_say(k, *v) for k,v in many.items() if len(v) == 1]
+        for a,y in zip(ax, both): _draw_line(a, x, y, label or _name(f), **look)
+        _fit_axes(ax[1])
+    fixed = [_said_knob(k, *v) for k,v in many.items() if len(v) == 1]
     _legend(ax, f'{_name(f)}, {", ".join(fixed)}' if fixed else _name(f))
     return tuple(ax)
 
@@ -259,10 +254,10 @@ def gallery(
         value.plot(r.domain, r.domain, color='#cccccc', lw=1)
         value.set_title(_broken(r.name), fontsize='medium')
         for a,y in zip((value, slope), p[1:]):
-            _draw(a, p[0], y, None, **line_style(0))
+            _draw_line(a, p[0], y, None, **line_style(0))
             a.tick_params(labelsize=9)
             a.grid(alpha=.25)
-        _fit(slope)
+        _fit_axes(slope)
     for pair in places[:len(rows):cols]:
         for a,label in zip(pair, ('f(x) [steps]', 'slope')): a.set_ylabel(label)
     return places[:len(rows)]

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
-from .core import _lean, _pass, estimator, straight_through
+from .core import _recompute, _slope_one, estimator, straight_through
 from .gradient import _check_dim, scale_grad
-from .parts import _mask, _saturate
+from .parts import _indicator, _saturate
 from .pieces import _wide
 from .random import _WHOLE
 from .signs import clipped_sign
@@ -22,7 +22,7 @@ from .ste import round_ste, sign_ste
 from .surrogates import _between, _clip, _clip_plain, _clipped, _inside, _within
 
 # %% ../nbs/52_quantize.ipynb #0118bb80
-def _zero(z, x, qmin, qmax):
+def _zero_code(z, x, qmin, qmax):
     "The code nearest to the zero point, and how far from it that lies: 0 for a code."
     if isinstance(z, Tensor) and z.dtype in _WHOLE: return z.to(_wide(x.dtype)),0
     z = check_knob(z, x, 'fake_quantize', 'zero_point', qmin, qmax)
@@ -36,7 +36,7 @@ def _select(n, at, low, high):
     n = torch.where(at < low, low, n)
     return torch.where(at > high, high, n)
 
-def _plain(v, low, high): return _select(_pass(v, torch.round(v)), v, low, high)
+def _plain(v, low, high): return _select(_slope_one(v, torch.round(v)), v, low, high)
 
 _ends:dict[str,Any] = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
 _valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends, pure=True)
@@ -126,7 +126,7 @@ def fake_quantize(
     if gradient not in _forms:
         raise ValueError("fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', "
             f'got {gradient!r}')
-    code,apart = _zero(zero_point, x, qmin, qmax)
+    code,apart = _zero_code(zero_point, x, qmin, qmax)
     if gradient == 'ste': apart = _detached(apart)
     low,high = qmin-code,qmax-code
     moved = isinstance(apart, Tensor) or apart != 0
@@ -138,11 +138,11 @@ def fake_quantize(
     if isinstance(s, Tensor):
         s = s.to(v.dtype)
         if gradient != 'ste':                 # keeps 0*inf out of the scale's gradient
-            v = _lean(_saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())
+            v = _recompute(_saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())
     v = v*(1/s) if reciprocal else v/s
     if moved: v = v+apart
     n = rounding(v)
-    code = _lean(_select, n, v if gradient == 'clipped' else n, low, high)
+    code = _recompute(_select, n, v if gradient == 'clipped' else n, low, high)
     if moved: code,n = code-apart,n-apart
     if gradient == 'ste': code = straight_through(code.detach(), n.expand_as(code))
     return (code*s).to(x.dtype)
@@ -237,7 +237,7 @@ def lsq_init(
 
 def _pact_value(v, alpha): return _between(v, 0., alpha)
 
-def _pact_slope(v, alpha): return _mask((v >= 0) & (v < alpha), v)
+def _pact_slope(v, alpha): return _indicator((v >= 0) & (v < alpha), v)
 
 def _pact_plain(v, alpha):
     return torch.where(v >= alpha, alpha, _saturate(v, 0.))      # the end itself is alpha's

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from .arguments import check_count, check_input
 from .calibrate import minmax_init, mse_init, percentile_init
 from .gradient import scale_grad
-from .nn import _hard_in_evaluation, _hold, _name
+from .nn import _hard_in_evaluation, _hold
+from .parts import _name
 from .quantize import _Bits, _range_of, fake_quantize, lsq_init
 from .ste import round_ste
 
@@ -33,7 +34,7 @@ def _onnx_dequantize(codes, scale, zero, axis=None, block=None):
     return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
 
 # %% ../nbs/57_quantizer.ipynb #57a00006
-def _beside(t, v, axis, block):
+def _laid_beside(t, v, axis, block):
     "A step or zero point of each channel or block, to broadcast with `v`."
     if block is not None: return t.unsqueeze(-1)
     if axis is None: return t if v.ndim else t.view(())
@@ -143,7 +144,7 @@ class Quantizer(nn.Module):
             raise ValueError(f'Quantizer: {told}, got {self.block}')
         return x.unflatten(-1, (-1, self.block))
 
-    def _beside(self, t, v): return _beside(t, v, self.axis, self.block)
+    def _laid_beside(self, t, v): return _laid_beside(t, v, self.axis, self.block)
 
     def grid(self)->tuple[Tensor, Tensor|None]: # Step and zero point, of one axis or more
         """The grid as it is now; a gradient goes through. Before calibration raises.
@@ -224,7 +225,8 @@ class Quantizer(nn.Module):
         if self.learn:
             each = max(v.numel()//step.numel(), 1)
             step = scale_grad(step, (each*max(high, 1))**-.5)
-        step,zero = self._beside(step, v),0 if zero is None else self._beside(zero, v)
+        step = self._laid_beside(step, v)
+        zero = 0 if zero is None else self._laid_beside(zero, v)
         y = fake_quantize(v, step, zero, low, high, rounding=self.rounding, gradient='clipped')
         return y.reshape(x.shape)
 
@@ -276,8 +278,8 @@ class Quantizer(nn.Module):
         v = self._blocks(check_input(x, 'Quantizer'))
         low,high = self.range()
         step,zero = self.grid()
-        n = torch.round(v/self._beside(step, v))
-        if zero is not None: n = n + self._beside(zero, v)
+        n = torch.round(v/self._laid_beside(step, v))
+        if zero is not None: n = n + self._laid_beside(zero, v)
         return n.clamp(low, high).reshape(x.shape).to(torch.int32)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):

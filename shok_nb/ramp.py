@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from .core import estimator
-from .parts import _mask, _saturate, _scalar
+from .parts import _indicator, _saturate, _scalar
 
 # %% ../nbs/25_ramp.ipynb #a359915f
 def _climb(v, gain, threshold):
@@ -21,9 +21,9 @@ def _value(v, gain, threshold): return _saturate(_climb(v, gain, threshold), 0.,
 
 def _slope(v, gain, threshold):
     h,g = _climb(v, gain, threshold),_scalar(gain, v)
-    return _mask((h >= 0) & (h <= 1), v)*torch.where(torch.isinf(g), 0., g)
+    return _indicator((h >= 0) & (h <= 1), v)*torch.where(torch.isinf(g), 0., g)
 
-_ramp = estimator('ramp_round', _value, _slope, _value, hard=False,
+_ramp = estimator('ramp_round', _value, _slope, _value, export_value=False,
     gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True), pure=True)
 
 def ramp_round(

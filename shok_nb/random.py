@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
 from .parts import either, maths, pick
-from .pieces import _PIECE, _PLAIN, _for_cpu, _into, _ordinary, _wide
+from .pieces import _PIECE, _PLAIN, _for_cpu, _ordinary, _run_into, _wide
 
 # %% ../nbs/02_random.ipynb #7ddbd525
 _WORD = 2**32-1
@@ -22,7 +22,7 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 
 def _right(t, n): return t.bitwise_right_shift(n) if isinstance(t, Tensor) else t >> n
 
-def _schedule(k, l):
+def _key_schedule(k, l):
     "The two words of key of each round."
     for _ in range(10):
         yield k,l
@@ -47,7 +47,7 @@ def philox(
         ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
     """
     a,b,c,d = counter
-    for k,l in key if len(key) == 10 else _schedule(*key):
+    for k,l in key if len(key) == 10 else _key_schedule(*key):
         p,q = a*_FACTORS[0],c*_FACTORS[1]
         a,b,c,d = (_right(q, 32)+c)^b^k, q & _WORD, (_right(p, 32)+a)^d^l, p & _WORD
     return a,b,c,d
@@ -121,7 +121,7 @@ def _by_fours(x, seed, draw, dtype):
     for i in range(0, fours, size):
         first,*others = u[i:i+size].unbind(1)
         at = torch.arange(i, i+len(first), device=x.device)
-        for t,r in zip(others, _into(four, first, [at], keys, key)): t.copy_(r)
+        for t,r in zip(others, _run_into(four, first, [at], keys, key)): t.copy_(r)
     return u.flatten()[:n].view(x.shape)
 
 _look_up = either(_by_fours, _one_by_one)           # a number in [0, 1) for each element
@@ -344,7 +344,7 @@ def noise_like(
     return _KINDS[kind](u, more, shape)
 
 # %% ../nbs/02_random.ipynb #64b27c77
-def _grid(x, fn, step, offset):
+def _checked_grid(x, fn, step, offset):
     "Step and offset, checked; and `x`."
     check_input(x, fn)
     step = check_knob(step, x, fn, 'step', open=True)

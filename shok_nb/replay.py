@@ -119,7 +119,7 @@ def _as_numbers(trace, v, dtype):
     return trace.add(op, args, {}, step.result.to(dtype))
 
 # %% ../nbs/03_replay.ipynb #5c2ee2b1
-def _short(k): return f'{k:g}' if isinstance(k, (int, float)) or type(k) is Tensor else str(k)
+def _const(k): return f'{k:g}' if isinstance(k, (int, float)) or type(k) is Tensor else str(k)
 
 @dataclass
 class Call:
@@ -147,7 +147,7 @@ class Program:
         names |= {v: f'row{k}' for v,((_,k),_) in self.rows.items()}
         def name(r):
             if r in names: return names[r]
-            return f'new{r}' if r < self.target else _short(self.registers[r])
+            return f'new{r}' if r < self.target else _const(self.registers[r])
         def line(c): return f"{name(c.to)} = {c.name}({', '.join(name(a) for a in c.args)})"
         return '\n'.join(map(line, self.calls))
 

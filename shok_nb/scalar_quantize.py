@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
-from .core import _lean
+from .core import _recompute
 from .parts import _saturate
 from .pieces import _FLOATS
 from .random import _WHOLE, uniform_like
@@ -94,7 +94,7 @@ def fsq(
     h,o = steps/2*(1+margin),-steps/2-low
     b = h*torch.tanh(gain*v + torch.atanh(o/h)) - o
     between = low-low.floor()                     # codes are whole, or all of them halfway
-    n = _lean(_saturate, rounding(b-between) + between, low, low+steps)
+    n = _recompute(_saturate, rounding(b-between) + between, low, low+steps)
     if noise:
         def draw(i): return uniform_like(v, generator=generator, seed=seed, draw=i, fn='fsq')
         hit,more = draw(0),draw(1)

@@ -22,10 +22,10 @@ def _at(step, shape, a, b, steps, begin):
     return shape(t, a, b)
 
 def _mix(w, a, b): return (1-w)*a + w*b
-def _cosine(t, a, b): return _mix((1-math.cos(math.pi*t))/2, a, b)
+def _cosine_mix(t, a, b): return _mix((1-math.cos(math.pi*t))/2, a, b)
 def _geometric(t, a, b): return a**(1-t) * b**t
 
-def _sigmoid(steepness, t, a, b):
+def _sigmoid_mix(steepness, t, a, b):
     w = math.tanh(steepness*(t-.5)/2)/math.tanh(steepness/4)      # from -1 to 1
     return _mix((1+w)/2, a, b)
 
@@ -202,7 +202,7 @@ def cosine_schedule(
         >>> alpha(0), round(alpha(25), 2), alpha(100)
         (3.0, 4.32, 12.0)
     """
-    return _schedule('cosine_schedule', _cosine,
+    return _schedule('cosine_schedule', _cosine_mix,
         init_value, end_value, transition_steps, transition_begin)
 
 def exponential_schedule(
@@ -259,7 +259,7 @@ def sigmoid_schedule(
         (3.0, 7.5, 12.0)
     """
     k = check_knob(steepness, None, 'sigmoid_schedule', 'steepness', open=True)
-    return _schedule('sigmoid_schedule', partial(_sigmoid, k),
+    return _schedule('sigmoid_schedule', partial(_sigmoid_mix, k),
         init_value, end_value, transition_steps, transition_begin)
 
 # %% ../nbs/50_schedules.ipynb #fcb177e8

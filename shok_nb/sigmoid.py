@@ -80,40 +80,40 @@ def sigmoid_sum_round(
     return _sum(x, temperature, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/21_sigmoid.ipynb #b7e7c907
-def _finite(t, q): return _saturate(_scalar(t, q), None, 1e30)      # 0*inf has no value
+def _finite_width(t, q): return _saturate(_scalar(t, q), None, 1e30)      # 0*inf has no value
 
 def _one(v, s, c):
     big = torch.finfo(v.dtype).max
-    return torch.sigmoid(_finite(s, v)*(_saturate(v, -big, big) - c))
+    return torch.sigmoid(_finite_width(s, v)*(_saturate(v, -big, big) - c))
 
 def _incline(v, s, c):
     y = _one(-(v-c).abs(), s, 0.)                           # in the smaller half 1-y is exact
     s = _scalar(s, v)
     return torch.nan_to_num((y - y*y)*torch.where(torch.isinf(s), 0., s))
 
-_sigmoid = estimator('sigmoid_round', _one, _incline, _one, hard=False,
-    slope=dict(lo=0.), center=dict(lo=-math.inf, open=True), pure=True)
+_sigmoid = estimator('sigmoid_round', _one, _incline, _one, export_value=False,
+    steepness=dict(lo=0.), center=dict(lo=-math.inf, open=True), pure=True)
 
 def sigmoid_round(
-    x:Tensor,                 # Values, meant to lie in [0, 1]; any shape, floating dtype
-    slope:float|Tensor=1000., # Steepness >= 0 per unit of `x`, broadcasts: 0 flat, inf a step
+    x:Tensor,                     # Values, meant to lie in [0, 1]; any shape, floating dtype
+    steepness:float|Tensor=1000., # Per unit of `x`, >= 0, broadcasts: 0 is flat, inf a step
     *,
-    center:float|Tensor=.5,   # Where the step is, broadcasts with `x`; may learn
-)->Tensor:                    # In [0, 1]; dtype of `x`, shape of `x` broadcast with the knobs
-    """One sigmoid as a step from 0 to 1 (Stack Overflow 46596636, 2017). `slope` < 0 raises.
+    center:float|Tensor=.5,       # Where the step is, broadcasts with `x`; may learn
+)->Tensor:                        # In [0, 1]; dtype of `x`, shape broadcast with the knobs
+    """One sigmoid as a step from 0 to 1 (Stack Overflow 46596636). `steepness` < 0 raises.
 
     Parameters:
         x (Tensor): Values, meant to lie in [0, 1]; any shape, floating dtype
-        slope (float|Tensor = 1000.): Steepness >= 0 per unit of `x`, broadcasts: 0 flat, inf a
+        steepness (float|Tensor = 1000.): Per unit of `x`, >= 0, broadcasts: 0 is flat, inf a
             step
         center (float|Tensor = .5): Where the step is, broadcasts with `x`; may learn
 
     Returns:
-        Tensor: In [0, 1]; dtype of `x`, shape of `x` broadcast with the knobs
+        Tensor: In [0, 1]; dtype of `x`, shape broadcast with the knobs
 
     Example:
         >>> import torch, shok_nb as R
         >>> R.sigmoid_round(torch.tensor([0.3, 0.5, 0.9]))
         tensor([0.0000, 0.5000, 1.0000])
     """
-    return _sigmoid(x, slope, center)
+    return _sigmoid(x, steepness, center)

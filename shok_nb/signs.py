@@ -9,10 +9,10 @@ __all__ = ['clipped_sign', 'approx_sign', 'ede_sign', 'swish_sign', 'reste_sign'
 import torch
 from torch import Tensor
 from .core import estimator
-from .parts import _mask, _saturate, _scalar, _sign, _spread
+from .parts import _broadcast_with, _indicator, _saturate, _scalar, _sign
 
 # %% ../nbs/14_signs.ipynb #3eefd092
-def _value(v, *knobs): return _spread(_sign(v), *knobs)
+def _value(v, *knobs): return _broadcast_with(_sign(v), *knobs)
 
 def _surrogate(name, curve, slope, **ranges):
     "The sign with the slope of an odd `curve`, given for q = |v|."
@@ -25,9 +25,9 @@ def _surrogate(name, curve, slope, **ranges):
 
 def _upto(q, clip): return _saturate(q, None, clip)
 
-def _inside(q, clip): return _mask(q <= clip, q)
+def _within_clip(q, clip): return _indicator(q <= clip, q)
 
-_clipped = _surrogate('clipped_sign', _upto, _inside, clip=dict(lo=0.))
+_clipped_sign = _surrogate('clipped_sign', _upto, _within_clip, clip=dict(lo=0.))
 
 def clipped_sign(
     x:Tensor,             # Values; any shape, floating dtype
@@ -50,7 +50,7 @@ def clipped_sign(
         >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
         (tensor([-1.,  1.]), tensor([0., 1.]))
     """
-    return _clipped(x, clip)
+    return _clipped_sign(x, clip)
 
 # %% ../nbs/14_signs.ipynb #a14e0007
 def _parabola(q): return (2-_upto(q, 1.))*_upto(q, 1.)
@@ -161,7 +161,8 @@ def _power(q, o, clip):
 
 def _power_slope(q, o, clip):
     p = _root(o)
-    return q.clamp(min=_NEAR)**(p-1) * (p + (1-p)*_mask(q <= _NEAR, q)) * _mask(q <= clip, q)
+    inside,at_zero = _indicator(q <= clip, q),_indicator(q <= _NEAR, q)
+    return q.clamp(min=_NEAR)**(p-1) * (p + (1-p)*at_zero) * inside
 
 _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict(lo=0.))
 

@@ -16,6 +16,9 @@ from .staircases import staircase
 # %% ../nbs/22_sine.ipynb #8ec4f296
 def _slope(q): return 2*torch.sin(math.pi*q)**2
 
+# A tie doubles a slope each time, up to infinity; all else has long reached its integer.
+_ALL = 1100
+
 @_cached
 def _again(depth):
     "The staircase of `depth` applications."
@@ -56,7 +59,7 @@ def sine_round(
         >>> R.sine_round(torch.tensor([0., 0.25, 0.5]))
         tensor([0.0000, 0.0908, 0.5000])
     """
-    depth = check_count(depth, 'sine_round', 'depth')
+    depth = min(check_count(depth, 'sine_round', 'depth'), _ALL)
     return _again(depth)(x, hard=hard, step=step, offset=offset)
 
 # %% ../nbs/22_sine.ipynb #0e1eb257

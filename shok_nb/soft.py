@@ -22,7 +22,7 @@ def _clamp(a, lo, hi):
     "A tensor takes part in all formulas, so each must survive every alpha."
     return _saturate(a, lo, hi) if isinstance(a, Tensor) else min(max(a, lo), hi)
 def _below(a, q): return _clamp(a, 0., _SMALL[q.dtype])
-def _between(a, q): return _clamp(a, _SMALL[q.dtype], _LARGE[q.dtype])
+def _middle(a, q): return _clamp(a, _SMALL[q.dtype], _LARGE[q.dtype])
 def _beyond(a, q): return _clamp(a, _LARGE[q.dtype], math.inf)
 
 def _three(series, closed, large):
@@ -40,7 +40,7 @@ def _closed(q, a):
         t,end,p = torch.tanh(q*(a/2)),math.tanh(a/2),1/math.cosh(a/2)**2
         d = t - end
         return t*(p/end)/(d*d + p)
-    a,m = _between(a, q),maths(a)
+    a,m = _middle(a, q),maths(a)
     u = torch.expm1((2*a)*q)
     return u/(-m.expm1(-a)*u + 2*m.sinh(a))
 
@@ -99,7 +99,7 @@ def soft_round(
 
 # %% ../nbs/20_soft.ipynb #f89fc5d6
 def _undo_closed(u, a):
-    a,m = _between(a, u),maths(a)
+    a,m = _middle(a, u),maths(a)
     return torch.log1p((2*m.sinh(a))*u/(m.expm1(-a)*u + 1))*(.5/a)
 
 def _undo_large(u, a):
@@ -113,7 +113,7 @@ def _undo_series(u, a):
     return u - d*u*(1-u)*s*(1/3 - s*(1/30 - d*d/5))
 
 def _mean_closed(q, a):
-    a,m = _between(a, q),maths(a)
+    a,m = _middle(a, q),maths(a)
     if m is torch and _followed(q, a): return _mean_of_tensor(q, a)
     over,under = 4*m.tanh(a/2),4/(1+m.exp(a))
     return _saturate(torch.log1p(over*q/(under*q + (1-2*q)))*(.5/a), None, .5)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from .compat import dispatch_modes
 from .core import _introduce, estimator
-from .parts import _finite, _sign, _spread, by_mode
+from .parts import _broadcast_with, _finite, _sign, by_mode
 from .pieces import _PLAIN
 
 # %% ../nbs/08_staircases.ipynb #b8000005
@@ -75,7 +75,7 @@ class staircase:
             e = _finite(n-v)
             h = rise(e, *knobs) if odd else rise(e.abs(), *knobs)*e.sign()
             return torch.where(e == 0, v, n-h)
-        def hard(v, *knobs): return _spread(torch.round(v), *knobs)
+        def hard(v, *knobs): return _broadcast_with(torch.round(v), *knobs)
         def incline(v, *knobs):
             e = torch.round(v) - v
             return _finite(slope(e if odd else e.abs(), *knobs))
@@ -93,7 +93,8 @@ class staircase:
             n,h = height(v, *knobs)
             return n - (h.detach()-h)
         self.soft = estimator(
-            name, value, incline, plain, compiled=compiled, hard=False, pure=pure, **ranges)
+            name, value, incline, plain, compiled=compiled, export_value=False, pure=pure,
+            **ranges)
         self.hard = estimator(name, hard, incline, through, pure=pure, **ranges)
         self.hard.single = True
         names,defaults = self.soft.names,self.soft.defaults

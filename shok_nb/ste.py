@@ -22,10 +22,10 @@ def _up(v): return -_down(-v)
 
 def _away(v): return torch.where(v < 0, _down(v), _up(v))
 
-def _zero(v): return torch.where(v < 0, _up(v), _down(v))
+def _toward_zero(v): return torch.where(v < 0, _up(v), _down(v))
 
 _Ties = Literal['even', 'away', 'zero', 'up', 'down']
-_rules = dict(even=torch.round, away=_away, zero=_zero, up=_up, down=_down)
+_rules = dict(even=torch.round, away=_away, zero=_toward_zero, up=_up, down=_down)
 _ties = {t: estimator('round_ste', f, pure=True) for t,f in _rules.items()}
 
 def round_ste(

@@ -9,7 +9,7 @@ __all__ = ['stochastic_round']
 import torch
 from torch import Tensor
 from .core import estimator
-from .random import _grid, _toss, uniform_like
+from .random import _checked_grid, _toss, uniform_like
 
 # %% ../nbs/30_stochastic.ipynb #c047f89d
 _stochastic = estimator('stochastic_round', _toss, u=dict(), pure=True)
@@ -41,6 +41,6 @@ def stochastic_round(
         >>> R.stochastic_round(torch.full((5,), 0.5), seed=torch.tensor(0))
         tensor([1., 0., 0., 0., 0.])
     """
-    step,offset = _grid(x, 'stochastic_round', step, offset)
+    step,offset = _checked_grid(x, 'stochastic_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='stochastic_round')
     return _stochastic(x, u, step=step, offset=offset)

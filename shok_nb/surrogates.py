@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from .arguments import check_count, check_input, check_knob
-from .core import _pass, estimator
+from .core import _slope_one, estimator
 from .grid import _in_steps
-from .parts import _cached, _mask, _saturate, _scalar, _spread
+from .parts import _broadcast_with, _cached, _indicator, _saturate, _scalar
 from .staircases import staircase
 
 # %% ../nbs/13_surrogates.ipynb #9ad5c39f
@@ -47,7 +47,7 @@ def _between(x, lower, upper):
     lower,upper = _fitting(x, lower, upper)
     return x.clamp(min=lower).clamp(max=upper)
 
-def _range(x, fn, lower, upper, open=False):
+def _span(x, fn, lower, upper, open=False):
     "Both ends checked, and in order if they are numbers."
     lower = check_knob(lower, x, fn, 'lower', -math.inf, open=open)
     upper = check_knob(upper, x, fn, 'upper', -math.inf, open=open)
@@ -56,10 +56,10 @@ def _range(x, fn, lower, upper, open=False):
     return lower,upper
 
 _unit = dict(hi=1., open=True)                              # between 0 and 1, without either
-_line = dict(lo=-math.inf, open=True)                       # any finite number
+_any_number = dict(lo=-math.inf, open=True)                       # any finite number
 _cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=_unit, pure=True).hard
 
-def _within(v, lower, upper): return _mask((v >= lower) & (v <= upper), v)
+def _within(v, lower, upper): return _indicator((v >= lower) & (v <= upper), v)
 
 @_cached
 def _dsq(levels):
@@ -70,7 +70,7 @@ def _dsq(levels):
         return w,torch.round(w),step
     def value(v, a, lower, upper):
         _,n,step = grid(v, lower, upper)
-        return _spread(n*step + lower, a)
+        return _broadcast_with(n*step + lower, a)
     def slope(v, a, lower, upper):
         w,n,_ = grid(v, lower, upper)
         return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*_within(v, lower, upper)
@@ -78,7 +78,7 @@ def _dsq(levels):
         step = (upper-lower)/(levels-1)
         return _cell.composite(_saturate(v, lower, upper), step, lower, a)
     return estimator('dsq_round', value, slope, plain, near=False,
-        alpha=_unit, lower=_line, upper=_line, pure=True)
+        alpha=_unit, lower=_any_number, upper=_any_number, pure=True)
 
 def dsq_round(
     x:Tensor,               # Values; any shape, floating dtype
@@ -110,7 +110,7 @@ def dsq_round(
     """
     check_input(x, 'dsq_round')
     levels = check_count(levels, 'dsq_round', 'levels', 2)
-    lower,upper = _range(x, 'dsq_round', lower, upper, open=True)
+    lower,upper = _span(x, 'dsq_round', lower, upper, open=True)
     return _dsq(levels)(x, alpha, lower, upper)
 
 # %% ../nbs/13_surrogates.ipynb #a142ccbe
@@ -161,7 +161,7 @@ def _clip(v, lower, upper): return _between(torch.round(v), lower, upper)
 def _inside(v, lower, upper): return _within(torch.round(v), lower, upper)
 
 def _clip_plain(v, lower, upper):
-    return _saturate(_pass(v, torch.round(v)), *_fitting(v, lower, upper))
+    return _saturate(_slope_one(v, torch.round(v)), *_fitting(v, lower, upper))
 
 _ends:dict[str,Any] = dict(lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
 _clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
@@ -197,16 +197,16 @@ def clipped_round(
         (tensor([0., 2.]), tensor([1., 0.]))
     """
     check_input(x, 'clipped_round')
-    return _clipped(x, *_range(x, 'clipped_round', lower, upper), step=step, offset=offset)
+    return _clipped(x, *_span(x, 'clipped_round', lower, upper), step=step, offset=offset)
 
 # %% ../nbs/13_surrogates.ipynb #df5f215e
 def _trusted(v, trust, lower, upper):
     error = (v - _clip(v, lower, upper)).abs()
     return (error <= trust) & (v.abs() < math.inf)
 
-def _trust_value(v, trust, lower, upper): return _spread(_clip(v, lower, upper), trust)
+def _trust_value(v, trust, lower, upper): return _broadcast_with(_clip(v, lower, upper), trust)
 
-def _trust_slope(v, *knobs): return _mask(_trusted(v, *knobs), v)
+def _trust_slope(v, *knobs): return _indicator(_trusted(v, *knobs), v)
 
 def _trust_plain(v, trust, lower, upper):
     y = _saturate(torch.round(v.detach()), *_fitting(v, lower, upper))
@@ -249,4 +249,4 @@ def trust_round(
     check_input(x, 'trust_round')
     trust = check_knob(trust, x, 'trust_round', 'trust')
     if isinstance(trust, Tensor): trust = trust.detach()
-    return _trust(x, trust, *_range(x, 'trust_round', lower, upper), step=step, offset=offset)
+    return _trust(x, trust, *_span(x, 'trust_round', lower, upper), step=step, offset=offset)

@@ -23,11 +23,10 @@ except ImportError as e:
     raise ImportError(
         "shok_nb.widgets needs ipywidgets: pip install ipywidgets matplotlib") from e
 from .catalog import Choice, Knob, row
+from .parts import _name
 from .plots import sweep
 
 # %% ../nbs/62_widgets.ipynb #84af3f42
-def _name(f): return getattr(f, '__name__', type(f).__name__).replace('<lambda>', 'f')
-
 _GRID = Knob('step', 1., .25, 2., log=True),Knob('offset', 0., -.5, .5)
 
 def _ends_of(k): return k.ends or (k.lo, k.hi)

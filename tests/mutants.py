@@ -2,7 +2,7 @@
 
     make mutants                               300 changes, both cores
     make mutants ARGS="core --count 40"        some of one module
-    make mutants ARGS="core --show _pass"      the changes in a function, without running them
+    make mutants ARGS="core --show _slope_one"      the changes in a function, without running them
 
 Changes are made in the syntax tree: an operator, a comparison, a constant, a condition, an argument, a statement, what
 is returned. Types, docstrings and the text of messages stay. A change that makes the same bytecode is none. Which are

@@ -5,8 +5,10 @@ Equality is not statistical: both sum integers and round the same float product.
 showed differences while one side still summed floats (one or two of 600,000 codes)."""
 import copy
 import io
+import logging
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 import numpy as np
@@ -14,7 +16,16 @@ import pytest
 import torch
 from estimators import generator
 from torch import nn
-from shok_nb.deploy import Dequantize, IntegerLayer, deploy_, onnx_session, pack_int4, to_onnx, unpack_int4
+from shok_nb.deploy import (
+    Dequantize,
+    IntegerLayer,
+    _quiet_export,
+    deploy_,
+    onnx_session,
+    pack_int4,
+    to_onnx,
+    unpack_int4,
+)
 from shok_nb.models import quantize_model_, unquantize_
 from shok_nb.nn import SoftRound, bake_
 from shok_nb.quantizer import Quantizer
@@ -369,7 +380,7 @@ def test_failed_calls_change_nothing():
         (dict(weights=Quantizer(4, block=7), activations=None), ValueError, 'block must divide'),
         (dict(weights=1, activations=None), ValueError, r'bits must be in \[2, 24\], got 1'),
         (dict(weights=None, activations=None), ValueError, 'weights and activations are both None'),
-        (dict(weights=True), TypeError, 'weights must be bits, a Quantizer or None, got bool'),
+        (dict(weights=True), TypeError, 'weights must be bits, a Quantizer, another module or None, got bool'),
     ]
     for kw,error,words in bad:
         with pytest.raises(error, match=words): quantize_model_(model, **kw)
@@ -461,6 +472,29 @@ def test_to_onnx_by_name(tmp_path):
     run = onnx_session(to_onnx(model, {k: t[:2] for k,t in x.items()}, tmp_path/'m.onnx'))
     found, = run.run(None, {k: t.numpy() for k,t in x.items()})
     assert np.allclose(found, model(**x).detach(), atol=1e-6)
+
+def test_the_exporter_is_quiet():
+    "Its warnings and its log, while it works and no longer; errors are heard."
+    log = logging.getLogger('torch.onnx.any')
+    before = log.getEffectiveLevel()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        with pytest.raises(OSError), _quiet_export():
+            warnings.warn('about itself')
+            assert not log.isEnabledFor(logging.WARNING) and log.isEnabledFor(logging.ERROR)
+            raise OSError
+    assert not caught and log.getEffectiveLevel() == before
+
+def test_session_is_exact(tmp_path):
+    "Floats stay floats, and processors that saturate are told not to."
+    pytest.importorskip('onnxruntime')
+    file = to_onnx(mlp(), inputs((16,), 2), tmp_path/'m.onnx')
+    def said(key, **kw):
+        return onnx_session(file, **kw).get_session_options().get_session_config_entry(f'session.{key}')
+    assert said('qdq_matmulnbits_accuracy_level') == said('x64quantprecision', vnni=False) == '1'
+    with pytest.raises(RuntimeError): said('x64quantprecision')
+    assert onnx_session(file).get_session_options().intra_op_num_threads == torch.get_num_threads()
+    assert onnx_session(file).get_providers() == ['CPUExecutionProvider']
 
 def test_to_onnx_messages(tmp_path, monkeypatch):
     pytest.importorskip('onnxscript')

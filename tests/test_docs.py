@@ -1,4 +1,5 @@
 "Every public name explains itself: one line, its source, and a comment on each parameter and on the result."
+import ast
 import inspect
 import json
 import re
@@ -102,26 +103,22 @@ def test_references():
     for name,year in set(re.findall(names, pages)):
         assert any(name in e['author'] and year in years(e) for e in entries), f'{name} {year}: not in references.bib'
 
-def players(nb):
-    "The row of each player that a page calls for, and what is stored of it."
+def played(nb):
+    "The rows of the catalog for which a page calls `tune`."
     rows = {r.name: r for r in catalog}
-    for c in json.loads(nb.read_text('utf-8'))['cells']:
-        if c['cell_type'] != 'code' or not (m := re.search(r'(?m)^tune\((\w+)', ''.join(c['source']))): continue
-        if m[1] not in rows: continue                       # a function of the page's own
-        pages = [o['data']['text/html'] for o in c['outputs'] if 'text/html' in o.get('data', {})]
-        yield rows[m[1]],''.join(''.join(p) for p in pages)
-
-@pytest.mark.parametrize('nb', PAGES, ids=lambda p: p.stem)
-def test_every_knob_has_a_slider(nb):
-    """The stored player of `tune` shows a slider for each knob, a menu for each choice, and the toggle of a
-    smooth estimator."""
-    for r,page in players(nb):
-        assert page.count('type="range"') >= len(r.knobs), r.name
-        assert page.count('<select') == len(r.choices) and page.count('type="checkbox"') == r.smooth, r.name
+    sources = [''.join(c['source']) for c in json.loads(nb.read_text('utf-8'))['cells'] if c['cell_type'] == 'code']
+    names = [m for s in sources for m in re.findall(r'(?m)^tune\((\w+)', s)]
+    return [rows[n] for n in names if n in rows]             # a function of the page's own is in no catalog
 
 @pytest.mark.parametrize('r', [r for r in catalog if r.knobs], ids=lambda r: r.name)
-def test_every_estimator_with_a_knob_has_a_player(r):
-    assert r in [played for nb in PAGES for played,_ in players(nb)], f'{r.page} has no tune({r.name})'
+def test_every_knob_has_a_slider(r):
+    """On the page of an estimator with knobs there is a player: a slider for each, a menu for each choice, and the
+    toggle of a smooth one."""
+    from shok_nb.widgets import player
+    assert r in [row for nb in PAGES for row in played(nb)], f'{r.page} has no tune({r.name})'
+    page = player(r.f)
+    assert page.count('type="range"') >= len(r.knobs)
+    assert page.count('<select') == len(r.choices) and page.count('type="checkbox"') == r.smooth
 
 # --- numbers in prose
 NOT_PROSE = re.compile(r'''
@@ -209,3 +206,18 @@ def test_a_loose_number_is_found(tmp_path):
     for text in ('half at 63 %', 'some 77', 'off by 0.4', 'four decibels and more', '3.8 dB'):
         assert len(page(code, ('t', text))) == 1, text
     assert page(code, ('t', 'Next.'), ('c', 'pass'), ('t', '13.7 % here')) == ['13.7 %']
+
+# each module has its own, of one kind: the plain form, the rise, the slope, the value of its estimator
+OWN = {'_plain', '_rise', '_slope', '_value'}
+
+def test_a_private_word_means_one_thing():
+    "A private name of one word is defined in one module."
+    found = {}
+    for f in sorted((ROOT/'shok_nb').glob('[!_]*.py')):
+        for n in ast.parse(f.read_text('utf-8')).body:
+            targets = n.targets if isinstance(n, ast.Assign) else []
+            names = [e.id for t in targets for e in ast.walk(t) if isinstance(e, ast.Name)]
+            for name in [n.name] if isinstance(n, (ast.FunctionDef, ast.ClassDef)) else names:
+                if re.fullmatch('_[a-z]+', name): found.setdefault(name, set()).add(f.stem)
+    twice = {name: in_ for name,in_ in found.items() if len(in_) > 1 and name not in OWN}
+    assert not twice, twice

@@ -26,6 +26,7 @@ from shok_nb import (
 )
 from shok_nb.catalog import catalog
 from shok_nb.random import noise_like
+from shok_nb.sine import _again
 
 SEED = torch.tensor(3)
 # Integers, ties and numbers between, on both sides; float32's smallest numbers and some that are large beside any grid.
@@ -186,3 +187,13 @@ def test_kumaraswamy_shapes(dtype):
         assert near(learned, y-.5, 1e10 if single else 1e4)
     assert torch.equal(dither_round(x+.3, 'kumaraswamy', shape=math.inf, seed=SEED), x)
     assert stochastic_round(x+.5, seed=SEED).isfinite().all()
+
+@pytest.mark.parametrize('dtype', (torch.float32, torch.float64))
+def test_any_depth_ends(dtype):
+    "A slope at a tie is 2**depth until it is infinite; everything else is done by then, so deeper changes nothing."
+    x = torch.tensor([.5, .5-1e-7, .3, 1e-30, -0., 2.5, -1.7], dtype=dtype)
+    def both(f):
+        leaf = x.clone().requires_grad_()
+        y = f(leaf)
+        return y.detach(),torch.autograd.grad(y.sum(), leaf)[0]
+    for a,b in zip(both(lambda x: sine_round(x, depth=10**9)), both(_again(1300))): assert same(a, b)

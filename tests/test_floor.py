@@ -10,7 +10,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from shok_nb import clipped_round, core, parts, pieces, soft_round
 from shok_nb.arguments import check_count, check_input, check_knob
 from shok_nb.core import estimator, straight_through
-from shok_nb.parts import _cached, _finite, _minus_sine, _saturate, _scalar, _sign, _spread, by_mode, maths, pick
+from shok_nb.parts import (
+    _broadcast_with,
+    _cached,
+    _finite,
+    _minus_sine,
+    _saturate,
+    _scalar,
+    _sign,
+    by_mode,
+    maths,
+    pick,
+)
 from shok_nb.staircases import staircase
 
 INF,NAN = math.inf,math.nan
@@ -379,8 +390,8 @@ def test_scalar_sign_finite_spread():
         assert _scalar(.1, v.to(dtype)) == k.to(dtype)
         assert _scalar(.1, v).shape == ()
     y = torch.zeros(3, 1)
-    assert _spread(y, 1., torch.ones(3, 1)) is y and _spread(y) is y
-    z = _spread(y, torch.ones(4), 2.)
+    assert _broadcast_with(y, 1., torch.ones(3, 1)) is y and _broadcast_with(y) is y
+    z = _broadcast_with(y, torch.ones(4), 2.)
     assert z.shape == (3, 4) and z.is_contiguous()
 
 def test_cached():

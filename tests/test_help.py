@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from docs.docstrings import examples  # noqa: E402 (found by the line above)
+from docs.docstrings import Notes, described, examples, exported  # noqa: E402 (found by the line above)
 
 MODULES = sorted(p.stem for p in (ROOT/'shok_nb').glob('[!_]*.py'))
 
@@ -66,6 +66,24 @@ def test_notebooks_hold_one_line(nb):
         for n in ast.walk(ast.parse(src)):
             if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_'):
                 assert '\n' not in (ast.get_docstring(n) or ''), n.name
+
+def bare(src):
+    "The code of a cell: no docstrings, no lines."
+    tree = ast.parse(src)
+    for n in ast.walk(tree):
+        if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and ast.get_docstring(n) is not None:
+            n.body = n.body[1:] or [ast.Pass()]
+    return ast.dump(tree)
+
+def test_nothing_but_docstrings_is_written():
+    "The code of every cell is that of its notebook; a cell that is no Python is left as it is."
+    notes,given = Notes(ROOT/'nbs'),examples()
+    for nb in sorted((ROOT/'nbs').glob('[0-9]*.ipynb')):
+        module,cells = exported(nb)
+        for src in cells: assert bare(described(src, module, notes, given)) == bare(src), nb.stem
+    broken = 'def f(:\n    "One line."'
+    assert described(broken, 'soft', notes, given) == broken
+    assert described('def f(x): return x', 'soft', notes, given) == 'def f(x): return x'
 
 NEEDS = {f'schedules.{n}_callback': n for n in ('lightning', 'transformers', 'fastai')}
 

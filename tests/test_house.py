@@ -109,17 +109,23 @@ def test_stored_pictures_are_small(nb):
     large = [(i, n) for i,n in picture_sizes(nb) if n >= pictures.LIMIT]
     assert not large, f'{nb.stem}: {large} characters, run docs/pictures.py'
 
-def test_all_stored_pictures_are_small():
-    sizes = {nb.stem: sum(n for _,n in picture_sizes(nb)) for nb in NBS}
+def test_all_that_is_stored_is_small():
+    sizes = {nb.stem: pictures.stored(json.loads(nb.read_text('utf-8'))) for nb in NBS}
     most = sorted(sizes, key=sizes.get)[:-6:-1]
     assert sum(sizes.values()) < pictures.ALL, f'run docs/pictures.py; most have {most}'
+
+def test_players_are_not_stored():
+    def output(html): return dict(output_type='display_data', data={'text/html': [html], 'text/plain': ['tune(f)']})
+    nb = dict(cells=[dict(cell_type='code', outputs=[output('<div data-shok=1>'), output('<table>')])])
+    assert pictures.without_players(nb) and not pictures.without_players(nb)
+    assert [[*o['data']] for o in nb['cells'][0]['outputs']] == [['text/plain'], ['text/html', 'text/plain']]
 
 def test_a_small_picture_stays():
     "Stored pictures become small once; a second run of docs/pictures.py changes nothing."
     Image = pytest.importorskip('PIL.Image')
     file,g = io.BytesIO(),random.Random(0)
     Image.frombytes('RGB', (300, 200), g.randbytes(180_000)).save(file, 'PNG')      # noise: the largest there is
-    png = base64.b64encode(file.getvalue()).decode() + '\n'
+    png = base64.b64encode(file.getvalue()).decode()
     once = pictures.small(png)
     assert len(once) < pictures.LIMIT < len(png) and pictures.small(once) == once
 
@@ -401,6 +407,12 @@ for m in {high}:
     except ImportError as e: assert re.search(r'pip install (matplotlib|ipywidgets|pillow)', str(e)), (m, e)
 '''
     run('-c', BLOCK + loop)
+
+def test_messages_name_packages_of_an_index():
+    "What an error says to install is there for whoever has a checkout and whoever has a wheel: no extra of ours."
+    said = [m for f in (ROOT/'shok_nb').glob('*.py') for m in re.findall(r'pip install ([\w ]+)', f.read_text('utf-8'))]
+    extra = names(settings()['widgets_requirements'].split())
+    assert said and {canonicalize_name(w) for m in said for w in m.split()} <= extra.keys()
 
 def test_files_without_git(tmp_path, monkeypatch):
     "An unpacked archive has no .git, and a folder of somebody else's git does not look into."

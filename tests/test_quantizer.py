@@ -11,8 +11,9 @@ from estimators import FLOATS, generator, older
 from processes import join_group, spawn
 from torch import nn
 from shok_nb.calibrate import minmax_init, mse_init, percentile_init
-from shok_nb.models import quantize_model_
-from shok_nb.quantize import fake_quantize, lsq_init
+from shok_nb.models import quantize_model_, unquantize_
+from shok_nb.nn import Rounding, RoundSTE, SoftRound
+from shok_nb.quantize import dorefa_weight, fake_quantize, lsq_init, pact
 from shok_nb.quantizer import Quantizer
 from shok_nb.schedules import KnobScheduler, linear_schedule
 from shok_nb.soft import soft_round
@@ -124,7 +125,7 @@ def test_codes_are_values(kind):
     codes = q.to_codes(W)
     assert codes.dtype == torch.int32 and low <= codes.min() and codes.max() <= high
     v = W if q.block is None else W.unflatten(-1, (-1, q.block))
-    step,zero = q._beside(step, v),0 if zero is None else q._beside(zero, v)
+    step,zero = q._laid_beside(step, v),0 if zero is None else q._laid_beside(zero, v)
     back = ((codes.view(v.shape)-zero)*step).view(W.shape)
     assert torch.allclose(q(W), back, atol=1e-6)
     inside = (codes > low) & (codes < high)
@@ -229,3 +230,31 @@ def test_state_of_a_file():
     with pytest.raises(RuntimeError, match='Quantizer: has no grid yet'): fresh(W)
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(fresh.to_codes(W), q.to_codes(W))
+
+ANY = dict(dorefa=Rounding(dorefa_weight, dorefa_weight, bits=2),
+    pact=Rounding(pact, pact, alpha=torch.tensor(2.), bits=4), steps=SoftRound(5., step=.25))
+
+@pytest.mark.parametrize('name', ANY)
+def test_any_module_quantizes_a_model(name):
+    "It is on the weights or in front of the layers, hard in evaluation, lets the model learn, and can be taken away."
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    x = torch.rand(64, 8, generator=torch.Generator().manual_seed(0))
+    before,own = model(x),ANY[name]
+    report = quantize_model_(model, weights=own, activations=ANY['pact'])
+    assert [row.weights for row in report.rows] == [str(own)]*2 and 'pact' in report.rows[1].activations
+    found = copy.deepcopy(model).eval()
+    assert torch.equal(found[0].weight, copy.deepcopy(own).eval()(found[0].parametrizations.weight.original))
+    assert torch.equal(found[0].input_quantizer(x), ANY['pact'].eval()(x))
+    model(x).square().sum().backward()
+    assert model[0].parametrizations.weight.original.grad.abs().sum() > 0
+    assert own not in [*model.modules()]                      # each place has a copy
+    for m in (model, found): assert torch.equal(unquantize_(m)(x), before) and not hasattr(m[0], 'input_quantizer')
+
+def test_a_module_that_does_not_fit():
+    "Nothing is changed by a call that fails."
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r'Flatten.* makes \(4,\) of 0.weight, of shape \(2, 2\)'):
+        quantize_model_(model, nn.Flatten(0), None)
+    with pytest.raises(ValueError, match='ends wants bits or a Quantizer everywhere; ends=0'):
+        quantize_model_(model, RoundSTE(), None, ends=8)
+    assert type(model[0]) is nn.Linear and not hasattr(model[0], 'input_quantizer')

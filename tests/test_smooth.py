@@ -133,13 +133,13 @@ def test_one_sigmoid(s):
     want = torch.tensor([float(1/(1+mp.exp(-t))) for t in z], dtype=torch.float64)
     steep = torch.tensor([float(s*mp.sech(t/2)**2/4) for t in z], dtype=torch.float64)
     assert torch.allclose(sigmoid_round(x, s).double(), want, rtol=2e-6*max(1, s), atol=1e-37)
-    assert torch.allclose(slope(sigmoid_round, x, slope=s).double(), steep, rtol=2e-6*max(1, s), atol=1e-37)
+    assert torch.allclose(slope(sigmoid_round, x, steepness=s).double(), steep, rtol=2e-6*max(1, s), atol=1e-37)
     assert same(sigmoid_round(x.double(), math.inf), (x > .5).double())
 
 @pytest.mark.parametrize('f', (sigmoid_round, ramp_round))
 def test_one_step_learns_anywhere(f):
     "Finite gradients for every argument at infinite x, and at an infinitely steep step."
-    knob = 'slope' if f is sigmoid_round else 'gain'
+    knob = 'steepness' if f is sigmoid_round else 'gain'
     for v in (0., 10., 1e30, math.inf):
         x = torch.tensor([math.inf, -math.inf, 0., .5, 1.], requires_grad=True)
         k = torch.tensor(v, requires_grad=True)
