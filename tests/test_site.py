@@ -61,10 +61,13 @@ OPEN = """const calm = document.createElement('style');
     calm.textContent = '* { transition: none !important; animation: none !important }';
     document.head.append(calm);
     document.querySelectorAll('details').forEach(e => e.open = true)"""
-SPILLS = """const page = document.documentElement, wide = page.clientWidth;
-    if (Math.max(page.scrollWidth, document.body.scrollWidth) <= wide) return [];
-    const out = [...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > wide+1);
-    return [`the page is ${page.scrollWidth} px wide`, ...out.slice(0, 3).map(e => e.outerHTML.slice(0, 90))]"""
+SPILLS = """const inner = document.querySelectorAll('.main, .content'),
+        frame = [document.documentElement, document.body, ...inner],
+        wide = frame.filter(e => e.scrollWidth > e.clientWidth);             // each of them may be what scrolls
+    if (!wide.length) return [];
+    const out = [...document.querySelectorAll('article *')].filter(e => e.getBoundingClientRect().right > innerWidth+1);
+    return [wide.map(e => `${e.tagName} ${e.scrollWidth} px in ${e.clientWidth}`).join(), ...out.slice(0, 3).map(
+        e => e.outerHTML.slice(0, 90))]"""
 CUT = """const longest = e => e.textContent.split('\\n').reduce((a, b) => a.length < b.length ? b : a),
         code = [...document.querySelectorAll('article div.highlight pre')];
     return code.filter(e => e.checkVisibility() && e.clientWidth && e.scrollWidth > e.clientWidth).map(e =>
