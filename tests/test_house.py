@@ -120,6 +120,15 @@ def test_players_are_not_stored():
     assert pictures.without_players(nb) and not pictures.without_players(nb)
     assert nb['cells'][0]['outputs'] == [output('<table>')]
 
+def test_a_small_picture_stays():
+    "Stored pictures become small once; a second run of docs/pictures.py changes nothing."
+    Image = pytest.importorskip('PIL.Image')
+    file,g = io.BytesIO(),random.Random(0)
+    Image.frombytes('RGB', (300, 200), g.randbytes(180_000)).save(file, 'PNG')      # noise: the largest there is
+    png = base64.b64encode(file.getvalue()).decode()
+    once = pictures.small(png)
+    assert len(once) < pictures.LIMIT < len(png) and pictures.small(once) == once
+
 CELLS, WORDS = 45, 700
 LONGER = {}     # words of pages that are not short yet: to shrink, never to grow
 
