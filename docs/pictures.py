@@ -22,12 +22,11 @@ def pictures(nb):
 
 def without_players(nb):
     "Remove the players of the notebook `nb`. Were there any?"
+    def played(o): return '<div data-shok' in ''.join(o.get('data', {}).get('text/html', ''))[:40]
     found = False
     for c in nb['cells']:
-        for o in c.get('outputs', []):
-            data = o.get('data', {})
-            if '<div data-shok' in ''.join(data.get('text/html', ''))[:40]: found = bool(data.pop('text/html'))
-        if c['cell_type'] == 'code': c['outputs'] = [o for o in c['outputs'] if o.get('data') != {}]
+        kept = [o for o in c.get('outputs', []) if not played(o)]
+        if kept != c.get('outputs', []): c['outputs'],found = kept,True
     return found
 
 def stored(nb):
