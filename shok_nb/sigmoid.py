@@ -100,7 +100,7 @@ def sigmoid_round(
     *,
     center:float|Tensor=.5,       # Where the step is, broadcasts with `x`; may learn
 )->Tensor:                        # In [0, 1]; dtype of `x`, shape broadcast with the knobs
-    """One sigmoid as a step from 0 to 1 (Stack Overflow 46596636). `steepness` < 0 raises.
+    """One sigmoid, a step from 0 to 1 (Stack Overflow 46596636, 2017). `steepness` < 0 raises.
 
     Parameters:
         x (Tensor): Values, meant to lie in [0, 1]; any shape, floating dtype
