@@ -316,6 +316,21 @@ def wheel(tmp_path_factory):
             return path,Parser().parsestr(meta),z.namelist()
     return build
 
+@pytest.mark.slow
+def test_readme_runs_from_the_wheel(wheel, tmp_path):
+    "In a new environment, from an empty folder: its six lines print what is under them."
+    text = (ROOT/'README.md').read_text('utf-8')
+    six,said = re.search(r'```python\n([^`]*?print[^`]*)```\n\n```\n(.*?)```', text, re.S).groups()
+    run('-m', 'venv', tmp_path/'new')
+    (tmp_path/'empty').mkdir()
+    python = tmp_path/'new'/'bin'/'python'
+    install = [python, '-m', 'pip', 'install', '-q', '-c', ROOT/'constraints.txt', wheel('')[0]]
+    r = subprocess.run(install, capture_output=True, text=True)
+    assert r.returncode == 0, r.stderr
+    env = {k: v for k,v in os.environ.items() if k != 'PYTHONPATH'}
+    r = subprocess.run([python, '-c', six], cwd=tmp_path/'empty', env=env, capture_output=True, text=True)
+    assert r.stdout == said, r.stdout + r.stderr
+
 def test_wheel(wheel):
     "One small wheel for every platform: the modules, py.typed, the licence, nothing else; it needs torch alone."
     cfg,(path,meta,files) = settings(),wheel('')
