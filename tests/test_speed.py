@@ -251,9 +251,11 @@ def test_road_of_a_call():
     assert roads[-1] != roads[0], 'no replay: a road of its own'
 
 @all_variants
-def test_small_tensors_allocate_their_result(r, f):
-    "Once there is a program, and 64 bytes for what a number takes; but for a second function of `ewgs_round`."
+def test_small_tensors_allocate_their_result(r, f, monkeypatch):
+    """Once there is a program, and 64 bytes for what a number takes; but for a second function of `ewgs_round`. No
+    program of an earlier test is kept, lest there be too many and all be forgotten here."""
     sys.path.insert(0, 'bench')
+    for kept in ('_seen', '_programs'): monkeypatch.setattr(replay, kept, {})
     from bench import Cpu
     x,g = torch.randn(1<<14, generator=generator()),torch.ones(1<<14)
     for _ in range(replay._PAYS): both(f, x, g)
