@@ -80,6 +80,7 @@ def test_static_page(browser, page):
     assert hosts(browser) == {('file', None)}
     assert not errors(browser)
 
+@pytest.mark.slow
 def test_every_control_moves_pixels(browser, page):
     "Of each player, beside a figure of matplotlib: by mouse and by key, each menu, each toggle."
     visit(browser, page)
@@ -178,6 +179,7 @@ def points(d):
     runs = [np.array(re.findall(r'-?[\d.]+', r), float).reshape(-1, 2) for r in d.split('M')[1:]]
     return [r.cumsum(0) for r in runs]
 
+@pytest.mark.slow
 def test_explore_draws_what_torch_returns(browser, two):
     "Each estimator, at a grid of its own: the script moves pictures, and knows no formula."
     visit(browser, two)
@@ -206,6 +208,7 @@ def test_explore_draws_what_torch_returns(browser, two):
         assert min(seen) < lo+.001 and max(seen) > hi-.001
     assert not errors(browser)
 
+@pytest.mark.slow
 def test_the_point_follows_torch(browser, two):
     "Each estimator, each pass: after 1, 9 and 50 steps the point is within a pixel of where torch's is."
     visit(browser, two)
@@ -235,6 +238,7 @@ def test_the_point_follows_torch(browser, two):
             want = (x[k]+2)*learn._X,(4-y[k].clamp(-3, 5))*learn._Y     # beyond it there is no panel
             assert abs(px-want[0]) < 10 and abs(py-want[1]) < 10, (name, mark, start, rate, k)
 
+@pytest.mark.slow
 def test_play_step_reset(browser, two):
     "By mouse and by key; the point moves, rests, goes back, and the slider says where it is."
     visit(browser, two)
@@ -265,6 +269,7 @@ def test_play_step_reset(browser, two):
         assert at() == 50 and play.text == 'Play'
     finally: browser.execute_cdp_cmd('Emulation.setEmulatedMedia', dict(features=[]))
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tool, names', (
     ('explore', ('trust_round', 'noisy_soft_round')),
     ('watch', ('soft_round', 'sga_round'))))
@@ -289,6 +294,7 @@ def test_every_control_of_two(browser, two, tool, names):
             seen.append(shot(c))
         assert find(other, 'svg').get_attribute('outerHTML') == rest
 
+@pytest.mark.slow
 def test_two_under_a_strict_policy(browser, two, tmp_path):
     "Both scripts by their hashes and nothing else; on a phone the columns stack and nothing is wider than the screen."
     html = two.read_text('utf-8')

@@ -78,8 +78,11 @@ def session(model, example, folder):
 
 OURS = {'Round', 'Div', 'Clip', 'Mul', 'Floor', 'Where'}
 
-@pytest.mark.parametrize('weights', [8, 4, (-1, 1)], ids=str)
-@pytest.mark.parametrize('name', NETWORKS)
+QUICK = ('mlp', 8), ('cnn', 4), ('line', (-1, 1))            # each network and each kind of codes once
+EVERY = [pytest.param(n, w, id=f'{n}-{w}', marks=[pytest.mark.slow]*((n, w) not in QUICK))
+    for n in NETWORKS for w in (8, 4, (-1, 1))]
+
+@pytest.mark.parametrize('name, weights', EVERY)
 def test_runtime(name, weights, tmp_path):
     make,shape = NETWORKS[name]
     model,report = deployed(make, shape, weights)
@@ -119,7 +122,7 @@ def powers_of_two(model):
         q._parameters.pop('log_step')
         q.register_buffer('step', torch.full_like(step.detach(), size))
 
-@pytest.mark.parametrize('name', ['mlp', 'cnn'])
+@pytest.mark.parametrize('name', ['mlp', pytest.param('cnn', marks=pytest.mark.slow)])
 def test_ties(name, tmp_path):
     make,shape = NETWORKS[name]
     torch.manual_seed(0)
@@ -279,6 +282,7 @@ def test_int4(n):
     assert torch.equal(unpack_int4(packed, codes.shape).long(), codes)
     if n: assert torch.equal(packed[0] & 15, (codes.flatten()[0] & 15).to(torch.uint8))
 
+@pytest.mark.slow
 def test_without_the_package(tmp_path):
     "A saved program runs in a Python that has torch alone."
     model,_ = deployed(cnn, (3, 8, 8))
@@ -306,6 +310,7 @@ def test_sums_beyond_int32():
         deploy_(model, x)
     assert not any(isinstance(m, (IntegerLayer, Dequantize)) for m in model.modules())
 
+@pytest.mark.slow
 def test_the_quantized_model_exports(tmp_path):
     "Before deployment too: the runtime's operators in ONNX, and a program that equals eager."
     torch.manual_seed(0)
@@ -510,6 +515,7 @@ def test_to_onnx_messages(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ImportError, match=f'needs the package {package}: pip install {package}$'): call()
 
+@pytest.mark.slow
 def test_a_quantized_model_compiles():
     model,x = cnn(),inputs((3, 8, 8), 8)
     quantize_model_(model, 4, 8, calibrate=[x])

@@ -132,7 +132,7 @@ def check_transform(group, inner, backend):
         assert torch.allclose(g, want, atol=1e-5*want.abs().max(), rtol=0), r.name
 
 @pytest.mark.parametrize('inner', INNER)
-@grouped(variants(lambda r: r.linear), quick=2)
+@grouped(variants(lambda r: r.linear), quick=1)
 def test_compiled_transform(group, inner):
     check_transform(group, inner, 'aot_eager')
 
@@ -317,7 +317,7 @@ def check_learned_grid(group, backend):
     for (r, f),got,want in zip(group, learn(fs, lambda g: compiled(g, backend)), learn(fs)):
         for a,b in zip(got, want): assert torch.allclose(a, b, atol=1e-4), r.name
 
-@grouped(variants(lambda r: r.grid))
+@grouped(variants(lambda r: r.grid), quick=2)
 def test_learned_grid_compiled(group):
     "A step and an offset that learn, per channel: compiled equals eager."
     check_learned_grid(group, 'aot_eager')

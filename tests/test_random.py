@@ -323,7 +323,7 @@ def test_vmap(r):
     assert same(y[0], y[1])
 
 @rows
-@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('backend', (pytest.param('eager', marks=pytest.mark.slow), *BACKENDS[1:]))
 def test_compiled(r, backend):
     "Compiled equals eager: the value, the slope, and both under torch.func."
     x = torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan])])
