@@ -25,19 +25,21 @@ from shok_nb.widgets import (
     _DASH,
     _GOLD,
     _GRID,
+    _HARD,
     _OTHER,
     _ROW,
     _TALL,
     _WIDE,
     DummyComm,
     W,
+    _draw,
     _ends,
     _frame,
-    _ghost,
     _label,
     _line,
     _menu,
     _panel,
+    _passes,
     _path,
     _range,
     _rows,
@@ -47,6 +49,7 @@ from shok_nb.widgets import (
     _stops,
     _svg,
     _text,
+    _toggle,
 )
 
 # %% ../nbs/69_try.ipynb #7e000021
@@ -60,8 +63,6 @@ def _group(r):
 def _named(f):
     "The name of the row of `f`, which may be `torch.round`."
     return 'torch.round' if f is torch.round else row(f).name
-
-def _passes(r): return [dict(hard=False), dict(hard=True)] if r.smooth else [{}]
 
 def _takes_grid(r):
     "Step and offset, as far as the function takes them."
@@ -95,13 +96,6 @@ def _at_ties(r, words, hard):
     return _ends(x, px, py, (-10.5, 10.5))
 
 # %% ../nbs/69_try.ipynb #7e000022
-def _toggle(text, mark, on=False):
-    checked = ' checked' if on else ''
-    return (f'<label {_ROW}><input type="checkbox" autocomplete="off"{checked} data-{mark}="" '
-        f'style="accent-color:#3f7fc1"><span>{text}</span></label>')
-
-_HARD = 'hard forward, same slope'
-
 def _names(which, names, now):
     "The menu of the estimators, in three groups."
     groups = {}
@@ -229,7 +223,7 @@ def _all_curves()->dict[str,Any]:
             views[r.domain] = [[*r.domain, bottom*unit, top*unit], skeleton]
         settings = [dict(zip([k.name for k in knobs], v)) for v in itertools.product(*stops)]
         frames = [[[strings[t] for t in _picture(r, v|p)] for v in settings]
-            for p in _passes(r)]
+            for p in _passes(r.smooth)]
         controls = _controls([*knobs, *_takes_grid(r)], [*stops, *(_STEPS, _OFFSETS)])
         if r.smooth: controls += _toggle(_HARD, 'hard')
         labels = [[_label(v) for v in s] for s in stops]
@@ -241,10 +235,7 @@ def _all_curves()->dict[str,Any]:
 
 def _curve_table(r, name, knobs, hard):
     "The drawing of a row at one setting."
-    this,*that = _passes(r)[::-1] if hard else _passes(r)
-    other = (_ghost(r.f, r.domain, knobs|that[0]),_OTHER[bool(hard)]) if that else ('', '')
-    svg = _svg(name, r.domain, _frame(r.f, r.domain, knobs|this), *other)
-    return _wide_words(svg)
+    return _wide_words(_draw(r.f, r.domain, knobs, _passes(r.smooth), hard, name=name))
 
 # %% ../nbs/69_try.ipynb #7e000025
 class _Column(W.VBox):
@@ -518,17 +509,17 @@ def _watched()->dict[str,Any]:
     for n,r in _LEARNERS.items():
         (knob,stops), = _turned(r) or [(None, [None])]
         sets,anneal = [{knob.name: v} if knob else {} for v in stops],_annealed(r)
-        seeds = _SEEDS if r.random else _SEEDS[:1]
-        ground = [[[strings[s] for s in _ground(r.f, v|p)] for v in sets] for p in _passes(r)]
+        seeds,passes = _SEEDS if r.random else _SEEDS[:1],_passes(r.smooth)
+        ground = [[[strings[s] for s in _ground(r.f, v|p)] for v in sets] for p in passes]
         if anneal: sets = [*sets, {knob.name: [stops[i] for i in anneal]}]
         paths = [[[[strings[s] for s in _paths(r, v|p, seed)] for seed in seeds] for v in sets]
-            for p in _passes(r)]
+            for p in passes]
         controls = _controls([knob], [stops]) if knob else ''
         if r.random: controls += _range('seed', _SEEDS, 0)
         if r.smooth: controls += _toggle(_HARD, 'hard')
         if anneal: controls += _toggle(_ANNEAL.format(knob.name), 'anneal')
         labels = [_label(v) for v in stops] if knob else []
-        shown = [int(_shows_round(r, h)) for h in range(len(_passes(r)))]
+        shown = [int(_shows_round(r, h)) for h in range(len(passes))]
         rows.append(dict(n=n, c=controls, s=labels, g=ground, p=paths, a=anneal, d=shown))
     rates,starts = [*map(_label, _RATES)],[*map(_label, _STARTS)]
     return dict(rows=rows, rates=rates, starts=starts, strings=[*strings])

@@ -186,7 +186,8 @@ def _weight_grids(treated, prototype, bits):
     for n,m in treated.items():
         names,axis = _weights_of(m)
         for w in names:
-            t,q = getattr(m, w),_copied(prototype, bits.get(n)).to(getattr(m, w).device)
+            t = getattr(m, w)
+            q = _copied(prototype, bits.get(n)).to(t.device)
             if not isinstance(q, Quantizer): _same_shape(q, t, f'{n}.{w}')
             else:
                 if q.axis == 0: q.axis = axis
@@ -197,9 +198,9 @@ def _weight_grids(treated, prototype, bits):
 def _input_grids(model, layers, prototype, bits, batches):
     "A calibrated quantizer for what enters each layer; none for a layer nothing enters."
     if not layers: return {}
-    if batches is None and not isinstance(prototype, Quantizer):
-        return {n: _copied(prototype).to(m.weight.device) for n,m in layers.items()}
     if batches is None:
+        if not isinstance(prototype, Quantizer):
+            return {n: _copied(prototype).to(m.weight.device) for n,m in layers.items()}
         raise ValueError('quantize_model_: activations want calibrate=, batches to look at')
     seen = _watch_layers(model, layers, batches)
     if not any(seen.values()):
@@ -227,6 +228,8 @@ def _attach(found, of_weights, of_inputs, training):
         m.input_quantizer = q.train(training)
         m._quantizes = m.register_forward_pre_hook(_quantize_input, with_kwargs=True),
 
+def _ours(q): return isinstance(q, Quantizer) or getattr(q, 'of_a_model', False)
+
 def _told(model, found, why, reasons, of_weights, of_inputs):
     "The rows of the report."
     def codes(q):
@@ -240,10 +243,10 @@ def _told(model, found, why, reasons, of_weights, of_inputs):
         if n in of_inputs: inputs = codes(of_inputs[n])
         kind = type(m).__name__.removeprefix('Parametrized')
         rows.append(Treated(n or '(model)', kind, weights, inputs))
-    ours = parametrize.ParametrizationList,Quantizer
     for n,m in model.named_modules():
         loose = [k for k,p in m.named_parameters(recurse=False) if p.ndim > 1]
-        if loose and n not in found and not isinstance(m, ours):
+        held = isinstance(m, parametrize.ParametrizationList) or _ours(m)
+        if loose and n not in found and not held:
             told = f'not known: {", ".join(loose)}'
             rows.append(Treated(n or '(model)', type(m).__name__, told, '-'))
     return rows
@@ -310,8 +313,6 @@ def quantize_model_(
         reasons = reasons | unreached
     _attach(found, of_weights, of_inputs, model.training)
     return Report(_told(model, found, why, reasons, of_weights, of_inputs))
-
-def _ours(q): return isinstance(q, Quantizer) or getattr(q, 'of_a_model', False)
 
 def unquantize_(
     model:nn.Module # What `quantize_model_` has changed

@@ -60,6 +60,10 @@ def _knob(f, name, v, old):
         raise ValueError(f'tune: {name} must be in [{lo:g}, {hi:g}], got {v}; {do}')
     return replace(old, default=type(old.default)(v))
 
+def _passes(smooth):
+    "What the forward passes of a function are called with."
+    return [dict(hard=False), dict(hard=True)] if smooth else [{}]
+
 def _facts(f, hard, domain, given):
     "Knobs and choices by name, passes and domain: the catalog's, changed by the caller."
     try: r = row(f)
@@ -68,8 +72,7 @@ def _facts(f, hard, domain, given):
     if r and not r.knobs:                     # then what it has to choose is its grid
         knobs |= {k.name: k for k in _GRID if k.name in signature(f).parameters}
     for name,v in given.items(): knobs[name] = _knob(f, name, v, knobs.get(name))
-    both = hard is not None or r and r.smooth
-    passes = [dict(hard=False), dict(hard=True)] if both else [{}]
+    passes = _passes(hard is not None or r and r.smooth)
     return knobs,passes,domain or (r.domain if r else (-2.5, 2.5))
 
 # %% ../nbs/62_widgets.ipynb #fd46f189
@@ -222,11 +225,11 @@ _OTHER = ['dashed: hard=True', 'dashed: hard=False']
 
 def _ghost(f, domain, knobs): return _path(*_rows(f, domain, knobs)[2:])
 
-def _draw(f, domain, knobs, passes, hard, ghost=_ghost):
+def _draw(f, domain, knobs, passes, hard, ghost=_ghost, name=None):
     "The drawing for one setting."
     this,*that = passes[::-1] if hard else passes
     other = (ghost(f, domain, knobs|that[0]),_OTHER[bool(hard)]) if that else ('', '')
-    return _svg(_name(f), domain, _frame(f, domain, knobs|this), *other)
+    return _svg(name or _name(f), domain, _frame(f, domain, knobs|this), *other)
 
 # %% ../nbs/62_widgets.ipynb #4f9d9f27
 _SCRIPT = """for(const r of document.querySelectorAll("[data-shok]")){
@@ -313,11 +316,12 @@ def _menu(name, stops, start):
         f'<select autocomplete="off" aria-label="{name}" style="font:inherit">'
         f'{options}</select></label>')
 
-def _check(hard):
-    checked = ' checked' if hard else ''
-    return (f'<label {_ROW}>'
-        f'<input type="checkbox" autocomplete="off"{checked} style="accent-color:#3f7fc1">'
-        '<span>hard forward, same slope</span></label>')
+_HARD = 'hard forward, same slope'
+
+def _toggle(text, mark='', on=False):
+    checked,mark = ' checked' if on else '',f' data-{mark}=""' if mark else ''
+    return (f'<label {_ROW}><input type="checkbox" autocomplete="off"{checked}{mark} '
+        f'style="accent-color:#3f7fc1"><span>{text}</span></label>')
 
 # %% ../nbs/62_widgets.ipynb #33187512
 def _label(v): return str(v) if v is None or isinstance(v, str) else _short(v)
@@ -366,7 +370,7 @@ def player(
     for k,t,words in zip(knobs.values(), stops, labels):
         make = _menu if isinstance(k, Choice) else _range
         controls.append(make(k.name, words, t.index(k.default)))
-    if len(passes) == 2: controls.append(_check(hard))
+    if len(passes) == 2: controls.append(_toggle(_HARD, on=bool(hard)))
     svg = _draw(f, domain, start, passes, hard)
     text = json.dumps(data, separators=(',', ':'))
     text = html.escape(text, quote=False).replace("'", '&#39;')
@@ -396,7 +400,7 @@ class _Tune(W.VBox):
         most = _most(f, self.domain, self.knobs, self.passes)
         self.sliders = {n: _slider(k, most) for n,k in self.knobs.items()}
         self.hard = W.Checkbox(
-            value=bool(hard), description='hard forward, same slope', indent=False)
+            value=bool(hard), description=_HARD, indent=False)
         self.picture,self.seen = W.HTML(),(torch.empty(0), '')
         toggle = [self.hard] if len(self.passes) == 2 else []
         parts = [*self.sliders.values(), *toggle, self.picture]

@@ -17,6 +17,9 @@ from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT/'docs'
+sys.path.append(str(DOCS/'_ext'))                                   # for what makes the site
+from literate import slug, write_pages  # noqa: E402 (found by the line above)
+
 SOURCE, HTML = DOCS/'nbs', DOCS/'_build'/'html'                     # those of `make docs`
 BUILT = DOCS/'_build'/'built'                                       # what it was built from, by `build_site`
 NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
@@ -33,7 +36,6 @@ def lock(folder, name): return FileLock(folder/f'{name}.lock')
 def written(folder):
     "Write the pages of the site. Returns its configuration."
     conf = runpy.run_path(str(DOCS/'conf.py'))
-    from literate import write_pages
     options = {k: v for k,v in conf.items() if k.startswith('literate_')}
     config = SimpleNamespace(literate_nbs='../nbs', **options)
     with lock(folder, 'all'):
@@ -78,13 +80,12 @@ def forks():
 def execute(nb, folder):
     """Run the page of the notebook `nb` as the site does and keep it in `folder`, unless
     it is there. Raises what a cell raises."""
-    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [str(DOCS/'_ext'), *sys.path]):
+    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [*sys.path]):
         conf = written(folder)
         os.environ.update(IN_TEST='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(conf['paths']))
         from jupyter_cache import get_cache
         from jupyter_cache.base import CacheBundleIn
         from jupyter_cache.executors.utils import single_nb_execution
-        from literate import slug
         path = SOURCE/f'{slug(nb)}.ipynb'
         with lock(folder, path.stem):
             page = nbformat.read(path, 4)

@@ -25,7 +25,7 @@ import pytest
 from estimators import batches, grouped, variants
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import NBS, execute, sphinx
+from pages import NBS, execute, slug, sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT/'bench'), str(ROOT/'docs')]
@@ -34,7 +34,6 @@ import pictures  # noqa: E402
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
 site_group = pytest.mark.xdist_group('site')
-sys.path.append(str(ROOT/'docs'/'_ext'))      # for what makes the site
 
 def settings(folder=ROOT):
     ini = ConfigParser(delimiters=['='], interpolation=None)
@@ -474,12 +473,11 @@ def test_range_of_torch():
 
 def conf():
     "The configuration of the site."
-    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [str(ROOT/'docs'/'_ext'), *sys.path]):
+    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [*sys.path]):
         return runpy.run_path(str(ROOT/'docs'/'conf.py'))
 
 def test_each_page_has_one_place():
     "In the reader's order, which begins with the overview and ends with what is under the floor."
-    from literate import slug
     order = conf()['literate_order']
     places = [n for names in order.values() for n in names]
     for nb in NBS: assert places.count(slug(nb)) == 1, f'{nb.stem}: one place in literate_order of docs/conf.py, please'
@@ -557,7 +555,7 @@ def test_figures_say_what_is_seen():
 
 def test_links_of_tables():
     "Each name of the catalog leads to the notebook that makes it: there, in README, and on the site."
-    from literate import relink, slug
+    from literate import relink
     from shok_nb.catalog import catalog, table
     for claims in (True, False):
         links = re.findall(r'\| \[`(\w+)`\]\((\w+)\.ipynb\)', table(claims=claims))
@@ -650,7 +648,7 @@ def test_site_shows_no_directives(site):
     "Readers see code, not instructions to nbdev; every page is in the table of contents."
     index = (site/'index.html').read_text('utf-8')
     for nb in NBS:
-        name = re.sub(r'^\d+[a-z]?_', '', nb.stem) + '.html'
+        name = slug(nb) + '.html'
         assert name == 'index.html' or f'href="{name}"' in index, nb.name
         text = re.sub('<[^>]+>', '', (site/name).read_text('utf-8'))
         assert not re.search(r'#\|\s*\w', text), nb.name
@@ -673,7 +671,7 @@ def test_api_entries(site):
             if not re.match(r'#\| exports?\n', src) or c['cell_type'] != 'code': continue
             for n in ast.parse(src).body:
                 if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_'):
-                    page = pages[re.sub(r'^\d+[a-z]?_', '', nb.stem)]
+                    page = pages[slug(nb)]
                     assert re.search(rf'<dt class="sig[^>]*id="shok_nb\.\w+\.{n.name}"', page), f'{nb.stem}: {n.name}'
 
 @site_group

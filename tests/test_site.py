@@ -8,14 +8,12 @@ from html.parser import HTMLParser
 from urllib.parse import unquote
 import pytest
 from browser import axe, drag, errors, every, find, hosts, moved, needs_browser, phone, picture, screen, visit, wait
-from pages import DOCS, HTML, NBS, is_built
+from pages import DOCS, HTML, NBS, is_built, slug
 from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
 
 PLAYER = '[data-shok], [data-shok-explore], [data-shok-watch]'
 pytestmark = pytest.mark.xdist_group('site')
-
-def slug(nb): return re.sub(r'^\d+[a-z]?_', '', nb.stem)
 
 PAGES = sorted({*map(slug, NBS), 'api', 'genindex', 'search'})
 ESTIMATORS = [slug(nb) for nb in NBS if re.match(r'[123]\d|40', nb.stem)]
@@ -158,13 +156,17 @@ def differ(before, after):
     def cut(a, b): return (p[:min(a.shape[0], b.shape[0]), :min(a.shape[1], b.shape[1])] for p in (a, b))
     return any(moved(*cut(a, b)) > 20 for a,b in zip(before, after, strict=True))
 
-PLAYERS = [p for p in PAGES if p not in ('api', 'genindex', 'search')]
+def plays(nb): return re.search(r'"((R|widgets|learn)\.)?(tune|explore|watch)\(', nb.read_text('utf-8'))
+PLAYERS = [slug(nb) for nb in NBS if plays(nb)]
+
+def test_pages_with_players(site):
+    "Those whose notebooks call for one, which the walk tries."
+    assert sorted(p.stem for p in site.glob('*.html') if '<div data-shok' in p.read_text('utf-8')) == sorted(PLAYERS)
 
 @walk
 @pytest.mark.parametrize('page', PLAYERS)
 def test_every_control_answers(browser, built, page):
     "To the mouse and to a key: each of each player, those too that another control brings."
-    if not re.search(r'<div data-shok', (built/f'{page}.html').read_text('utf-8')): return      # no player on it
     with screen(browser, 1280, 1400):
         visit(browser, built/f'{page}.html')
         players = every(browser, PLAYER)

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from literate import slug
 from sphinx.util.logging import getLogger
 
 TOPICS = {                                              # the modules of the package, each once
@@ -61,7 +62,7 @@ def pages(folder, notebooks):
         cells = [''.join(c['source']) for c in json.loads(nb.read_text('utf-8'))['cells']]
         made = next((m[1] for c in cells if (m := re.match(r'#\| default_exp (\w+)', c))), None)
         title = next((m[1] for c in cells if (m := re.match(r'# (.+)', c))), nb.stem)
-        if made: out[made] = re.sub(r'^\d+[a-z]?_', '', nb.stem),title
+        if made: out[made] = slug(nb),title
     return out
 
 def reference(package, folder, notebooks):
