@@ -2,6 +2,7 @@
 exact in float32, or the bound says why not."""
 import inspect
 import math
+from functools import partial
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -15,6 +16,7 @@ from shok_nb.parts import (
     _cached,
     _finite,
     _minus_sine,
+    _name,
     _saturate,
     _scalar,
     _sign,
@@ -393,6 +395,10 @@ def test_scalar_sign_finite_spread():
     assert _broadcast_with(y, 1., torch.ones(3, 1)) is y and _broadcast_with(y) is y
     z = _broadcast_with(y, torch.ones(4), 2.)
     assert z.shape == (3, 4) and z.is_contiguous()
+
+def test_what_a_function_is_called():
+    assert _name(soft_round) == _name(partial(partial(soft_round, alpha=2.), alpha=3.)) == 'soft_round'
+    assert [_name(f) for f in (plain, lambda x: x, torch.nn.Identity())] == ['plain', 'f', 'Identity']
 
 def test_cached():
     "A thing is made once for equal arguments."
