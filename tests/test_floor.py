@@ -400,6 +400,26 @@ def test_what_a_function_is_called():
     assert _name(soft_round) == _name(partial(partial(soft_round, alpha=2.), alpha=3.)) == 'soft_round'
     assert [_name(f) for f in (plain, lambda x: x, torch.nn.Identity())] == ['plain', 'f', 'Identity']
 
+def test_each_way_runs_its_own_form():
+    "Two forms that could not be confused: what runs as it is, and what code is generated from; a step learns by both."
+    def climb(by): return lambda v: v+by
+    two = estimator('two', climb(1), torch.ones_like, climb(1), compiled=climb(3), near=False)
+    one = estimator('one', climb(1), torch.ones_like, climb(1), near=False)
+    x,step = torch.tensor([.5, 2.]),leaf(1.)
+    ways = (two, 1.), (compiled(two), 3.), (compiled(one), 1.)
+    for f,by in ways: assert (f(x)-x).tolist() == [by, by]
+    assert grads(two(x, step=step), step)[0] == 2.
+    kernel = pieces._fuse(partial(two._vjp, (True, True, False)), 'two_vjp', True, 'eager')
+    assert kernel(torch.empty(2), [x, torch.ones(2)], [torch.tensor(1.), 0.])[0] == 6.
+
+def test_gradients_of_a_batch():
+    "`is_grads_batched` is a transform of backward alone, which runs without gradients."
+    x,a = leaf([.5, -1.2, 2.]),leaf(3.)
+    seen = torch.eye(3)
+    given = torch.autograd.grad(bent(x, a), (x, a), seen, is_grads_batched=True)
+    one = [torch.autograd.grad(bent(x, a), (x, a), g) for g in seen]
+    for got,want in zip(given, zip(*one), strict=True): assert torch.equal(got, torch.stack(want))
+
 def test_cached():
     "A thing is made once for equal arguments."
     made = []

@@ -671,6 +671,14 @@ def test_gaussian_noise_of_two_uniforms():
     u,w = torch.meshgrid((torch.arange(n)+.5).double()/n, (torch.arange(n)+.5).double()/n, indexing='ij')
     y = _gaussian(u, lambda: w, None)
     assert y.mean().abs() < 1e-9 and abs(y.var()*12-1) < 2e-3                 # the grid misses the far tail
+    half,quarter = (_gaussian(u[:, :1], lambda w=w: torch.full_like(u[:, :1], w), None) for w in (.5, .25))
+    assert torch.equal(half, -_gaussian(u[:, :1], lambda: torch.zeros(1), None)) and quarter.abs().max() < 1e-14
+
+def test_errors_of_a_generator_for_shards():
+    x = torch.zeros(3)
+    x.placements = ()                                                         # as a DTensor has them
+    with pytest.raises(TypeError, match='^uniform_like: a generator gives every shard of a Tensor the same noise'):
+        uniform_like(x, generator=generator())
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64], ids=str)
 def test_without_a_seed_the_numbers_are_torchs_own(dtype):

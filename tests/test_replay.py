@@ -21,6 +21,7 @@ from shok_nb import ceil_ste, floor_ste, pieces, replay, round_ste, soft_round
 from shok_nb.catalog import catalog
 from shok_nb.core import estimator
 from shok_nb.replay import no_replay
+from shok_nb.staircases import staircase
 
 BLOCK = 1000
 def blocks(n):
@@ -214,6 +215,30 @@ def test_impure_is_never_replayed(early):
         assert same(op(x), x*k)
     assert not early and not replay._seen
 
+def test_impure_slopes_are_never_replayed(early):
+    factor = [1.]
+    def slope(v): return torch.ones_like(v)*factor[0]
+    sloped = estimator('sloped', torch.round, slope, lambda v: v*factor[0])
+    stairs = staircase('stairs', lambda q: q*factor[0], slope, odd=True)
+    for k in range(1, 20):
+        factor[0] = float(k)
+        x = torch.full((5,), .25, requires_grad=True)
+        for f in (sloped, stairs, partial(stairs, hard=True)):
+            assert same(torch.autograd.grad(f(x).sum(), x)[0], torch.full((5,), float(k)))
+        assert same(stairs(x.detach()), x.detach()*k)
+    assert not early and not replay._seen
+
+def test_results_beside_the_first_are_their_own(early):
+    "Of the same shape as the first, and kept while the program runs again."
+    def both(a, b): return a+b,a*b
+    kept = []
+    for i in range(8):
+        a,b = torch.full((5,), float(i)),torch.full((5,), 3.)
+        to = torch.empty(5)
+        kept += replay.run(both, to, [a, b], 'both')
+        assert same(to, a+b)
+    assert early and [t[0].item() for t in kept] == [3.*i for i in range(8)]
+
 def test_value_of_a_knob_alone(early):
     "A result that does not depend on `x` has the shape of this call, not of the one that was traced."
     def twice(v, k): return (k*2).expand(v.shape).clone()
@@ -381,11 +406,15 @@ def test_inference_mode(early):
     assert agree(results(soft_round, x, x, {}), results(soft_round, x, x, {}))
 
 # --- switched off, and bounded
-def test_switched_off(early):
+def test_switched_off(early, monkeypatch):
     """`no_replay` is of this thread and ends with its block, also by an exception;
     the environment switches off for good."""
     x = torch.randn(30)
     with pytest.raises(ValueError), no_replay(): raise ValueError
+    with monkeypatch.context() as m:
+        m.setattr(replay, '_wanted', False)
+        for _ in range(6): soft_round(x)
+    assert not early and not replay._seen
     with no_replay():
         for _ in range(6): soft_round(x)
         thread = threading.Thread(target=lambda: [soft_round(x) for _ in range(6)])
@@ -460,6 +489,12 @@ def test_every_row_is_replayed(r, f):
     x = torch.randn(50, generator=generator())*3
     program = replay.program_of(partial(f, step=.3, offset=.1) if r.grid else f, x)
     assert all(c.writes or c.name == 'view' for c in program.calls)
+
+def test_scratch_of_a_program():
+    "A chain needs one row, however long; comparisons that become numbers are never bools, which are slow."
+    def chain(x): return x + ((x.sin().cos().tan() > .5) & (x < 2)).to(x.dtype).exp().log().sin()
+    program = replay.program_of(chain, torch.randn(50, generator=generator()))
+    assert {row for row,_ in program.rows.values()} == {(torch.float32, 0), (torch.float32, 1)}
 
 def test_a_program_can_be_read():
     text = repr(replay.program_of(lambda x: torch.round(x)*2 - x, torch.randn(5)))
