@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 import pytest
 import torch
-from estimators import near, older, slope
+from estimators import near, older, side_by_side, slope, slopes
 import shok_nb
 from shok_nb.catalog import catalog
 
@@ -112,26 +112,31 @@ def test_only_speed_is_lost_in_large_tensors(name, without):
 ASKED = 'transforms', '_level', 'apply', 'exporting'                            # by compiled code
 COMPILED = [n for n in AWAY if any(part in n for part in ASKED)]
 
+ARGS = dict(round_ste=lambda x: (x,), soft_round=lambda x: (x,), straight_through=lambda x: (x.detach().round(), x),
+    scale_grad=lambda x: (x, 3.), ewgs_round=lambda x: (x,), normalize_grad=lambda x: (x,))
+FUNCTIONS = 'ewgs_round','normalize_grad'                                       # of a class of their own
+
+def calls(R, names): return [lambda x, fn=fn: getattr(R, fn)(*ARGS[fn](x)) for fn in names]
+
 @pytest.mark.parametrize('name', COMPILED)
-@pytest.mark.parametrize('fn',
-    ['round_ste', 'soft_round', 'straight_through', 'scale_grad', 'ewgs_round', 'normalize_grad'])
-def test_only_speed_is_lost_in_compiled_code(fn, name, without):
+def test_only_speed_is_lost_in_compiled_code(name, without):
     "Compiled as it is, and with a gradient inside. What torch gives no answer about is refused, not guessed."
     if 'apply' in name and older('2.13'): pytest.skip('Dynamo before torch 2.13 traces Function.apply by its name')
+    def compiled(f): return torch.compile(f, fullgraph=True, backend='aot_eager')
     R,_ = without(name)
     unsure = '_transforms' in name or '_level' in name
-    takes = dict(straight_through=lambda x: (x.detach().round(), x), scale_grad=lambda x: (x, 3.))
-    args = takes.get(fn, lambda x: (x,))
-    def f(x): return getattr(R, fn)(*args(x))
-    g,want = torch.compile(f, fullgraph=True, backend='aot_eager'),slope(lambda x: getattr(shok_nb, fn)(*args(x)), X)
-    if unsure and fn in ('ewgs_round', 'normalize_grad'):
-        with pytest.raises(Exception, match='compile'): slope(g, X)
-        return
-    assert torch.allclose(slope(g, X), want, atol=1e-5*want.abs().max(), rtol=0)
-    if fn in ('ewgs_round', 'normalize_grad'): return
+    plain = [fn for fn in ARGS if fn not in FUNCTIONS]
+    def right(got, want): return all(torch.allclose(a, b, atol=1e-5*b.abs().max(), rtol=0) for a,b in zip(got, want))
+    def each(names): return [slope(f, X) for f in calls(shok_nb, names)]
+    if unsure:
+        for f in calls(R, FUNCTIONS):
+            with pytest.raises(Exception, match='compile'): slope(compiled(f), X)
+    names = plain if unsure else [*ARGS]
+    assert right(slopes(compiled(side_by_side(calls(R, names))), X, len(names)), each(names))
     torch._dynamo.reset()
-    inner = torch.compile(torch.func.grad(lambda x: f(x).sum()), fullgraph=True, backend='aot_eager')
-    assert torch.allclose(inner(X), want, atol=1e-5*want.abs().max(), rtol=0)
+    def loss(*xs): return sum(y.sum() for y in side_by_side(calls(R, plain))(*xs))
+    inner = compiled(torch.func.grad(loss, tuple(range(len(plain)))))
+    assert right(inner(*[X]*len(plain)), each(plain))
 
 @pytest.mark.parametrize('name', AWAY)
 def test_only_speed_is_lost_for_gradients(name, without):

@@ -6,7 +6,7 @@ import pickle
 from functools import partial
 import pytest
 import torch
-from estimators import generator, same
+from estimators import generator, grouped, leaves, same
 from torch import nn
 from torch.nn.utils import parametrize
 from shok_nb.cubic import cubic_round
@@ -77,19 +77,22 @@ def test_evaluation_is_hard(make):
     assert same(y, again) and torch.allclose(y/step, (y/step).round(), atol=1e-5) and run(layer)[1].abs().sum() > 0
     if type(layer) not in (FloorSTE, CeilSTE, TruncSTE, SignSTE): assert same(y, round_ste(X, step=step).detach())
 
-@each
 @pytest.mark.parametrize('training', [True, False])
-def test_compiled(make, training):
-    layer = make().train(training)
-    tossed = type(layer) is StochasticRound and layer.seed is None
-    compiled = torch.compile(layer, backend='aot_eager', fullgraph=not tossed)
-    want = run(layer)
-    torch.manual_seed(0)
-    leaf = X.clone().requires_grad_()
-    y = compiled(leaf)
-    got = [y.detach(), *torch.autograd.grad(y.square().sum(), [leaf, *layer.parameters()])]
-    if tossed and training: want = [y.detach().round(), 2*y.detach()]          # compiled noise is other noise
-    for a,b in zip(got, want, strict=True): assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
+@grouped([pytest.param(make, id=name) for name,make in LAYERS.items() if make is not StochasticRound])
+def test_compiled(group, training):
+    layers,xs = [make().train(training) for make, in group],leaves(X, len(group))
+    ys = torch.compile(lambda *xs: [f(x) for f,x in zip(layers, xs)], backend='aot_eager', fullgraph=True)(*xs)
+    for layer,x,y in zip(layers, xs, ys):
+        got = [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], retain_graph=True)]
+        for a,b in zip(got, run(layer), strict=True): assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
+
+@pytest.mark.parametrize('training', [True, False])
+def test_compiled_toss(training):
+    "Compiled noise is other noise."
+    leaf,layer = X.clone().requires_grad_(),StochasticRound().train(training)
+    y = torch.compile(layer, backend='aot_eager')(leaf)
+    want = y.detach().round() if training else run(layer)[0]
+    assert torch.equal(y, want) and torch.equal(torch.autograd.grad(y.square().sum(), leaf)[0], 2*y.detach())
 
 @pytest.mark.parametrize('make', [RoundSTE, SoftRound, LogisticRound, CubicRound, RatioRound], ids=lambda m: m.__name__)
 def test_exported_evaluation_is_one_round(make):

@@ -24,6 +24,7 @@ from estimators import (
     slope,
     slopes,
     variants,
+    with_knobs,
 )
 from shok_nb.catalog import catalog
 
@@ -270,7 +271,7 @@ def test_knob_tensor_equals_number(r):
 @knobbed
 def test_knob_gradient(r):
     """Where the slope is the derivative, gradcheck in float64 for a shared knob, one per channel, and with the step and
-    offset; the same in pieces and compiled."""
+    offset; the same in pieces."""
     x = torch.tensor([[-1.3, -.2, .31], [.55, 1.7, 2.9]], dtype=torch.float64, requires_grad=True)
     for k in r.knobs:
         f = lambda x, v: r.f(x, **{k.name: v})
@@ -288,20 +289,29 @@ def test_knob_gradient(r):
         parts = sum(grad(f, b).double() for b in big.split(1000))
         whole = grad(f, big).double()                     # a float32 sum of 4e5 terms of either sign
         assert torch.allclose(whole, parts, rtol=1e-3, atol=1e-3)
-        assert torch.allclose(grad(compiled(f, 'aot_eager'), X), grad(f, X), rtol=1e-4, atol=1e-5)
 
-@knobbed
-def test_annealing_recompiles_nothing(r):
+LEARNED = with_knobs(lambda r, f, k: isinstance(k.default, float) and f is r.f)
+
+@grouped([p for p in LEARNED if p.values[2].learns])
+def test_knob_gradient_compiled(group):
+    vs = [torch.tensor(k.default, requires_grad=True) for *_,k in group]
+    def f(x, *vs): return [g(x, **{k.name: v}) for (_,g,k),v in zip(group, vs)]
+    def grads(f): return torch.autograd.grad([y.sum() for y in f(X, *vs)], vs)
+    for got,want in zip(grads(compiled(f, 'aot_eager')), grads(f)):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
+
+@grouped(LEARNED)
+def test_annealing_recompiles_nothing(group):
     """A buffer that changes: one graph. A Python float that changes: two, then it is symbolic. (A third where it meets
     the end of what it may be, which is checked apart.)"""
-    for k in r.knobs:
-        values = torch.linspace(k.default, k.hi, 6).tolist()[:-1]
-        for make,most in ((torch.tensor, 1), (float, 2)):
-            torch._dynamo.reset()
-            counter = torch._dynamo.testing.CompileCounter()
-            g = compiled(lambda x, v: r.f(x, **{k.name: v}), counter)
-            for v in values: assert near(g(X, make(v)), r.f(X, **{k.name: v}))
-            assert counter.frame_count <= most
+    values = [torch.linspace(k.default, k.hi, 6).tolist()[:-1] for *_,k in group]
+    for make,most in ((torch.tensor, 1), (float, 2)):
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounter()
+        g = compiled(lambda x, vs: [f(x, **{k.name: v}) for (_,f,k),v in zip(group, vs)], counter)
+        for vs in zip(*values):
+            for (_,f,k),v,y in zip(group, vs, g(X, [make(v) for v in vs])): assert near(y, f(X, **{k.name: v}))
+        assert counter.frame_count <= most
 
 def learn(fs, wrap=lambda g: g):
     "Gradients to the input, a step per row and an offset per column, of each of `fs`, all in one `wrap`ped function."

@@ -83,9 +83,11 @@ def test_mse(name, bits, zero_point):
     x = torch.randn(500, generator=g)
     x = dict(normal=x, uniform=torch.rand(500, generator=g)-.5, heavy=x**3, **{'one-sided': x.abs()})[name]
     def of(grid): return error(x, *(grid if zero_point else (grid, 0)), bits)
-    def with_share(s):
-        return minmax_init(x.clamp(x.min()*s, x.max()*s) if zero_point else x*s, bits, zero_point=zero_point)
-    best = min(of(with_share(s)) for s in torch.linspace(.01, 1, 2000).tolist())
+    share = torch.linspace(.01, 1, 2000)[:, None]
+    ends = x.clamp(x.min()*share, x.max()*share) if zero_point else x*share
+    grid = minmax_init(ends, bits, zero_point=zero_point, dim=1)
+    errors = fake_quantize(x, *(grid if zero_point else (grid, 0)), bits=bits)-x
+    best = errors.double().square().mean(1).min()
     golden,grid = (of(mse_init(x, bits, search=s, zero_point=zero_point)) for s in ('golden', 'grid'))
     assert golden <= grid*(1+1e-6) and golden <= 1.02*best+1e-12
 

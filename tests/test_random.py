@@ -11,7 +11,7 @@ import traceback
 from functools import partial
 import pytest
 import torch
-from estimators import FLOATS, HALVES, INDUCTOR, generator, near, same, slope
+from estimators import FLOATS, HALVES, INDUCTOR, generator, grouped, leaves, near, same, slope, slopes
 from processes import join_group, spawn
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
@@ -25,6 +25,7 @@ BACKENDS = 'eager','aot_eager',INDUCTOR
 X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
 EDGES = [0., -0., .25, -.25, .5, -.5, 1., -1., 1.5, 2.5, -2.5, 7., 1e-6, -1e-6, 1e6, -1e6, 1e-30]
 rows = pytest.mark.parametrize('r', [r for r in catalog if r.random], ids=lambda r: r.name)
+together = grouped([pytest.param(r, id=r.name) for r in catalog if r.random])
 dtypes = pytest.mark.parametrize('dtype', FLOATS, ids=str)
 
 def seeded(r, seed=SEED): return partial(r.f, seed=seed)
@@ -110,8 +111,9 @@ def test_uniform_on_every_path(dtype):
     assert f(x.to('meta'), SEED).is_meta
 
 @pytest.mark.parametrize('dynamic', (False, True))
-@pytest.mark.parametrize('backend, dtype', [(b, d) for b in BACKENDS[:2] for d in (torch.float32, torch.float64)]
-    + [('inductor', torch.float32), pytest.param('inductor', torch.float64, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize('backend, dtype', [('aot_eager', torch.float32), ('aot_eager', torch.float64),
+    ('inductor', torch.float32), pytest.param('inductor', torch.float64, marks=pytest.mark.slow),
+    pytest.param('eager', torch.float64, marks=pytest.mark.slow)], ids=str)
 def test_uniform_compiled(backend, dtype, dynamic):
     "Bit for bit, by every compiler."
     x = torch.empty(37, 41, 130, dtype=dtype)
@@ -322,58 +324,71 @@ def test_vmap(r):
     y = torch.vmap(r.f, randomness='same')(x[:1].expand(5, 40))
     assert same(y[0], y[1])
 
-@rows
-@pytest.mark.parametrize('backend', (pytest.param('eager', marks=pytest.mark.slow), *BACKENDS[1:]))
-def test_compiled(r, backend):
-    "Compiled equals eager: the value, the slope, and both under torch.func."
-    x = torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan])])
-    f,want = (lambda x, s: r.f(x, seed=s)),slope(seeded(r), x)
-    g = compiled(f, backend)
-    assert equal(r, g(x, SEED), seeded(r)(x))
-    assert torch.allclose(slope(g, x, s=SEED), want, atol=1e-5*want[:len(X)].abs().max(), rtol=1e-5, equal_nan=True)
-    torch._dynamo.reset()
-    inner = compiled(torch.func.grad(lambda x, s: f(x, s).sum()), backend)
-    assert torch.allclose(inner(X, SEED), want[:len(X)], atol=1e-5*want[:len(X)].abs().max(), rtol=0)
-    half = X.bfloat16()
-    assert equal(r, compiled(f, backend)(half, SEED), seeded(r)(half))
+def in_one_graph(group, backend, **kw):
+    "The functions of a group, each with an input of its own, in one graph; the seed is an input too."
+    g = compiled(lambda s, *xs: tuple(r.f(x, seed=s) for (r,),x in zip(group, xs)), backend, **kw)
+    return lambda *xs, seed=SEED: g(seed, *xs)
 
-@rows
-def test_compiled_sizes(r):
+@together
+@pytest.mark.parametrize('backend', (pytest.param('eager', marks=pytest.mark.slow), *BACKENDS[1:]))
+def test_compiled(group, backend):
+    "Compiled equals eager: the value, the slope, and both under torch.func."
+    n,x = len(group),torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan])])
+    want = [slope(seeded(r), x) for r, in group]
+    def right(got, i):
+        most = want[i][:len(X)].abs().max()
+        return torch.allclose(got, want[i][:len(got)], atol=1e-5*most, rtol=1e-5, equal_nan=True)
+    g = in_one_graph(group, backend)
+    for (r,),y in zip(group, g(*leaves(x, n))): assert equal(r, y, seeded(r)(x))
+    for i,d in enumerate(slopes(g, x, n)): assert right(d, i)
+    torch._dynamo.reset()
+    def loss(s, *xs): return sum(r.f(x, seed=s).sum() for (r,),x in zip(group, xs))
+    inner = compiled(torch.func.grad(loss, tuple(range(1, n+1))), backend)
+    for i,d in enumerate(inner(SEED, *[X]*n)): assert right(d, i)
+    half = X.bfloat16()
+    for (r,),y in zip(group, in_one_graph(group, backend)(*[half]*n)): assert equal(r, y, seeded(r)(half))
+
+@together
+def test_compiled_sizes(group):
     "Torch's own generator in compiled code: one graph for all sizes, and other noise at each call."
     torch._dynamo.reset()
     counter = CompileCounter()
-    f = compiled(r.f, counter, dynamic=True)
+    f = compiled(lambda *xs: tuple(r.f(x) for (r,),x in zip(group, xs)), counter, dynamic=True)
     for n in (500, 64, 1000):
-        x = torch.full((n,), .3)
-        a,b = f(x),f(x)
-        assert a.shape == x.shape and not torch.equal(a, b)
+        xs = [torch.full((n,), .3) for _ in group]
+        for a,b in zip(f(*xs), f(*xs)): assert a.shape == (n,) and not torch.equal(a, b)
     assert counter.frame_count == 1
 
-@rows
-def test_a_new_seed_recompiles_nothing(r):
-    counter = CompileCounter()
-    g = compiled(lambda x, s: r.f(x, seed=s), counter)
-    for i in range(5): assert equal(r, g(X, torch.tensor(i)), r.f(X, seed=torch.tensor(i)))
+@together
+def test_a_new_seed_recompiles_nothing(group):
+    counter,n = CompileCounter(),len(group)
+    g = in_one_graph(group, counter)
+    for i in range(5):
+        seed = torch.tensor(i)
+        for (r,),y in zip(group, g(*[X]*n, seed=seed)): assert equal(r, y, r.f(X, seed=seed))
     assert counter.frame_count == 1
-    for n in (5, 6, 7): g(X[:n], SEED)
+    for size in (5, 6, 7): g(*[X[:size]]*n)
     assert counter.frame_count <= 3
 
-@rows
-def test_without_a_seed_compiled(r):
+@together
+def test_without_a_seed_compiled(group):
     "Torch's global generator compiles too, with other numbers; a generator of one's own says that it does not."
-    x = torch.randn(200, generator=generator())
-    g = compiled(lambda x: r.f(x), 'aot_eager')
-    assert not same(g(x), g(x))
+    xs = [torch.randn(200, generator=generator()) for _ in group]
+    g = compiled(lambda *xs: tuple(r.f(x) for (r,),x in zip(group, xs)), 'aot_eager')
+    for a,b in zip(g(*xs), g(*xs)): assert not same(a, b)
     mine = generator()
-    with pytest.raises(Exception, match='seed=|[Gg]enerator'): compiled(lambda x: r.f(x, generator=mine), 'eager')(x)
+    for r, in group:
+        with pytest.raises(Exception, match='seed=|[Gg]enerator'):
+            compiled(lambda x: r.f(x, generator=mine), 'eager')(xs[0])
 
-@rows
-def test_export(r):
+@together
+def test_export(group):
     "An exported program takes the seed as an input and keeps the value."
     class M(torch.nn.Module):
-        def forward(self, x, s): return r.f(x, seed=s)
+        def forward(self, x, s): return tuple(r.f(x, seed=s) for r, in group)
     program = torch.export.export(M(), (X, SEED))
-    for s in (SEED, SEED+1): assert equal(r, program.module()(X, s), r.f(X, seed=s))
+    for s in (SEED, SEED+1):
+        for (r,),y in zip(group, program.module()(X, s)): assert equal(r, y, r.f(X, seed=s))
 
 @rows
 def test_second_derivative(r):
@@ -436,14 +451,18 @@ def test_knobs(r):
             knob = torch.full(shape, k.default, dtype=torch.float64, requires_grad=True)
             assert torch.autograd.gradcheck(f, (x, knob))
 
-@rows
-def test_learned_grid_compiled(r):
+@together
+def test_learned_grid_compiled(group):
     "A step, and an offset where there is one, that learn per channel: compiled equals eager."
-    x = torch.tensor([[-1.3, -.2, .31], [.55, 1.7, 2.9]], requires_grad=True)
-    grid = dict(step=torch.tensor([[.3], [.7]], requires_grad=True))
-    if r.grid: grid['offset'] = torch.tensor([.1, -.2, .4], requires_grad=True)
-    f = lambda x, grid: r.f(x, seed=SEED, **grid)
-    def run(f): return torch.autograd.grad(f(x, grid).square().sum(), (x, *grid.values()))
+    x = torch.tensor([[-1.3, -.2, .31], [.55, 1.7, 2.9]])
+    def own(r):
+        "An input, a step and an offset."
+        grid = dict(step=torch.tensor([[.3], [.7]]), offset=torch.tensor([.1, -.2, .4]))
+        return {k: t.clone().requires_grad_() for k,t in dict(x=x, **grid).items() if k != 'offset' or r.grid}
+    given = [own(r) for r, in group]
+    def f(s, given): return tuple(r.f(**kw, seed=s) for (r,),kw in zip(group, given))
+    flat = [t for kw in given for t in kw.values()]
+    def run(f): return torch.autograd.grad([y.square().sum() for y in f(SEED, given)], flat)
     for a,b in zip(run(compiled(f, 'aot_eager')), run(f)): assert torch.allclose(a, b, atol=1e-4, rtol=1e-4)
 
 MEANS = {
