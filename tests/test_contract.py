@@ -25,7 +25,7 @@ def cases():
                 name = f'{law.name}-{p.id}' + (f'-{d}' if d else '')
                 yield pytest.param(law, r, f, d, id=name)
 
-@pytest.mark.parametrize('law, r, f, dtype', cases())
+@pytest.mark.parametrize('law, r, f, dtype', [*cases()])
 def test_law(law, r, f, dtype): law.test(f, claims(r, f), dtype)
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def far():
             if not isinstance(k.default, float): continue
             for v in (1e-6, 1e6): yield pytest.param(*p.values, k, v, id=f'{p.id}-{k.name}-{v:g}')
 
-@pytest.mark.parametrize('r, f, k, v', far())
+@pytest.mark.parametrize('r, f, k, v', [*far()])
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_far_beyond_the_slider(r, f, k, v, dtype):
     "Finite at the edges, or refused by name."

@@ -271,8 +271,9 @@ def check(got, want, dtype, floor, what):
     """Value and slopes, point by point, relative to themselves or to `floor`, and to one ulp of the
     smallest numbers; None is not compared."""
     least = torch.finfo(dtype).smallest_normal*torch.finfo(dtype).eps
-    for i,(g,w) in enumerate(zip(got, zip(*want))):
-        for p,(a,b) in enumerate(zip(g.tolist(), w)):
+    assert len(got) in (1, len(want[0])), (what, len(got), len(want[0]))
+    for i,(g,w) in enumerate(zip(got, zip(*want, strict=True))):
+        for p,(a,b) in enumerate(zip(g.tolist(), w, strict=True)):
             close = b is None or abs(a-b) <= max(RTOL[dtype]*max(abs(b), floor), least)
             assert close, (what, f'slope {i}' if i else 'value', f'point {p}', a, b)
 

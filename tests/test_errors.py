@@ -221,7 +221,12 @@ def test_dim(f):
         with pytest.raises(TypeError, match=f'^{name}: dim must be an int or a tuple of them, got'): f(X, dim=bad)
     for bad in (2, -3, 10**400):
         with pytest.raises(IndexError, match=f'^{name}: dim .* is out of range for x of shape'): f(X, dim=bad)
-    f(X, dim=np.int32(1))
+    def drawn(dim):
+        torch.manual_seed(0)
+        return f(X, dim=dim)
+    torch.testing.assert_close(drawn(np.int32(1)), drawn(1), rtol=0, atol=0)
+
+def test_dim_of_gradients():
     with pytest.raises(ValueError, match='^normalize_grad: dim names an axis twice, got'):
         normalize_grad(X, dim=(0, -2))
     assert torch.equal(*(quantize_grad(X, dim=d, seed=SEED) for d in (np.int64(1), 1)))

@@ -560,7 +560,7 @@ BAD = [
 def test_errors(r, kw, error, message):
     "Named after the function the user called, before anything is drawn."
     state = torch.get_rng_state()
-    with pytest.raises(error, match=f'^{r.name}: {message}|^{r.name}: .*{message}'): r.f(X, **kw)
+    with pytest.raises(error, match=f'^{r.name}: .*{message}'): r.f(X, **kw)
     with pytest.raises(TypeError, match=f'^{r.name}: .* must be a torch.Tensor, got list'): r.f([1.])
     with pytest.raises(TypeError, match=f'^{r.name}: .*got torch.int64'): r.f(torch.arange(3), seed=SEED)
     with pytest.raises(ValueError, match=f'^{r.name}: generator is on cpu and x on meta'):
