@@ -33,14 +33,14 @@ def cache_of(basetemp):
 def lock(folder, name): return FileLock(folder/f'{name}.lock')
 
 @functools.cache
-def written(folder):
-    "Write the pages of the site. Returns its configuration."
+def written(folder, nbs=Path('../nbs'), src=SOURCE):
+    "Write the pages of the notebooks of `nbs`, as seen from docs, to `src`. Returns the configuration of the site."
     conf = runpy.run_path(str(DOCS/'conf.py'))
     options = {k: v for k,v in conf.items() if k.startswith('literate_')}
-    config = SimpleNamespace(literate_nbs='../nbs', **options)
+    config = SimpleNamespace(literate_nbs=nbs, **options)
     with lock(folder, 'all'):
-        SOURCE.mkdir(exist_ok=True)
-        write_pages(SimpleNamespace(config=config, confdir=DOCS, srcdir=SOURCE))
+        src.mkdir(exist_ok=True)
+        write_pages(SimpleNamespace(config=config, confdir=DOCS, srcdir=src))
     return conf
 
 class Kernel:
@@ -77,16 +77,16 @@ def forks():
     if sys.platform != 'linux': return contextlib.nullcontext()
     return mock.patch('jupyter_client.provisioning.local_provisioner.launch_kernel', fork_kernel)
 
-def execute(nb, folder):
+def execute(nb, folder, *where):
     """Run the page of the notebook `nb` as the site does and keep it in `folder`, unless
-    it is there. Raises what a cell raises."""
+    it is there. Raises what a cell raises. For another site, `where` is what `written` takes."""
     with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [*sys.path]):
-        conf = written(folder)
+        conf = written(folder, *where)
         os.environ.update(IN_TEST='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(conf['paths']))
         from jupyter_cache import get_cache
         from jupyter_cache.base import CacheBundleIn
         from jupyter_cache.executors.utils import single_nb_execution
-        path = SOURCE/f'{slug(nb)}.ipynb'
+        path = (where[1] if where else SOURCE)/f'{slug(nb)}.ipynb'
         with lock(folder, path.stem):
             page = nbformat.read(path, 4)
             with lock(folder, 'all'):
@@ -94,7 +94,7 @@ def execute(nb, folder):
                 try: return cache.match_cache_notebook(page)
                 except KeyError: pass
             timeout = conf['nb_execution_timeout']
-            with forks(): made = single_nb_execution(page, str(SOURCE), timeout=timeout, allow_errors=False)
+            with forks(): made = single_nb_execution(page, str(path.parent), timeout=timeout, allow_errors=False)
             if made.err: raise made.err
             bundle = CacheBundleIn(page, str(path), data=dict(execution_seconds=made.time))
             with lock(folder, 'all'): return cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from browser import ask, drag, errors, every, find, hosts, moved, needs_browser, phone, shot, still, visit, wait
+from pages import execute, sphinx
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import Select
 from shok_nb import learn
@@ -39,20 +40,20 @@ def notebook(*cells):
         metadata=dict(kernelspec=dict(name='python3', display_name='python3', language='python'))))
 
 @pytest.fixture(scope='module')
-def page(tmp_path_factory):
+def page(tmp_path_factory, ran):
     "A site of two pages, built by the project's own Sphinx configuration."
     tmp = tmp_path_factory.mktemp('site')
     nbs,src,out = (tmp/n for n in ('nbs', 'src', 'html'))
     for d in (nbs, src): d.mkdir()
     (nbs/'index.ipynb').write_text(notebook('# Site'))
     imports = 'import shok_nb as R\nfrom shok_nb.plots import curves\nfrom shok_nb.widgets import tune'
-    (nbs/'60_page.ipynb').write_text(notebook('# Page\n> A figure and players.', imports, 'curves(R.round_ste);',
+    (nbs/'62_widgets.ipynb').write_text(notebook('# Page\n> A figure and players.', imports, 'curves(R.round_ste);',
         'tune(R.soft_round)', 'tune(R.soft_round, alpha=8., step=(.5, 2.))', 'tune(R.round_ste)',
         'tune(R.stochastic_round)', 'tune(R.sga_round)'))
-    command = [sys.executable, '-m', 'sphinx', '-q', '-c', root/'docs', '-D', f'literate_nbs={nbs}', src, out]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stdout+run.stderr
-    return out/'page.html'
+    execute(nbs/'62_widgets.ipynb', ran, nbs, src)
+    quiet = 'suppress_warnings=myst.xref_missing,mystnb.unknown_mime_type'
+    options = f'literate_nbs={nbs}',f'nb_execution_cache_path={ran}',quiet
+    return sphinx(src, out, *[w for o in options for w in ('-D', o)])/'widgets.html'
 
 def test_static_page(browser, page):
     "Mouse, keyboard and toggle move the picture of one player, and of that one alone."

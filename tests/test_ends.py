@@ -321,9 +321,11 @@ def test_ends_of_halves(name, dtype):
 
 # But one, which compiles for half as long as all others.
 DOUBLES = [k for k in CASES if k[1] == torch.float64 and k[0] != 'sigmoid_sum_round']
+LATE = 'soft_round',                                                  # a group of long formulas, for make test-all
 
 @pytest.mark.parametrize('slopes', ('other' if own() == 1 else 'own',), indirect=True)             # those of 2.14
-@pytest.mark.parametrize('group', [DOUBLES[i:i+8] for i in range(0, len(DOUBLES), 8)], ids=lambda g: g[0][0])
+@pytest.mark.parametrize('group', [pytest.param(g, id=g[0][0], marks=[pytest.mark.slow]*(g[0][0] in LATE))
+    for g in (DOUBLES[i:i+8] for i in range(0, len(DOUBLES), 8))])
 def test_ends_compiled(group):
     "Eight functions to a graph; compiled gradients, and the gradients of compiled functions."
     rows = [(CASES[k][0], tensors(CASES[k][1], k[1])) for k in group]

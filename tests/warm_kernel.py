@@ -10,9 +10,8 @@ import fastcore.test  # noqa: F401
 import matplotlib.backends.backend_agg  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import onnxscript  # noqa: F401
-import sklearn.datasets  # noqa: F401
+import torch._dynamo  # noqa: F401
 import torch._functorch.aot_autograd  # noqa: F401
-import torch._inductor.compile_fx  # noqa: F401
 from ipykernel import kernelapp
 
 
