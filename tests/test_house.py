@@ -717,10 +717,9 @@ def test_search_finds(site, query):
 
 URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')
 
-LATE = {k: [pytest.mark.slow]*(k != 'github') for k in URLS}
-
+@pytest.mark.slow
 @site_group
-@pytest.mark.parametrize('url', [pytest.param(u, id=k, marks=LATE[k]) for k,u in URLS.items()])
+@pytest.mark.parametrize('url', URLS.values(), ids=URLS)
 def test_links_only_where_configured(url, tmp_path):
     "A page links to its notebook once there is a repository, and to Colab where Colab can open it."
     (tmp_path/'nbs').mkdir()

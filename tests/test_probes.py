@@ -12,6 +12,7 @@ import torch
 import torch._dynamo.testing
 import torch.autograd.forward_ad as forward_ad
 from estimators import (
+    KINDS,
     generator,
     grouped,
     leaves,
@@ -149,7 +150,7 @@ def test_inductor_transform(group, inner):
     "The derivative taken inside the compiled function, or a batched function differentiated outside of it."
     check_transform(group, inner, 'inductor')
 
-@grouped()
+@grouped(quick=2)
 def test_dynamic_shapes(group):
     "At most two graphs for any number of sizes."
     counter = torch._dynamo.testing.CompileCounter()
@@ -210,7 +211,7 @@ def test_export_is_bare(r, f):
     if r.name == 'round_ste' and not getattr(f, 'keywords', {}) or getattr(f, 'keywords', {}).get('hard'):
         assert ops == [torch.ops.aten.round.default]
 
-@grouped()
+@grouped(quick=1)
 def test_onnx(group):
     "The dynamo exporter, run by ONNX Runtime."
     pytest.importorskip('onnxscript')
@@ -291,8 +292,9 @@ def test_knob_gradient(r):
         assert torch.allclose(whole, parts, rtol=1e-3, atol=1e-3)
 
 LEARNED = with_knobs(lambda r, f, k: isinstance(k.default, float) and f is r.f)
+LEARNED.sort(key=lambda p: p.values[0].name not in KINDS)
 
-@grouped([p for p in LEARNED if p.values[2].learns])
+@grouped([p for p in LEARNED if p.values[2].learns], quick=1)
 def test_knob_gradient_compiled(group):
     vs = [torch.tensor(k.default, requires_grad=True) for *_,k in group]
     def f(x, *vs): return [g(x, **{k.name: v}) for (_,g,k),v in zip(group, vs)]
@@ -300,7 +302,7 @@ def test_knob_gradient_compiled(group):
     for got,want in zip(grads(compiled(f, 'aot_eager')), grads(f)):
         assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
 
-@grouped(LEARNED)
+@grouped(LEARNED, quick=1)
 def test_annealing_recompiles_nothing(group):
     """A buffer that changes: one graph. A Python float that changes: two, then it is symbolic. (A third where it meets
     the end of what it may be, which is checked apart.)"""
@@ -327,7 +329,7 @@ def check_learned_grid(group, backend):
     for (r, f),got,want in zip(group, learn(fs, lambda g: compiled(g, backend)), learn(fs)):
         for a,b in zip(got, want): assert torch.allclose(a, b, atol=1e-4), r.name
 
-@grouped(variants(lambda r: r.grid), quick=2)
+@grouped(variants(lambda r: r.grid), quick=1)
 def test_learned_grid_compiled(group):
     "A step and an offset that learn, per channel: compiled equals eager."
     check_learned_grid(group, 'aot_eager')

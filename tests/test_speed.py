@@ -99,7 +99,7 @@ def kept_when_compiled(fs, xs):
         torch.compile(side_by_side(fs), fullgraph=True, backend='aot_eager_decomp_partition')(*xs)
     return kept.values()
 
-@grouped()
+@grouped(quick=1)
 def test_saved_when_compiled(group):
     """Compiled code keeps `x` at most, and nothing for a slope of 1: it works the rest
     out again. The size says whose it is."""
