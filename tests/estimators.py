@@ -38,10 +38,10 @@ def with_knobs(keep):
             if keep(*p.values, k): out.append(pytest.param(*p.values, k, id=f'{p.id}-{k.name}'))
     return out
 
-def some_quickly(params):
-    "`params`, those that are not of the first group for `make test-all`."
+def some_quickly(params, *names):
+    "`params`, those of other names for `make test-all`."
     def late(p): return pytest.param(*p.values, id=p.id, marks=pytest.mark.slow)
-    return [p if p.id.removesuffix('-plain') in KINDS else late(p) for p in params]
+    return [p if p.id in names else late(p) for p in params]
 
 # --- groups, for tests that compile: eight in a graph cost little more than one
 class Group(list):

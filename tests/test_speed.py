@@ -150,7 +150,9 @@ def check_fused(f, fusing, backend, *kinds, ulps=8):
         assert near(a, y, ulps) and b.dtype == x.dtype and close(b, d, 1e-5 if x.dtype == torch.float32 else 1e-2)
     return graphs
 
-@pytest.mark.parametrize('r, f', some_quickly(variants()))
+FUSED = 'round_ste','soft_round','fourier_round','clipped_round'             # a line, a closed form, a series, ends
+
+@pytest.mark.parametrize('r, f', some_quickly(variants(), *FUSED))
 def test_fused(r, f, fusing):
     """Values to 8 ulp, slopes to 1e-5 of the largest (a unit in the last place for bfloat16). A graph forward and one
     backward for each dtype, whatever the size, and as many on a grid."""
@@ -169,7 +171,7 @@ def test_fused_inductor(f, fusing):
     "The same with the code generated and run."
     check_fused(f, fusing, 'inductor', (torch.float32, PLAIN), (torch.float32, GRID))
 
-@pytest.mark.parametrize('r', some_quickly([pytest.param(r, id=r.name) for r in NUMBERED]))
+@pytest.mark.parametrize('r', some_quickly([pytest.param(r, id=r.name) for r in NUMBERED], *FUSED))
 def test_fused_knobs(r, fusing):
     "A new number is no new graph, nor is a 0-d tensor; a tensor of them is one more."
     k,x = r.knobs[0],sample(64)
