@@ -92,6 +92,18 @@ def test_addresses_beyond_32_bits():
         got = _numbers(torch.tensor(at), _keys(SEED), 0, torch.float32)
         assert [u.item() for u in got] == [(w>>8)/2**24 for w in published((at % 2**32, at >> 32, 0, 0), (7, 2**8))]
 
+def test_addresses_of_a_sharded_tensor():
+    "Those of the whole, here on a mesh of one process; several are for `test_ranks_and_shardings`."
+    dist = torch.distributed
+    from torch.distributed.tensor import Shard, distribute_tensor
+    dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh('cpu', (1, 1))
+        whole = torch.zeros(3, 4)
+        x = distribute_tensor(whole, mesh, [Shard(0), Shard(1)])
+        assert torch.equal(uniform_like(x, seed=SEED).full_tensor(), uniform_like(whole, seed=SEED))
+    finally: dist.destroy_process_group()
+
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
 def test_uniform_on_every_path(dtype):
     "Bit for bit: pieces, threads, layouts, subclasses, mapped seeds."

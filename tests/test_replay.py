@@ -549,3 +549,4 @@ def test_larger_scratch_leaves_no_smaller():
     memory.frames['a program'] = first
     assert memory.row(row, 5) is first and memory.frames
     assert memory.row(row, 100).numel() == 100 and not memory.frames
+    with torch.device('meta'): assert memory.row(row, 1000).is_cpu
