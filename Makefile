@@ -18,7 +18,7 @@ timed = start=$$(date +%s); { $(1); }; code=$$?; s=$$(($$(date +%s)-start)); \
 	echo "$(2) took $$((s/60)) min $$((s%60)) s"; exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all peers docs lab bench gpu mutants release clean chromium
+.PHONY: help demo test test-all peers docs lab bench gpu measure mutants release clean chromium
 
 help:    ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,14 +26,14 @@ help:    ## This list
 demo: $(VENV)/ready    ## Hide a message in a photo, through a JPEG; ARGS="--device cuda --image my.jpg"
 	$(PY) -m shok_nb.demo $(ARGS)
 
-test: $(VENV)/ready chromium    ## In minutes: notebooks, export, README, metadata, site, every law; ARGS="-k soft"
+test: $(VENV)/ready    ## In minutes: notebooks, export, README, metadata, site, every law; ARGS="-k soft"
 	@$(call timed,$(TESTS) -m "not slow" $(ARGS),make test)
 
 ifndef TORCH
-test-all: test    ## make test, and then the slow rest; TORCH=2.15.0 PYTHON=...: all with that torch, for the table of versions
+test-all: chromium test    ## make chromium, make test, and then the slow rest; TORCH=2.15.0 PYTHON=...: all with that torch, for the table of versions
 	@$(call timed,$(TESTS) -m slow $(ARGS) || [ $$? = 5 ],the rest of make test-all)
 else
-test-all: $(VENV)/ready chromium
+test-all: chromium $(VENV)/ready
 	@$(call timed,$(TESTS) --junitxml=$(VENV)/tests.xml $(ARGS); ran=$$?; \
 		$(if $(ARGS),,$(PY) bench/versions.py $(VENV)/tests.xml;) (exit $$ran),make test-all)
 endif
@@ -48,7 +48,7 @@ docs: $(VENV)/ready    ## The site, in docs/_build/html; warnings are errors, no
 
 lab: $(VENV)/ready    ## The sliders, live in JupyterLab at localhost; PORT=8889
 	@echo "JupyterLab runs at http://localhost:$(PORT)/lab, or on the next free port it names; Ctrl-C ends it"
-	$(PY) -m jupyter lab nbs/62_widgets.ipynb --port $(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	$(PY) -m jupyter lab nbs/show/20_widgets.ipynb --port $(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 bench: $(VENV)/ready    ## The benchmarks, about 25 minutes; ARGS="--quick", ARGS="--part small peers"
 	$(PY) bench/bench.py $(ARGS)
@@ -57,7 +57,10 @@ gpu: $(VENV)/ready    ## What only a CUDA GPU can check, and the benchmarks ther
 	$(PY) bench/gpu.py
 	$(PY) bench/bench.py --device cuda $(ARGS)
 
-mutants: $(VENV)/ready    ## Do the tests notice? 300 small changes to the floor; ARGS="core --count 40"
+measure: $(VENV)/ready    ## Sizes of pages, calls and files, beside those of the last release; ARGS="--save" at a release
+	@$(PY) bench/measure.py $(ARGS)
+
+mutants: $(VENV)/ready    ## Do the tests notice? 300 small changes to the engine; ARGS="core --count 40"
 	$(PY) tests/mutants.py --jobs $(JOBS) $(ARGS)
 
 release: $(VENV)/ready    ## Build what would be uploaded, check it, and stop there
@@ -88,8 +91,9 @@ $(VENV)/ready: settings.ini setup.py pyproject.toml constraints.txt
 	$(PEERS) $(INSTALL) --no-deps -r tests/peers/requirements.txt
 	@touch $@
 
-chromium:    # for the browser tests, which skip without it
-	@{ command -v chromium && command -v chromedriver; } >/dev/null || \
-	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; \
-	then echo "Installed chromium for the browser tests"; else echo "No chromium here: the browser tests will skip"; fi
+chromium:    ## Install the browser of the browser tests with apt-get, which root may; they skip without it
+	@{ command -v chromium && command -v chromedriver; } >/dev/null && exit; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing chromium and chromium-driver with apt-get, for the browser tests"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver >/dev/null; \
+	fi || true; command -v chromedriver >/dev/null || echo "No chromium here: the browser tests will skip"

@@ -11,8 +11,10 @@ cfg = ini['DEFAULT']
 
 def reqs(name): return cfg[f'{name}requirements'].split()
 
-widgets = reqs('widgets_')
-docs,test = (sorted({*widgets, *reqs(name)}) for name in ('docs_', 'test_'))
+widgets,onnx = reqs('widgets_'),reqs('onnx_')
+lessons = sorted({*widgets, *onnx, *reqs('lessons_')})
+docs,test = (sorted({*lessons, *reqs(name)}) for name in ('docs_', 'test_'))
+extras = dict(widgets=widgets, onnx=onnx, lessons=lessons, docs=docs, test=test, dev=sorted({*docs, *test}))
 urls = dict(Repository=cfg['git_url'], Documentation=cfg['doc_url'])
 if cfg['git_url']:
     urls |= dict(Changelog=f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md", Issues=f"{cfg['git_url']}/issues")
@@ -40,8 +42,8 @@ setup(
         *[f'Topic :: {t}' for t in topics], 'Typing :: Typed'],
     package_dir={'': '.'},                      # so that a checkout is importable as a folder: nbdev-export finds docs/
     packages=find_packages(include=[cfg['lib_path'], cfg['lib_path'] + '.*']),
-    package_data={cfg['lib_path']: ['py.typed']}, include_package_data=False,
-    install_requires=reqs(''), extras_require=dict(widgets=widgets, docs=docs, test=test, dev=sorted({*docs, *test})),
+    package_data={cfg['lib_path']: ['py.typed', 'show/js/*.js', 'show/js/*.css']}, include_package_data=False,
+    install_requires=reqs(''), extras_require=extras,
     # nbdev links to other people's sites by this; without a site of ours the links would be dead.
     entry_points=dict(nbdev=[f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]) if cfg['doc_url'] else {},
 )

@@ -23,23 +23,18 @@ extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx
 extensions += ['reference', 'literate', 'offline_math', 'shallow_rst']    # of _ext
 literate_package = cfg['lib_path']
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
-literate_order = {k: v.split() for k,v in {                  # the reader's order; each page once
-    'Start': 'index first_network try gallery',
-    'Estimators': 'ste ratio ewgs surrogates signs soft sigmoid sine fourier cubic ramp decimals stochastic dither '
-        'neighbours scale_grad checks',
-    'Training': 'schedules modules quantize calibrate quantizer models deploy learned functions fsq recipes',
-    'Studies': 'jpeg demo digits lab',
-    'Reference': 'api catalog references speed versions',
-    'How it is made': 'core grid staircases pieces replay random compat arguments parts plots widgets',
-}.items()}
-
-literate_words = dict(                                       # what readers search for where a page says it otherwise
-    ste='straight through estimator stop gradient detach', soft='differentiable round anneal',
-    stochastic='reproducible seed unbiased', schedules='anneal annealing warmup learning rate scheduler temperature',
-    modules='layer train eval per channel', quantize='fake quantization qat quantization-aware training per channel',
-    grid='per channel scale zero point', calibrate='per channel post-training ptq', models='qat swap layers',
-    deploy='onnx onnxruntime export int8 int4', digits='onnx onnxruntime mnist learning rate', learned='adaround ptq',
-    jpeg='codec compression watermark', neighbours='gumbel anneal annealing', signs='binary xnor', checks='custom own')
+literate_folders = dict(                                     # the groups of the menu, in its order: folders of nbs
+    start='Start',
+    estimators='Estimators',
+    grids='Grids',
+    training='Training',
+    quantization='Quantization',
+    studies='Studies',
+    show='Pictures and sliders',
+    reference='Reference',
+    engine='How it is made',
+)
+literate_more = dict(reference=['api'])                      # pages of a folder that no notebook makes
 
 nb_execution_mode = 'cache'
 nb_execution_timeout = 300

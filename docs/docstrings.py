@@ -31,11 +31,15 @@ def exported(path):
         if re.match(r'#\| export', src): cells.append(src)
     return name,cells
 
+def notebooks(folder):
+    "Those of a folder and of the folders in it, but for what Jupyter keeps."
+    return [p for p in sorted(Path(folder).rglob('[0-9]*.ipynb')) if '.ipynb_checkpoints' not in p.parts]
+
 @functools.cache
 def everything(folder):
     "All top-level functions and values of the package, `(node, its cell)` by name; the first of a name counts."
     found = {}
-    for p in sorted(Path(folder).glob('[0-9]*.ipynb')):
+    for p in notebooks(folder):
         for src in exported(p)[1]:
             for n in _parsed(src):
                 names = [n.name] if isinstance(n, (ast.FunctionDef, ast.ClassDef)) else []
@@ -44,9 +48,29 @@ def everything(folder):
     return found
 
 def examples(path=HERE/'examples.txt'):
-    "The example of each public name, `module.name` or `module.Class.method`, with its imports."
+    """The example of each public name, `module.name` or `module.Class.method`, with its imports. A module is called by
+    its own name, without the folder it lies in."""
     blocks = re.split(r'(?m)^([a-z]\w*\.[\w.]+)\n(?=>>> )', path.read_text('utf-8'))[1:]
     return {name: _imported(block.strip()) for name,block in zip(blocks[::2], blocks[1::2])}
+
+def _named(node):
+    "A function, or a class and what it may have an example of."
+    if isinstance(node, ast.FunctionDef): return [node.name]
+    if not isinstance(node, ast.ClassDef): return []
+    methods = [m.name for m in node.body if isinstance(m, ast.FunctionDef)]
+    return [node.name, *(f'{node.name}.{m}' for m in methods)]
+
+@functools.cache
+def of_nothing(folder, path=HERE/'examples.txt'):
+    "The examples of names that no notebook of the folder exports; none while a cell is not Python."
+    names = set()
+    for nb in notebooks(folder):
+        name,cells = exported(nb)
+        for src in cells:
+            body = _parsed(src)
+            if not body and src.strip(): return []
+            names |= {f"{name.rpartition('.')[2]}.{n}" for node in body for n in _named(node)}
+    return sorted(examples(path).keys() - names)
 
 def _imported(example):
     needed = [text for name,text in IMPORTS.items() if re.search(rf'(?<![\w.]){name}\.', example)]
@@ -184,10 +208,10 @@ HOOKS = dict(                                              # what torch calls, d
 
 def described(src, module, notes, given):
     "An exported cell with the docstrings of its public functions, classes and methods written out."
-    todo = []
+    todo,last = [],module.rpartition('.')[2]
     def note(node, name, params, returns, line=None):
         line = line or ast.get_docstring(node) or ''
-        example,width = given.get(f'{module}.{name}', ''),WIDTH - node.col_offset - 4
+        example,width = given.get(f'{last}.{name}', ''),WIDTH - node.col_offset - 4
         if line: todo.append((node, sections(line, params, returns, example, width)))
     def function(n, name):
         note(n, name, notes.parameters(n, src), notes.returned(n, src))
@@ -209,6 +233,8 @@ class Docstrings:
     def __init__(self, nb):
         self.module = next((c.directives_['default_exp'] for c in nb.cells if 'default_exp' in c.directives_), '')
         self.notes,self.given = Notes(HERE.parent/'nbs'),examples()
+        if lost := of_nothing(str(HERE.parent/'nbs')):
+            raise ValueError(f"docs/examples.txt: {', '.join(lost)}: nothing of that name is exported")
 
     def __call__(self, cell):
         if cell.cell_type != 'code' or not {'export', 'exports'} & cell.directives_.keys(): return

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT,ALL = 60_000,2_000_000                  # characters: of one picture, and of all that is stored
+LIMIT = 60_000                                # characters of one picture
 MANY = 64                                     # colours
 
 def pictures(nb):
@@ -28,10 +28,6 @@ def without_players(nb):
         kept = [o for o in c.get('outputs', []) if not played(o)]
         if kept != c.get('outputs', []): c['outputs'],found = kept,True
     return found
-
-def stored(nb):
-    "How many characters the outputs of the notebook `nb` have."
-    return sum(len(json.dumps(c.get('outputs', []))) for c in nb['cells'])
 
 def _encoded(im):
     file = io.BytesIO()
@@ -51,7 +47,7 @@ def small(png):
     return min(png, new, key=len)
 
 def main(paths):
-    for path in map(Path, paths or sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))):
+    for path in map(Path, paths or sorted((ROOT/'nbs').glob('**/[!_.]*.ipynb'))):
         nb = json.loads(path.read_text('utf-8'))
         changed = without_players(nb)
         for _,data,kind in pictures(nb):

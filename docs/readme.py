@@ -22,7 +22,7 @@ def show(output, alt, pictures):
             name = f'index-{len(pictures)+1}.{ext}'
             pictures[name] = data[mime].encode() if ext == 'svg' else base64.b64decode(data[mime])
             return f'![{alt}](docs/_static/{name})'
-    if 'text/markdown' in data: return relink(data['text/markdown'].strip(), lambda stem: f'nbs/{stem}.ipynb')
+    if 'text/markdown' in data: return relink(data['text/markdown'].strip(), lambda path: f'nbs/{path}.ipynb')
     if 'text/html' in data: return data['text/html'].strip() if '<table' in data['text/html'] else ''
     return f'```\n{text}\n```' if text else ''
 
@@ -32,7 +32,7 @@ def readme(nb):
     for c in nb['cells']:
         src = ''.join(c['source']).strip()
         if c['cell_type'] == 'markdown':
-            out.append(relink(src, lambda stem: f'nbs/{stem}.ipynb').replace('](../', ']('))
+            out.append(relink(src, lambda path: f'nbs/{path}.ipynb').replace('](../', ']('))
         if c['cell_type'] != 'code': continue
         d,code = directives(src)
         if not shown(d): continue

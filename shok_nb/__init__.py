@@ -1,73 +1,59 @@
 """Differentiable rounding for PyTorch."""
 __version__ = "0.2.0"
-from . import (calibrate, cubic, decimals, dither, ewgs, fourier, gradient, learned,
-    neighbours, quantize, ramp, ratio, scalar_quantize, schedules, sigmoid, signs,
-    sine, soft, ste, stochastic, surrogates)
+from types import ModuleType as _Module
 from . import functions as functions, nn as nn      # as itself: also for others to use
-from .core import estimator, straight_through
-from .staircases import staircase
-from .ste import *
-from .ratio import *
-from .ewgs import *
-from .surrogates import *
-from .signs import *
-from .soft import *
-from .sigmoid import *
-from .sine import *
-from .fourier import *
-from .cubic import *
-from .ramp import *
-from .decimals import *
-from .stochastic import *
-from .dither import *
-from .neighbours import *
-from .gradient import *
-from .schedules import *
-from .quantize import *
-from .learned import *
-from .scalar_quantize import *
-from .calibrate import *
-from .quantizer import Quantizer
-from .models import quantize_model_, unquantize_
-from .deploy import deploy_, onnx_session, to_onnx
+from .engine.core import estimator as estimator, straight_through as straight_through
+from .engine.staircases import staircase as staircase
+from .estimators.ste import *
+from .estimators.ratio import *
+from .estimators.ewgs import *
+from .estimators.surrogates import *
+from .estimators.signs import *
+from .estimators.soft import *
+from .estimators.sigmoid import *
+from .estimators.sine import *
+from .estimators.fourier import *
+from .estimators.cubic import *
+from .estimators.ramp import *
+from .estimators.decimals import *
+from .estimators.stochastic import *
+from .estimators.dither import *
+from .estimators.neighbours import *
+from .estimators.gradient import *
+from .training.schedules import *
+from .quantization.fake_quantize import *
+from .quantization.learned import *
+from .quantization.fsq import *
+from .quantization.calibrate import *
+from .quantization.quantizer import Quantizer as Quantizer
+from .quantization.models import quantize_model_ as quantize_model_, unquantize_ as unquantize_
+from .quantization.deploy import deploy_ as deploy_
+from .quantization.runtime import onnx_session as onnx_session, to_onnx as to_onnx
 
 # What `from shok_nb import *` brings: functions and classes, no module in place of the
 # caller's `random` or `nn`.
-__all__ = ['staircase', 'estimator', 'straight_through']
-__all__ += ste.__all__
-__all__ += ratio.__all__
-__all__ += ewgs.__all__
-__all__ += surrogates.__all__
-__all__ += signs.__all__
-__all__ += soft.__all__
-__all__ += sigmoid.__all__
-__all__ += sine.__all__
-__all__ += fourier.__all__
-__all__ += cubic.__all__
-__all__ += ramp.__all__
-__all__ += decimals.__all__
-__all__ += stochastic.__all__
-__all__ += dither.__all__
-__all__ += neighbours.__all__
-__all__ += gradient.__all__
-__all__ += schedules.__all__
-__all__ += quantize.__all__
-__all__ += learned.__all__
-__all__ += scalar_quantize.__all__
-__all__ += calibrate.__all__
-__all__ += ['Quantizer', 'quantize_model_', 'unquantize_', 'deploy_']
-__all__ += ['onnx_session', 'to_onnx']
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    n for n,v in globals().items() if n[0] != '_' and not isinstance(v, _Module)]
 
-# they need more than torch
-_LATER = 'catalog', 'checks', 'plots', 'widgets', 'lab', 'jpeg', 'demo'
+# They need more than torch, or more time: imported when asked for, by their own names.
+_LATER = {m.rpartition('.')[2]: m for m in (
+    'catalog', 'checks', 'show.plots', 'show.widgets', 'show.try_it', 'show.lab',
+    'studies.jpeg', 'demo')}
+_DRAW = dict(plots='matplotlib', lab='matplotlib', widgets='ipywidgets', try_it='ipywidgets')
 
 def __getattr__(name):
-    "The modules that need more than torch, imported when asked for."
+    "The modules that are imported when asked for."
     if name in _LATER:
         from importlib import import_module
-        return import_module(f'.{name}', __name__)
+        return import_module(f'.{_LATER[name]}', __name__)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
 
+def _installed(package):
+    from importlib.util import find_spec
+    try: return find_spec(package) is not None
+    except (ImportError, ValueError): return False
+
 def __dir__():
-    "These too."
-    return sorted({*globals(), *_LATER})
+    "These too, where what they draw with is installed: `help` asks for all it finds here."
+    there = {n for n in _LATER if n not in _DRAW or _installed(_DRAW[n])}
+    return sorted({*globals(), *there})

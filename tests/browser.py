@@ -21,7 +21,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 chromium = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 chromedriver = shutil.which('chromedriver')
 needs_browser = pytest.mark.skipif(not (chromium and chromedriver),
-    reason='needs chromium and chromedriver, on Debian: apt-get install chromium chromium-driver')
+    reason='needs chromium and chromedriver: make chromium, or apt-get install chromium chromium-driver')
 
 def chrome(folder):
     "A headless chromium that keeps its profile in `folder` and logs every request."

@@ -3,6 +3,7 @@
     make mutants                               300 changes, both cores
     make mutants ARGS="core --count 40"        some of one module
     make mutants ARGS="core --show _slope_one"      the changes in a function, without running them
+    make mutants ARGS="--stale"                     the lines of mutants.txt that no change has any more
 
 Changes are made in the syntax tree: an operator, a comparison, a constant, a condition, an argument, a statement, what
 is returned. Types, docstrings and the text of messages stay. A change that makes the same bytecode is none. Which are
@@ -30,8 +31,7 @@ ROOT = TESTS.parent
 EXPLAINED = TESTS/'mutants.txt'
 AIMED = json.loads((TESTS/'mutants.json').read_text('utf-8'))  # for each module the tests that know it, for pytest
 AIMED = {m: AIMED[args] if isinstance(args, str) else args for m,args in AIMED.items()}     # "core": those of core
-AIMED = {m: args for m,args in AIMED.items() if (ROOT/'shok_nb'/f'{m}.py').exists()}
-AIMED = {m: [a for a in args if not a.endswith('.py') or (ROOT/a).exists()] for m,args in AIMED.items()}
+FILES = {f.stem: f for f in (ROOT/'shok_nb'/'engine').rglob('[!_]*.py')}      # a module is called by its own name
 SHARE = .9                                                          # of the changes that the tests must find
 
 # --- changes
@@ -144,19 +144,24 @@ class Change:
         tree = copy.deepcopy(self.tree, {id(self.old): new})
         return compile(ast.fix_missing_locations(tree), str(self.path), 'exec')
 
-def changes(module):
-    "All of a module that make other bytecode."
-    path = ROOT/'shok_nb'/f'{module}.py'
+def candidates(module):
+    "All of a module, those that make the same bytecode too."
+    path,seen = FILES[module],{}
     tree = ast.parse(path.read_text('utf-8'))
-    same,seen = bytecode(compile(tree, str(path), 'exec')),{}
     for old,inside in places(tree):
         for new in changed(old):
             plain = Change(module, path, tree, old, new, inside, 1).name
             seen[plain] = seen.get(plain, 0) + 1
-            c = Change(module, path, tree, old, new, inside, seen[plain])
-            try: code = c.code()
-            except SyntaxError: continue
-            if bytecode(code) != same: yield c
+            yield Change(module, path, tree, old, new, inside, seen[plain])
+
+def changes(module):
+    "All of a module that make other bytecode."
+    path = FILES[module]
+    same = bytecode(compile(path.read_text('utf-8'), str(path), 'exec'))
+    for c in candidates(module):
+        try: code = c.code()
+        except SyntaxError: continue
+        if bytecode(code) != same: yield c
 
 def drawn(found, count, seed):
     "The `count` of smallest hash: the choice of one change does not depend on the others."
@@ -167,7 +172,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     "Imports one module of the package from other code."
     def __init__(self, change): self.change = change
     def find_spec(self, name, path=None, target=None):
-        if name == f'shok_nb.{self.change.module}':
+        if name == '.'.join(self.change.path.relative_to(ROOT).with_suffix('').parts):
             return importlib.util.spec_from_file_location(name, self.change.path, loader=self)
     def exec_module(self, module): exec(self.change.code(), module.__dict__)
 
@@ -270,8 +275,13 @@ def preload():
 
 def explained():
     "Why a change may survive, by its name."
-    lines = EXPLAINED.read_text('utf-8').splitlines() if EXPLAINED.exists() else []
-    return dict(l.split('  # ', 1) for l in lines if '  # ' in l)
+    lines = EXPLAINED.read_text('utf-8').splitlines()
+    return dict(l.split('  # ', 1) for l in lines if not l.startswith('#'))
+
+def stale():
+    "The explained changes that are none any more, because the code is another."
+    there = {c.name for m in AIMED for c in candidates(m)}
+    return [name for name in explained() if name not in there]
 
 def main(argv=None):
     p = argparse.ArgumentParser(description=__doc__.split('\n')[0])
@@ -280,11 +290,13 @@ def main(argv=None):
     p.add_argument('--seed', type=int, default=0, help='another seed tries others')
     p.add_argument('--jobs', type=int, default=2)
     p.add_argument('--show', metavar='TEXT', help='only list the changes whose name has this text')
+    p.add_argument('--stale', action='store_true', help='only list the lines of mutants.txt without a change')
     p.add_argument('--only', metavar='TEXT', help='try those alone')
     p.add_argument('--tests', metavar='ARGS', help="what pytest gets in place of the module's own tests")
     a = p.parse_args(argv)
     for m in a.modules:
         if m not in AIMED: p.error(f'{m} has no tests in {TESTS.name}/mutants.json')
+    if a.stale: return print('\n'.join(stale()))
     modules = a.modules or list(AIMED)
     if a.tests: AIMED.update({m: a.tests.split() for m in modules})
     found = [c for m in modules for c in changes(m)]
@@ -313,7 +325,7 @@ def main(argv=None):
             if how is None:
                 alive.append(r.change)
                 word = 'explained' if r.change.name in why else 'SURVIVED'
-                print(f'  {word} shok_nb/{r.module}.py:{r.change.line} {r.change.name}', flush=True)
+                print(f'  {word} {r.change.path.relative_to(ROOT)}:{r.change.line} {r.change.name}', flush=True)
                 continue
             killed += 1
             late += how.startswith('no end')
@@ -323,10 +335,8 @@ def main(argv=None):
     minutes = (time.monotonic()-start)/60
     print(f'{killed} of {len(todo)} found ({share:.1%}; {late} by never ending), {len(alive)} not, '
         f'{len(new)} of these unexplained; {minutes:.0f} minutes')
-    if not a.only and not a.modules:
-        stale = set(why) - {c.name for c in found}
-        for name in stale: print(f'  no such change any more: {name}')
-        new += stale
-    return bool(new) or share < SHARE and not a.only
+    old = stale()
+    for name in old: print(f'  no such change any more: {name}')
+    return bool(new or old) or share < SHARE and not a.only
 
 if __name__ == '__main__': sys.exit(main())

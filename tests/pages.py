@@ -18,11 +18,12 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT/'docs'
 sys.path.append(str(DOCS/'_ext'))                                   # for what makes the site
-from literate import slug, write_pages  # noqa: E402 (found by the line above)
+from literate import grouped, slug, write_pages  # noqa: E402 (found by the line above)
 
 SOURCE, HTML = DOCS/'nbs', DOCS/'_build'/'html'                     # those of `make docs`
 BUILT = DOCS/'_build'/'built'                                       # what it was built from, by `build_site`
-NBS = sorted((ROOT/'nbs').glob('[!_.]*.ipynb'))
+FOLDERS = {f: pages for f,pages in grouped(ROOT/'nbs').items() if f}
+NBS = [p for pages in grouped(ROOT/'nbs').values() for p in pages]
 
 def cache_of(basetemp):
     "The folder of the pages that ran, for all workers of this run of the tests and for no other."

@@ -17,8 +17,7 @@ ROOT = Path(__file__).parent.parent
 X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
 AWAY = ['_C._are_functorch_transforms_active', 'autograd.forward_ad._current_level', '_C._len_torch_dispatch_stack',
     '_C._functorch.is_legacy_batchedtensor', '_C._len_torch_function_stack', 'Tensor._make_wrapper_subclass',
-    '_C._autograd._top_saved_tensors_default_hooks', 'Tensor._is_zerotensor', 'autograd.Function.apply',
-    'compiler.is_exporting']
+    '_C._autograd._top_saved_tensors_default_hooks', 'Tensor._is_zerotensor', 'autograd.Function.apply']
 
 def parent(name):
     "What holds that name of torch, and its last part."
@@ -46,7 +45,7 @@ def without(monkeypatch):
                 m.setattr(torch.autograd.Function, 'apply', vars(torch._C._FunctionBase)['apply'])
             elif name.startswith('Tensor.'): m.setattr(*parent(name), None)          # its parent, in C, keeps it
             else: m.delattr(*parent(name), raising=False)
-            return importlib.import_module('shok_nb'),importlib.import_module('shok_nb.compat')
+            return importlib.import_module('shok_nb'),importlib.import_module('shok_nb.engine.compat')
     yield load
     for k in [k for k in sys.modules if k.partition('.')[0] == 'shok_nb']: del sys.modules[k]
     sys.modules.update(ours)
@@ -62,8 +61,7 @@ def lost(compat, name):
         '_C._autograd._top_saved_tensors_default_hooks': compat.saved_tensor_hooks,
         'Tensor._is_zerotensor': lambda: compat.empty is compat.unknown,
         'Tensor._make_wrapper_subclass': lambda: not compat.can_stand_in,
-        'autograd.Function.apply': lambda: True,
-        'compiler.is_exporting': lambda: not compat.exporting()}[name]()
+        'autograd.Function.apply': lambda: True}[name]()
 
 def batched(f, x):
     leaf = x.clone().requires_grad_()
@@ -109,7 +107,7 @@ def test_only_speed_is_lost_in_large_tensors(name, without):
         assert got.dtype == w.dtype
         assert torch.allclose(got.double(), w.double(), rtol=2*torch.finfo(w.dtype).eps, atol=1e-2*w.abs().max())
 
-ASKED = 'transforms', '_level', 'apply', 'exporting'                            # by compiled code
+ASKED = 'transforms', '_level', 'apply'                                         # by compiled code
 COMPILED = [n for n in AWAY if any(part in n for part in ASKED)]
 
 ARGS = dict(round_ste=lambda x: (x,), soft_round=lambda x: (x,), straight_through=lambda x: (x.detach().round(), x),
@@ -155,22 +153,23 @@ def test_only_speed_is_lost_for_gradients(name, without):
     assert torch.equal(y, hard) and torch.equal(torch.autograd.grad(y.sum(), soft)[0], torch.ones_like(X))
 
 @pytest.mark.parametrize('strict', [False, True], ids=['', 'strict'])
-def test_export_without_the_question(without, strict):
-    R,_ = without('compiler.is_exporting')
+def test_export_before_torch_2_12(strict, monkeypatch):
+    "Where every compilation says that it is an export, a strict one is taken for a compilation: values stay."
+    monkeypatch.setattr(shok_nb.engine.compat, '_early', True)
     class Net(torch.nn.Module):
-        def forward(self, x): return R.round_ste(x) + R.soft_round(x, 3.)
+        def forward(self, x): return shok_nb.round_ste(x) + shok_nb.soft_round(x, 3.)
     m = torch.export.export(Net(), (X,), strict=strict).module()
     assert near(m(X), Net()(X))
 
 def test_triton_without_the_question(monkeypatch):
     import torch.utils._triton
-    from shok_nb import compat
+    from shok_nb.engine import compat
     assert isinstance(compat.has_triton(), bool)
     monkeypatch.delattr(torch.utils._triton, 'has_triton')
     assert not compat.has_triton()
 
 def test_failed_compilation_without_the_name(monkeypatch):
-    from shok_nb import compat
+    from shok_nb.engine import compat
     def broken(gm, inputs): raise ValueError('no code for this')
     for known in (True, False):
         if not known: monkeypatch.delattr(torch._dynamo.exc, 'TorchDynamoException')
@@ -180,7 +179,7 @@ def test_failed_compilation_without_the_name(monkeypatch):
 
 def test_stand_in():
     "The class that replay needs: shape, strides and dtype of another tensor, no data, and functions of torch pass by."
-    from shok_nb import compat
+    from shok_nb.engine import compat
     assert compat.can_stand_in and compat.no_torch_function is torch._C._disabled_torch_function_impl
     seen = []
     class Blank(torch.Tensor):
@@ -198,20 +197,20 @@ def test_private_names_are_on_one_page():
     "No underscore of torch's in any other module; and what the page names is what is taken away above."
     names = r'\btorch(?:\.\w+)*\._[a-z]|\btorch(?:\.\w+)*\._C\b|_current_level|_make_wrapper_subclass|super\(Function'
     private = re.compile(names)
-    for f in sorted((ROOT/'shok_nb').glob('*.py')):
+    for f in sorted((ROOT/'shok_nb').rglob('*.py')):
         if f.name in ('compat.py', '_modidx.py'): continue
         for i,line in enumerate(f.read_text('utf-8').splitlines(), 1):
             if 'TorchDispatchMode' in line: continue                                # of the recorder
             found = private.search(line.replace('torch.__version__', ''))
             assert not found, f'{f.name}:{i}: {found[0]} belongs on the page compat'
-    page = (ROOT/'shok_nb'/'compat.py').read_text('utf-8')
+    page = (ROOT/'shok_nb'/'engine'/'compat.py').read_text('utf-8')
     named = set(re.findall(r"_private\('([\w.]+)'\)", page))
     assert named - set(AWAY) == {'_dynamo.exc.TorchDynamoException'}
 
 def test_one_question():
     "How the code is run is asked on the floor; a page hands over its forms."
-    for f in sorted((ROOT/'shok_nb').glob('*.py')):
-        if f.name in ('compat.py', '_modidx.py', 'core.py', 'parts.py', 'pieces.py'): continue
+    for f in sorted((ROOT/'shok_nb').rglob('*.py')):
+        if f.parent.name == 'engine' or f.name == '_modidx.py': continue
         found = re.search(r'\b(is_compiling|is_exporting|is_dynamo_compiling|exporting|mode)\(\)', f.read_text('utf-8'))
         assert not found, f'{f.name}: {found[0]}; use by_mode or either of parts'
 
@@ -220,7 +219,7 @@ def test_exporting():
     seen = []
     class Model(torch.nn.Module):
         def forward(self, x):
-            seen.append(shok_nb.compat.exporting())
+            seen.append(shok_nb.engine.compat.exporting())
             return x+1
     Model()(X)
     torch.vmap(Model())(X)
@@ -228,7 +227,7 @@ def test_exporting():
     torch.export.export(Model(), (X,))
     assert seen[-1]
     class Asks(torch.nn.Module):
-        def forward(self, x): return x+1 if shok_nb.compat.exporting() else x-1
+        def forward(self, x): return x+1 if shok_nb.engine.compat.exporting() else x-1
     assert torch.equal(torch.compile(Asks(), backend='eager', fullgraph=True)(X), X-1)
     assert torch.equal(torch.export.export(Asks(), (X,), strict=False).module()(X), X+1)
 
@@ -236,7 +235,7 @@ def test_mode():
     "The first level of forward mode too, whose number is 0."
     seen,forward_ad = [],torch.autograd.forward_ad
     def f(x):
-        seen.append(shok_nb.compat.mode())
+        seen.append(shok_nb.engine.compat.mode())
         return x*1
     f(X)
     torch.vmap(f)(X)
@@ -245,5 +244,5 @@ def test_mode():
     with forward_ad.dual_level(): f(forward_ad.make_dual(X, X))
     torch.jit.trace(f, X, check_trace=False)
     assert seen == ['eager', *['transform']*5]
-    def g(x): return x+1 if shok_nb.compat.mode() == 'compile' else x-1
+    def g(x): return x+1 if shok_nb.engine.compat.mode() == 'compile' else x-1
     assert torch.equal(torch.compile(g, backend='eager', fullgraph=True)(X), X+1)

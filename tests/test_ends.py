@@ -8,11 +8,11 @@ import pytest
 import torch
 import shok_nb as R
 from shok_nb import fsq
-from shok_nb.gradient import normalize_grad
-from shok_nb.jpeg import jpeg
-from shok_nb.learned import adaround, adaround_init, rectified_sigmoid, signround_range
-from shok_nb.neighbours import _reinmax_round, _sga
-from shok_nb.quantize import dorefa, dorefa_weight, fake_quantize, pact, quantized_bits
+from shok_nb.estimators.gradient import normalize_grad
+from shok_nb.estimators.neighbours import _reinmax_round, _sga
+from shok_nb.quantization.fake_quantize import dorefa, dorefa_weight, fake_quantize, pact, quantized_bits
+from shok_nb.quantization.learned import adaround, adaround_init, rectified_sigmoid, signround_range
+from shok_nb.studies.jpeg import jpeg
 
 
 # --- the other slopes
@@ -420,7 +420,7 @@ def test_second_derivative_of_normalize_grad():
 def test_numbers_and_tensors():
     """The helper itself: slope 1 at both ends, nothing for an end that is met, 1 for an end
     that is passed; plain where nobody asks."""
-    from shok_nb.parts import _saturate
+    from shok_nb.engine.parts import _saturate
     for dtype in (torch.float32, torch.float64):
         x = torch.tensor(grid(dtype, (-1., 1.)), dtype=dtype).flatten()
         low,high = torch.full_like(x, -1.),torch.full_like(x, 1.)

@@ -23,8 +23,8 @@ from shok_nb import (
     straight_through,
 )
 from shok_nb.catalog import catalog, row
+from shok_nb.engine.random import fold_in, noise_like, uniform_like
 from shok_nb.functions import PassRound, ScaleGrad, SoftRound
-from shok_nb.random import fold_in, noise_like, uniform_like
 
 X = torch.zeros(2, 3)
 BAD = [
@@ -279,6 +279,11 @@ def test_learned_rounding():
     with pytest.raises(ValueError, match=r'^adaround: v of shape \(2, 2\) does not broadcast'):
         adaround(X, torch.ones(2, 2))
     with pytest.raises(TypeError, match='^adaround_penalty: v must be a torch.Tensor, got list'): adaround_penalty([1.])
+
+def test_a_class_is_called_a_class():
+    "Whoever forgets the parentheses reads so."
+    with pytest.raises(TypeError, match='^quantize_model_: model must be .*, got the class Linear$'):
+        shok_nb.quantize_model_(torch.nn.Linear)
 
 def test_counts_of_numpy():
     assert torch.equal(sine_round(X+.3, np.int32(2)), sine_round(X+.3, 2))

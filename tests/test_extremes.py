@@ -25,8 +25,8 @@ from shok_nb import (
     stochastic_round,
 )
 from shok_nb.catalog import catalog
-from shok_nb.random import noise_like
-from shok_nb.sine import _again
+from shok_nb.engine.random import noise_like
+from shok_nb.estimators.sine import _again
 
 SEED = torch.tensor(3)
 # Integers, ties and numbers between, on both sides; float32's smallest numbers and some that are large beside any grid.
@@ -91,7 +91,7 @@ def test_learned_alpha_of_dsq():
         a = torch.tensor(a, dtype=dtype, requires_grad=True)
         with torch.enable_grad(): curve = _dsq_curve(x.to(dtype), a)
         return torch.autograd.grad(curve.sum(), a)[0].double()
-    from shok_nb.surrogates import _dsq_rise
+    from shok_nb.estimators.surrogates import _dsq_rise
     def _dsq_curve(v, a): return _dsq_rise((v.round()-v).abs(), a)
     for a in (1e-25, 1e-10, .01, .2, .9):
         assert torch.allclose(grad(torch.float32, a), grad(torch.float64, a), rtol=1e-4), a

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 import shok_nb as R
 from shok_nb.catalog import catalog
-from shok_nb.jpeg import jpeg, psnr
-from shok_nb.pieces import _fuse
-from shok_nb.random import fold_in, noise_like, uniform_like
+from shok_nb.engine.pieces import _fuse
+from shok_nb.engine.random import fold_in, noise_like, uniform_like
+from shok_nb.studies.jpeg import jpeg, psnr
 
 NEW = tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 11)
 BUILT_FOR_CUDA = torch.backends.cuda.is_built() and torch.version.hip is None
@@ -192,7 +192,8 @@ BUILT = {
 
 def test_all_that_is_built_is_here():
     "What the quantizers and the gradient pages export runs below."
-    pages = [import_module(f'shok_nb.{m}') for m in ('quantize', 'learned', 'scalar_quantize', 'gradient')]
+    pages = [import_module(f'shok_nb.{m}')
+        for m in ('quantization.fake_quantize', 'quantization.learned', 'quantization.fsq', 'estimators.gradient')]
     inside = {'rectified_sigmoid', 'adaround_init', 'adaround_penalty', 'adaround_beta', 'fsq_index', 'fsq_codes'}
     assert {n for p in pages for n in p.__all__} - {w for k in BUILT for w in k.split()} <= inside
 
@@ -271,9 +272,9 @@ def kernels(monkeypatch):
             graph.run(*inputs)
             written.append(graph.codegen()[0].value)
         return gm
-    monkeypatch.setattr('shok_nb.core._fusible', lambda x: x.is_cuda)
-    monkeypatch.setattr('shok_nb.pieces._ordinary', lambda *ts: True)
-    monkeypatch.setattr('shok_nb.core._fuse', partial(_fuse, backend=backend))
+    monkeypatch.setattr('shok_nb.engine.core._fusible', lambda x: x.is_cuda)
+    monkeypatch.setattr('shok_nb.engine.pieces._ordinary', lambda *ts: True)
+    monkeypatch.setattr('shok_nb.engine.core._fuse', partial(_fuse, backend=backend))
     yield written
     torch._dynamo.reset()
 

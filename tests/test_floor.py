@@ -3,20 +3,23 @@ exact in float32, or the bound says why not."""
 import inspect
 import math
 from functools import partial
+from itertools import permutations
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
 from estimators import FLOATS, HALVES, near, same
 from torch._subclasses.fake_tensor import FakeTensorMode
-from shok_nb import clipped_round, core, parts, pieces, soft_round
-from shok_nb.arguments import check_count, check_input, check_knob
-from shok_nb.core import estimator, straight_through
-from shok_nb.parts import (
+from shok_nb import clipped_round, soft_round
+from shok_nb.catalog import catalog
+from shok_nb.engine import core, parts, pieces
+from shok_nb.engine.arguments import check_count, check_input, check_knob
+from shok_nb.engine.core import estimator, straight_through
+from shok_nb.engine.parts import (
     _broadcast_with,
     _cached,
-    _finite,
     _minus_sine,
     _name,
+    _nan_to_zero,
     _saturate,
     _scalar,
     _sign,
@@ -24,7 +27,7 @@ from shok_nb.parts import (
     maths,
     pick,
 )
-from shok_nb.staircases import staircase
+from shok_nb.engine.staircases import staircase
 
 INF,NAN = math.inf,math.nan
 cubic = staircase('cubic', lambda q: q**3, lambda q: 3*q*q, odd=False)
@@ -263,6 +266,32 @@ def test_slope_of_a_transform_at_integers():
     for w in WAYS.values(): assert same(w(lambda x: gentle(x, .5))(x), x)
     assert torch.func.vmap(torch.func.grad(lambda x: gentle(x, .5)))(x).tolist() == [.5]*4
 
+def tensor_knobs(r):
+    "Each pair of a row's knobs, step and offset among them, as name, value and whether it learns."
+    knobs = [(k.name, float(k.default), k.learns) for k in r.knobs if not isinstance(k.default, int)]
+    return [*permutations(knobs + [('step', .5, True), ('offset', .1, True)]*r.grid, 2)]
+
+@pytest.mark.parametrize('r', [r for r in catalog if tensor_knobs(r) and not r.random], ids=lambda r: r.name)
+def test_knobs_wider_than_x_that_broadcast_each_other(r):
+    """Thirty values of one and seven of the other for a single x: gradients as of 210 values of each, summed; and as
+    the transform has them. 1e-4, float32 sums in another order."""
+    for hard in (False, True)[:1+r.smooth]:
+        kw = dict(hard=True) if hard else {}
+        for (a, va, la),(b, vb, lb) in tensor_knobs(r):
+            def f(x, one, other): return r.f(x, **{a: one, b: other}, **kw)
+            ts = torch.full((1,), .3),torch.full((30,), va),torch.full((7, 1), vb)
+            learns = True,la,lb
+            def grads_of(ts):
+                given = [t.clone().requires_grad_(l) for t,l in zip(ts, learns)]
+                return torch.autograd.grad(f(*given).sum(), [t for t in given if t.requires_grad])
+            alone = grads_of([t.expand(7, 30) for t in ts])
+            y,back = torch.func.vjp(f, *ts)
+            transformed = [g for g,l in zip(back(torch.ones_like(y)), learns) if l]
+            shapes = [t.shape for t,l in zip(ts, learns) if l]
+            for got in (grads_of(ts), transformed):
+                for g,shape,full in zip(got, shapes, alone, strict=True):
+                    assert g.shape == shape and torch.allclose(g, full.sum_to_size(shape), rtol=1e-4, atol=1e-3), (a, b)
+
 # --- straight_through, pick, maths
 @pytest.mark.parametrize('way', (lambda f: f, transformed), ids=('eager', 'vmap'))
 def test_straight_through(way):
@@ -385,7 +414,7 @@ def test_minus_sine():
 def test_scalar_sign_finite_spread():
     v = torch.tensor([INF, -INF, NAN, 2., -.5, 0., -0.])
     assert same(_sign(v), torch.tensor([1., -1., NAN, 1., -1., 1., 1.]))
-    assert _finite(v)[2] == 0 and torch.equal(_finite(v)[3:], v[3:]) and _finite(v).isnan().sum() == 0
+    assert _nan_to_zero(v)[2] == 0 and torch.equal(_nan_to_zero(v)[3:], v[3:]) and _nan_to_zero(v).isnan().sum() == 0
     for dtype in FLOATS:
         k = torch.tensor(.1, dtype=torch.float64)
         assert _scalar(k, v.to(dtype)).dtype == _scalar(.1, v.to(dtype)).dtype == dtype
@@ -409,7 +438,7 @@ def test_each_way_runs_its_own_form():
     ways = (two, 1.), (compiled(two), 3.), (compiled(one), 1.)
     for f,by in ways: assert (f(x)-x).tolist() == [by, by]
     assert grads(two(x, step=step), step)[0] == 2.
-    kernel = pieces._fuse(partial(two._vjp, (True, True, False)), 'two_vjp', True, 'eager')
+    kernel = pieces._fuse(partial(core._vjp, two, (True, True, False)), 'two_vjp', True, 'eager')
     assert kernel(torch.empty(2), [x, torch.ones(2)], [torch.tensor(1.), 0.])[0] == 6.
 
 def test_gradients_of_a_batch():
@@ -641,3 +670,8 @@ def test_nested_staircases_at_integers():
     rows = torch.tensor([0., -0., 1., -2., .3, -.3]),torch.tensor([5., 1.7])
     y = f(torch.nested.nested_tensor(list(rows), layout=torch.jagged))
     for got,x in zip(y.unbind(), rows): assert same(got, f(x))
+
+@pytest.mark.parametrize('bad, got', [(2., '2.0'), (dict(default=2., min=1.), "'min'"), (None, 'None')], ids=str)
+def test_a_range_is_a_dict_of_known_words(bad, got):
+    with pytest.raises(TypeError, match=f'^mine: p must be a dict of lo, hi, open, finite, default, got {got}$'):
+        staircase('mine', lambda q, p: q, lambda q, p: q**0, p=bad)

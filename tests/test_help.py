@@ -12,9 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from docs.docstrings import Notes, described, examples, exported  # noqa: E402 (found by the line above)
+from docs.docstrings import Notes, described, examples, exported, notebooks, of_nothing  # noqa: E402 (found by the line above)
 
-MODULES = sorted(p.stem for p in (ROOT/'shok_nb').glob('[!_]*.py'))
+MODULES = {p.stem: '.'.join(p.relative_to(ROOT).with_suffix('').parts) for p in (ROOT/'shok_nb').rglob('[!_]*.py')}
 
 def is_method(name, f):
     "A method that people call, as its class has it."
@@ -23,8 +23,8 @@ def is_method(name, f):
 
 def public():
     "`(name, object)` of every public function, class and method; a field of a dataclass is none."
-    for m in MODULES:
-        module = import_module(f'shok_nb.{m}')
+    for m,path in sorted(MODULES.items()):
+        module = import_module(path)
         for n in module.__all__:
             o = getattr(module, n)
             if not callable(o): continue
@@ -57,7 +57,7 @@ def test_parameters(name):
     back = sig.return_annotation
     if not inspect.isclass(o) and back not in (inspect.Signature.empty, None): assert 'Returns:\n    ' in doc, doc
 
-@pytest.mark.parametrize('nb', sorted((ROOT/'nbs').glob('[0-9]*.ipynb')), ids=lambda p: p.stem)
+@pytest.mark.parametrize('nb', notebooks(ROOT/'nbs'), ids=lambda p: p.stem)
 def test_notebooks_hold_one_line(nb):
     "The comments stand beside the parameters there; the export does the rest."
     for c in json.loads(nb.read_text('utf-8'))['cells']:
@@ -78,7 +78,7 @@ def bare(src):
 def test_nothing_but_docstrings_is_written():
     "The code of every cell is that of its notebook; a cell that is no Python is left as it is."
     notes,given = Notes(ROOT/'nbs'),examples()
-    for nb in sorted((ROOT/'nbs').glob('[0-9]*.ipynb')):
+    for nb in notebooks(ROOT/'nbs'):
         module,cells = exported(nb)
         for src in cells: assert bare(described(src, module, notes, given)) == bare(src), nb.stem
     broken = 'def f(:\n    "One line."'
@@ -113,6 +113,19 @@ def test_example(name, monkeypatch, tmp_path):
 def test_no_example_of_nothing():
     "Each in the file is of something public."
     assert examples().keys() == PUBLIC.keys()
+
+def test_the_export_names_an_example_of_nothing(tmp_path):
+    "A function that is renamed or removed leaves its example behind; while a cell is not Python nothing is said."
+    (tmp_path/'folder').mkdir()
+    def page(src):
+        cells = [dict(cell_type='code', source=s) for s in ('#| default_exp folder.soft', f'#| export\n{src}')]
+        (tmp_path/'folder'/'10_soft.ipynb').write_text(json.dumps(dict(cells=cells)))
+        of_nothing.cache_clear()
+        return of_nothing(str(tmp_path), tmp_path/'examples.txt')
+    (tmp_path/'examples.txt').write_text('Head.\n\nsoft.f\n>>> 1\n1\n\nsoft.C.g\n>>> 2\n2\n')
+    assert page('def f(): pass\nclass C:\n    def g(self): pass') == [] == page('def f(:')
+    assert page('def f2(): pass\nclass C: pass') == ['soft.C.g', 'soft.f']
+    of_nothing.cache_clear()
 
 def test_help():
     "As Python shows it, of a function, of a layer made by `_twin`, and of a method."

@@ -9,9 +9,13 @@ import torch
 from estimators import generator, grouped, leaves, same
 from torch import nn
 from torch.nn.utils import parametrize
-from shok_nb.cubic import cubic_round
-from shok_nb.dither import uniform_noise
-from shok_nb.ewgs import ewgs_round
+from shok_nb.engine.staircases import staircase
+from shok_nb.estimators.cubic import cubic_round
+from shok_nb.estimators.dither import uniform_noise
+from shok_nb.estimators.ewgs import ewgs_round
+from shok_nb.estimators.soft import soft_round
+from shok_nb.estimators.ste import floor_ste, round_ste
+from shok_nb.estimators.stochastic import stochastic_round
 from shok_nb.nn import (
     CeilSTE,
     CubicRound,
@@ -28,13 +32,9 @@ from shok_nb.nn import (
     round_weights_,
     swap_rounding,
 )
-from shok_nb.quantize import dorefa_weight, lsq
-from shok_nb.scalar_quantize import fsq
-from shok_nb.schedules import KnobScheduler
-from shok_nb.soft import soft_round
-from shok_nb.staircases import staircase
-from shok_nb.ste import floor_ste, round_ste
-from shok_nb.stochastic import stochastic_round
+from shok_nb.quantization.fake_quantize import dorefa_weight, lsq
+from shok_nb.quantization.fsq import fsq
+from shok_nb.training.schedules import KnobScheduler
 
 LAYERS = dict(round=RoundSTE, floor=FloorSTE, ceil=CeilSTE, trunc=TruncSTE, sign=SignSTE, ratio=RatioRound,
     soft=SoftRound, logistic=LogisticRound, cubic=CubicRound, soft_hard=lambda: SoftRound(hard=True),
@@ -148,7 +148,7 @@ def test_functions_that_need_numbers():
     assert same(codes(X), fsq(X, (5, 5, 5)))
     with pytest.raises(ValueError, match='levels must'): Rounding(fsq, fsq, levels=())
     with pytest.raises(ValueError, match='bits must be'): Rounding(dorefa_weight, dorefa_weight, bits=0)
-    with pytest.raises(TypeError, match='dorefa_weight: .*unexpected keyword'):
+    with pytest.raises(TypeError, match='^Rounding: f cannot be called as .*unexpected keyword'):
         Rounding(dorefa_weight, dorefa_weight, bit=2)
 
 ROUNDINGS = dict(partial=partial(soft_round, alpha=5.), function=soft_round, layer=SoftRound(5.), foreign=unannotated,
@@ -167,7 +167,7 @@ def test_no_soft_value_leaks(rounding):
     Rounding(uniform_noise, uniform_noise)], ids=['random', 'noise', 'lambda', 'tanh', 'deployed'])
 def test_no_hard_twin(rounding):
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match=r'lsq: rounding=.* gives soft or random values in evaluation'):
+    with pytest.raises(ValueError, match=r'^Rounding: rounding=.* gives soft or random values in evaluation'):
         Rounding(lsq, lsq, step=torch.tensor(.1), rounding=rounding)
     assert torch.equal(before, torch.get_rng_state())
 

@@ -6,11 +6,20 @@ from functools import partial
 import pytest
 import torch
 from estimators import FLOATS, generator
-from shok_nb.learned import adaround, adaround_init, flexround, signround
-from shok_nb.quantize import alpha_blend, dorefa, dorefa_weight, fake_quantize, lsq, lsq_init, pact, quantized_bits
-from shok_nb.scalar_quantize import fsq, fsq_codes, fsq_index
-from shok_nb.soft import soft_round
-from shok_nb.ste import floor_ste, round_ste
+from shok_nb.estimators.soft import soft_round
+from shok_nb.estimators.ste import floor_ste, round_ste
+from shok_nb.quantization.fake_quantize import (
+    alpha_blend,
+    dorefa,
+    dorefa_weight,
+    fake_quantize,
+    lsq,
+    lsq_init,
+    pact,
+    quantized_bits,
+)
+from shok_nb.quantization.fsq import fsq, fsq_codes, fsq_index
+from shok_nb.quantization.learned import adaround, adaround_init, flexround, signround
 
 BITS = range(2, 9)
 
@@ -291,7 +300,7 @@ def test_errors():
     for f in (*(partial(f, x) for f in alone), partial(lsq, x, 1.), partial(pact, x, 1.)):
         with pytest.raises(TypeError, match='bits must be an int, got bool'): f(True)
         with pytest.raises(ValueError, match=r'bits must be in \[[12], 24\], got 25'): f(25)
-    which = "^fake_quantize: gradient must be 'saturated', 'clipped' or 'ste', got 'none'"
+    which = "^fake_quantize: gradient must be one of saturated, clipped, ste, got 'none'"
     with pytest.raises(ValueError, match=which):
         fake_quantize(x, 1., gradient='none')
     with pytest.raises(TypeError, match='^fake_quantize: zero_point must be a number or a torch.Tensor, got str'):

@@ -3,20 +3,28 @@ everything that holds a layer."""
 import copy
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
 from estimators import FLOATS, generator, older
 from processes import join_group, spawn
 from torch import nn
-from shok_nb.calibrate import minmax_init, mse_init, percentile_init
-from shok_nb.models import quantize_model_, unquantize_
-from shok_nb.nn import Rounding, RoundSTE, SoftRound
-from shok_nb.quantize import dorefa_weight, fake_quantize, lsq_init, pact
-from shok_nb.quantizer import Quantizer
-from shok_nb.schedules import KnobScheduler, linear_schedule
-from shok_nb.soft import soft_round
+from torch.nn.utils import parametrize, prune
+from torch.utils.hooks import RemovableHandle
+from shok_nb.catalog import catalog
+from shok_nb.estimators.soft import soft_round
+from shok_nb.estimators.ste import floor_ste
+from shok_nb.estimators.surrogates import clipped_round
+from shok_nb.nn import FloorSTE, Rounding, RoundSTE, SignSTE, SoftRound, bake_, round_weights_, swap_rounding
+from shok_nb.quantization import models
+from shok_nb.quantization.calibrate import minmax_init, mse_init, percentile_init
+from shok_nb.quantization.fake_quantize import dorefa_weight, fake_quantize, lsq_init, pact
+from shok_nb.quantization.models import Report, quantize_model_, unquantize_
+from shok_nb.quantization.quantizer import Quantizer
+from shok_nb.training.schedules import KnobScheduler, linear_schedule
 
 INITS = dict(minmax=minmax_init, percentile=percentile_init, mse=mse_init, lsq=lsq_init)
 inits = pytest.mark.parametrize('init', INITS.values(), ids=INITS)
@@ -108,7 +116,7 @@ def test_bad_data():
             with pytest.raises(ValueError, match=f'^{name}: {words}'): init(x, 4)
         with pytest.raises(TypeError, match=f'^{name}: x must be float16'): init(torch.arange(3), 4)
         assert init(torch.zeros(3), 4) == 1 and init(torch.tensor(3.), 4) > 0
-    with pytest.raises(ValueError, match="^mse_init: search must be 'grid' or 'golden', got 'best'"):
+    with pytest.raises(ValueError, match="^mse_init: search must be one of grid, golden, got 'best'"):
         mse_init(W, search='best')
 
 # --- the layer
@@ -260,3 +268,554 @@ def test_a_module_that_does_not_fit():
     with pytest.raises(ValueError, match='ends wants bits or a Quantizer everywhere; ends=0'):
         quantize_model_(model, RoundSTE(), None, ends=8)
     assert type(model[0]) is nn.Linear and not hasattr(model[0], 'input_quantizer')
+
+# --- states
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+X = torch.randn(64, 6, generator=generator(7))
+
+def quantized(*args, x=X, **kw):
+    model = layers()
+    quantize_model_(model, *args, calibrate=[x], **kw)
+    return model
+
+def test_the_sign_is_in_the_state():
+    a,b = Quantizer(signed=None).calibrate_(W.abs()),Quantizer(signed=None)
+    b.load_state_dict(a.state_dict())
+    assert b.range() == (0, 255) and torch.equal(a(W), b(W))
+    one,other = quantized(),quantized(x=X.abs())
+    assert one[0].input_quantizer.range() != other[0].input_quantizer.range()
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(one.eval()(X), other.eval()(X))
+
+LAYOUTS = dict(bits=4), dict(bits=(-127, 127)), dict(signed=False), dict(axis=1), dict(axis=None), dict(block=5)
+
+@pytest.mark.parametrize('other', LAYOUTS, ids=str)
+@pytest.mark.parametrize('learn', [False, True])
+def test_a_state_of_another_layout_is_refused(other, learn):
+    "By name, and what is there stays."
+    made = dict(bits=8, axis=0, learn=learn)
+    state = Quantizer(**made).calibrate_(W).state_dict()
+    q = Quantizer(**made | other).calibrate_(2*W)
+    before = copy.deepcopy(q.state_dict())
+    with pytest.raises(RuntimeError, match='Quantizer: the state at .* has codes .*; this one has codes'):
+        q.load_state_dict(state)
+    assert all(torch.equal(t, before[k]) for k,t in q.state_dict().items())
+
+def test_an_uncalibrated_state():
+    "It has no grid, and loading it gives none."
+    q,state = Quantizer(signed=None),Quantizer(signed=None).state_dict()
+    q.load_state_dict(state)
+    assert not q.ready
+    q.calibrate_(W).load_state_dict(state)
+    with pytest.raises(RuntimeError, match='has no grid yet'): q(W)
+
+def test_loading_keeps_parameters():
+    "An optimizer made before goes on, and what is frozen stays frozen; the shape may change."
+    model = quantized()
+    sgd = torch.optim.SGD(model.parameters(), .1)
+    held = {n: id(p) for n,p in model.named_parameters()}
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert {n: id(p) for n,p in model.named_parameters()} == held
+    before = {n: p.detach().clone() for n,p in model.named_parameters()}
+    model(X).square().sum().backward()
+    sgd.step()
+    assert not any(torch.equal(p, before[n]) for n,p in model.named_parameters())
+    model.requires_grad_(False).load_state_dict(model.state_dict())
+    assert not any(p.requires_grad for p in model.parameters())
+    q = Quantizer(axis=0, learn=True)
+    step = q.log_step
+    step.requires_grad_(False)
+    q.load_state_dict(Quantizer(axis=0, learn=True).calibrate_(W).state_dict())
+    assert q.log_step is step and not step.requires_grad and step.shape == (6,)
+    q.calibrate_(3*W)
+    assert q.log_step is step and not step.requires_grad
+
+@pytest.mark.parametrize('assign', [False, True])
+def test_a_state_of_another_dtype(assign):
+    q = Quantizer(axis=0, learn=True).calibrate_(W)
+    state = {k: t.double() if t.is_floating_point() else t for k,t in q.state_dict().items()}
+    twin = Quantizer(axis=0, learn=True)
+    twin.load_state_dict(state, assign=assign)
+    assert twin.log_step.dtype == torch.float32 and torch.equal(twin(W), q(W))
+
+def test_a_model_waits_for_a_state():
+    "Without batches the grids come with a state, signs and shapes included."
+    trained,fresh = quantized(),layers()
+    report = quantize_model_(fresh)
+    assert [r.activations for r in report.rows] == ['waits for a state']*2
+    with pytest.raises(RuntimeError, match='0.input_quantizer has no grid yet'): fresh(X)
+    fresh.load_state_dict(trained.state_dict())
+    assert torch.equal(fresh.eval()(X), trained.eval()(X))
+    assert quantize_model_(layers(), None).rows[0].weights == '-'
+
+def test_calibrated_again():
+    q = Quantizer(signed=None).calibrate_(W.abs())
+    assert q.range() == (0, 255) and q.calibrate_(W).range() == (-128, 127) and q.calibrate_(W.abs()).range()[0] == 0
+
+# --- numbers
+def test_nan_has_no_code():
+    q = Quantizer().calibrate_(W)
+    with pytest.raises(ValueError, match='Quantizer: to_codes got nan'): q.to_codes(torch.tensor([1., torch.nan]))
+    assert q.to_codes(torch.tensor([torch.inf, -torch.inf])).tolist() == [127, -128]
+    assert q(torch.tensor([torch.nan])).isnan()
+
+@pytest.mark.parametrize('init', [*INITS, minmax_init])
+def test_only_finite_data(init):
+    for bad,words in ((torch.tensor([torch.nan, 1.]), 'must be finite'), (torch.tensor([torch.inf]), 'must be finite'),
+            (torch.empty(0), 'is empty'), (torch.ones(2, device='meta'), 'is on the meta device')):
+        q = Quantizer(init=init)
+        with pytest.raises(ValueError, match=f'^Quantizer: x {words}'): q.calibrate_(bad)
+        assert not q.ready
+
+BAD_INITS = dict(number=.1, negative=torch.tensor(-1.), zero=torch.tensor(0.), nan=torch.tensor(torch.nan),
+    infinite=torch.tensor(torch.inf), shape=torch.ones(3), nothing=None, pair=(torch.tensor(1.), 0))
+
+@pytest.mark.parametrize('found', BAD_INITS.values(), ids=BAD_INITS)
+def test_what_an_init_returns(found):
+    def mine(x, bits, **kw): return found
+    q = Quantizer(init=mine)
+    with pytest.raises((TypeError, ValueError), match='^Quantizer: init=mine '): q.calibrate_(W)
+    assert not q.ready
+    with pytest.raises((TypeError, ValueError), match='^Quantizer: init=mine '):
+        Quantizer(init=mine, zero_point=True).calibrate_(W)
+
+@pytest.mark.parametrize('init', INITS)
+@pytest.mark.parametrize('learn', [False, True])
+def test_channels_of_zeros(init, learn):
+    "A step as large as the others', or 1 if there is none; the network stays finite."
+    model = layers()
+    with torch.no_grad(): model[0].weight[2:4] = 0.
+    quantize_model_(model, Quantizer(8, axis=0, init=init, learn=learn), 8, calibrate=[X])
+    step = model[0].parametrizations.weight[0].grid()[0].detach()
+    rest = step[[0, 1, 4, 5, 6, 7]]
+    assert rest.min() <= step[2] <= rest.max() and step[2] == step[3] and model(X).isfinite().all()
+    assert Quantizer(8, axis=0, init=init).calibrate_(torch.zeros(2, 3)).step.tolist() == [1., 1.]
+
+@pytest.mark.parametrize('zero_point', [False, True])
+@pytest.mark.parametrize('bits', [1, 4, 24, (-2**24, 2**24)], ids=str)
+@pytest.mark.parametrize('sign', [1, -1])
+def test_any_optimizer(bits, sign, zero_point):
+    "Adam with a learning rate of a thousand, both ways: steps, values, codes and gradients can be computed with."
+    x = torch.randn(1000, generator=generator())
+    q = Quantizer(bits, signed=bits != 1, learn=True, init='minmax', zero_point=zero_point).calibrate_(x)
+    adam = torch.optim.Adam(q.parameters(), 1000.)
+    for _ in range(6):
+        adam.zero_grad()
+        (sign*(q(x)-x).square().mean()).backward()
+        assert all(p.grad.isfinite().all() for p in q.parameters())
+        adam.step()
+        step,_ = q.grid()
+        assert step.isfinite().all() and (step >= torch.finfo(torch.float32).tiny).all()
+        low,high = q.range()
+        assert q(x).isfinite().all() and ((q.to_codes(x) >= low) & (q.to_codes(x) <= high)).all()
+    for end in (-torch.inf, torch.inf):
+        with torch.no_grad(): q.log_step.fill_(end)
+        assert q.grid()[0].isfinite().all() and (q.grid()[0] > 0).all()
+
+def test_steps_come_back():
+    "Beyond the ends the gradient still points back."
+    q = Quantizer(4, learn=True).calibrate_(W)
+    with torch.no_grad(): q.log_step.fill_(100.)
+    (q.grid()[0].log()).sum().backward()
+    assert q.log_step.grad.tolist() == [1.]
+
+def test_far_data():
+    for x in (torch.tensor([3e38, -3e38]), torch.tensor([3e38])):
+        for zero_point in (False, True):
+            q = Quantizer(zero_point=zero_point, init='minmax')
+            with pytest.raises(ValueError, match='^Quantizer: init=minmax gives a step of .* scale x down'):
+                q.calibrate_(x)
+            assert not q.ready
+    for size in (1e35, 1e-30, 1e-44):
+        x = torch.linspace(-1, 1, 99)*size
+        for init in INITS:
+            assert Quantizer(4, init=init).calibrate_(x)(x).isfinite().all()
+
+CASTS = dict(bfloat16=lambda m: m.bfloat16(), half=lambda m: m.half(), double=lambda m: m.double(),
+    to=lambda m: m.to(torch.bfloat16))
+
+@pytest.mark.parametrize('cast', CASTS.values(), ids=CASTS)
+@pytest.mark.parametrize('when', ['before', 'after'])
+def test_state_stays_float32(cast, when):
+    "In a model of any dtype the steps stay, learn, and give codes as they are."
+    model = layers()
+    if when == 'before': cast(model)
+    x = X.to(next(model.parameters()).dtype)
+    quantize_model_(model, Quantizer(8, axis=0, zero_point=True, learn=True), 8, calibrate=[x])
+    before = {n: t.clone() for n,t in model.state_dict().items() if 'log_step' in n or '.zero' in n}
+    cast(model)
+    own = [m for m in model.modules() if isinstance(m, Quantizer)]
+    assert len(own) == 4 and len(before) == 6
+    after = model.state_dict()
+    assert all(after[n].dtype == torch.float32 and torch.equal(after[n], t) for n,t in before.items())
+    assert all(q.layout.dtype == torch.int64 for q in own)
+    x = X.to(model[0].bias.dtype)
+    q = model[0].input_quantizer
+    y = model(x)
+    assert y.dtype == x.dtype == q(x).dtype == model[0].weight.dtype
+    assert torch.equal(q.to_codes(x), q.to_codes(x.float() if x.dtype != torch.float64 else x))
+    back = q.eval()(x).double()/q.grid()[0].detach().double()
+    assert torch.equal(back.round().int(), q.to_codes(x))
+    adam = torch.optim.Adam([p for n,p in model.named_parameters() if 'log_step' in n], 1e-4)
+    y.float().square().sum().backward()
+    adam.step()
+    assert not any(torch.equal(p, before[n]) for n,p in model.named_parameters() if 'log_step' in n)
+
+# --- the codes of evaluation
+@pytest.mark.parametrize('row', [pytest.param(r, id=r.name) for r in catalog])
+def test_evaluation_gives_the_codes(row):
+    "Any rounding is refused by name, or `.eval()` and `to_codes` agree on 10,000 values, ties among them."
+    x = torch.cat([torch.randn(9600, generator=generator())*3, torch.arange(-100, 100, .5)]).view(10, -1)
+    for kw in (dict(bits=4), dict(bits=8, signed=False), dict(bits=3, zero_point=True),
+            dict(bits=4, axis=0, learn=True), dict(bits=(0, 1), zero_point=True)):
+        try: q = Quantizer(rounding=row.f, init='minmax', **kw)
+        except (TypeError, ValueError) as e:
+            assert str(e).startswith(f'Quantizer: rounding={row.name} ')
+            continue
+        q.calibrate_(x)
+        training = q.to_codes(x)
+        step,zero = q.eval().grid()
+        step,zero = q._laid_beside(step.detach(), x),0 if zero is None else zero.detach()
+        v = torch.cat([x, torch.arange(-40, 40, .5)*step.expand(10, 1)], 1)
+        assert torch.equal(torch.round(q(v).detach()/step)+zero, q.to_codes(v).float())
+        assert torch.equal(training, q.to_codes(x))
+
+def test_layers_that_round():
+    "Layers too, in training and in evaluation; what does not round to halves is not exported as if it did."
+    for layer in (RoundSTE(), SignSTE(), FloorSTE(), SoftRound(5.), Rounding(clipped_round, clipped_round)):
+        q = Quantizer(4, rounding=layer, init='minmax').calibrate_(W)
+        codes,mode = q.to_codes(W),[m.training for m in q.modules()]
+        assert all(mode) and torch.equal(torch.round(q.eval()(W)/q.step).int(), codes)
+    assert not Quantizer(rounding=floor_ste).to_even and Quantizer(rounding=soft_round).to_even
+
+@pytest.mark.parametrize('rounding', ['x', None, 3, nn.Tanh, lambda: 0, lambda v: v.sum(), lambda v: 'no',
+    fake_quantize, lambda v: v, lambda v: v.round().double()], ids=[*'abcdefghij'])
+def test_no_rounding(rounding):
+    with pytest.raises((TypeError, ValueError), match='^Quantizer: rounding'): Quantizer(rounding=rounding)
+    q = Quantizer()
+    with pytest.raises((TypeError, ValueError), match='^Quantizer: rounding'): q.rounding = rounding
+    assert q.rounding is Quantizer().rounding
+
+# --- arguments
+ARGUMENTS = {
+    TypeError: [('axis', True), ('axis', 1.5), ('axis', 'a'), ('block', True), ('signed', 0), ('signed', 'False'),
+        ('signed', np.ones(1)), ('zero_point', 1), ('zero_point', None), ('learn', 'no'), ('bits', [4]),
+        ('bits', 4.), ('init', []), ('init', None), ('init', int)],
+    ValueError: [('axis', 10**9), ('init', 'best'), ('bits', (0,)), ('bits', (-2**31, 1)), ('block', 0)],
+}
+
+@pytest.mark.parametrize('error', ARGUMENTS)
+def test_arguments(error):
+    for name,bad in ARGUMENTS[error]:
+        with pytest.raises(error, match=f'^Quantizer: {name} must'): Quantizer(**{name: bad})
+
+def test_a_bool_of_numpy_is_one():
+    no,yes = np.bool_(False),np.bool_(True)
+    q = Quantizer(signed=no, zero_point=yes, learn=no)
+    assert (q.signed, q.has_zero, q.learn) == (False, True, False) and type(q.learn) is bool
+    assert torch.equal(minmax_init(W, signed=yes), minmax_init(W))
+
+def test_an_init_takes_what_it_is_given():
+    "All of it, when the layer is made and not when it is calibrated."
+    def no_block(x, bits, *, signed, zero_point, dim): return minmax_init(x, bits, signed=signed, dim=dim)
+    Quantizer(init=no_block).calibrate_(W)
+    with pytest.raises(TypeError, match="^Quantizer: init cannot be called .*'block'"):
+        Quantizer(init=no_block, block=2)
+    with pytest.raises(TypeError, match='^Quantizer: init cannot be called'): Quantizer(init=lambda x: x)
+
+@pytest.mark.parametrize('init', [minmax_init, percentile_init, mse_init], ids=lambda f: f.__name__)
+def test_arguments_of_an_init(init):
+    name = init.__name__
+    for kw in (dict(signed=0), dict(signed=np.ones(1)), dict(zero_point='no')):
+        with pytest.raises(TypeError, match=f'^{name}: {[*kw][0]} must be True or False'): init(W, **kw)
+    for dim in ((), []):
+        with pytest.raises(ValueError, match=f'^{name}: dim must name an axis'): init(W, dim=dim)
+    zeros = init(torch.cat([torch.zeros(1, 40), W.flatten(1)]), 4, dim=1)
+    assert zeros[0] == zeros[1:].median()
+    step,zero = init(torch.tensor([3e38, -3e38]), zero_point=True)
+    assert step.isfinite() and zero in (-1, 0)
+
+def test_axis_of_what_comes():
+    for axis in (3, -4, 5):
+        with pytest.raises(ValueError, match=f'^Quantizer: axis {axis} is not in x of shape'):
+            Quantizer(axis=axis).calibrate_(W)
+    q = Quantizer(axis=2).calibrate_(W)
+    with pytest.raises(ValueError, match='^Quantizer: axis 2 is not in x'): q(W[0])
+    with pytest.raises(ValueError, match=r'^Quantizer: x of shape \(6, 4, 3\) has 3 along axis 2, the grid 10'):
+        q(W[..., :3])
+    line = Quantizer(axis=0, init='minmax', bits=(-1, 1)).calibrate_(torch.tensor([1., -2., 3.]))
+    assert line.step.tolist() == [1., 2., 3.]
+    one = torch.tensor(1.)
+    with pytest.raises(ValueError, match='^Quantizer: axis 0 is not in x'): Quantizer(axis=0).calibrate_(one)
+    with pytest.raises(ValueError, match='^Quantizer: block needs an axis'): Quantizer(block=2).calibrate_(one)
+
+@pytest.mark.parametrize('name', ['bits', 'signed', 'axis', 'block', 'learn', 'has_zero', 'zero_point', 'ready'])
+def test_set_once(name):
+    q = Quantizer(4, learn=True).calibrate_(W)
+    before = q(W)
+    with pytest.raises(AttributeError, match=f'^Quantizer: {name} is set once'): setattr(q, name, None)
+    assert torch.equal(q(W), before)
+
+@pytest.mark.parametrize('learn', [False, True])
+def test_set_by_hand(learn):
+    "In place, checked, and as good as calibrated."
+    q = Quantizer(4, axis=0, zero_point=True, learn=learn)
+    q.set_grid_(torch.tensor([.25, .5]), torch.tensor([1., -8.]))
+    own = q.log_step if learn else q.step
+    assert torch.allclose(q.grid()[0], torch.tensor([.25, .5])) and q.grid()[1].tolist() == [1., -8.]
+    assert q.set_grid_(.125) is q and torch.allclose(q.grid()[0], torch.tensor(.125))
+    assert q.grid()[1].tolist() == [1., -8.]
+    assert (q.log_step if learn else q.step) is own
+    twin = Quantizer(4, axis=0, zero_point=True, learn=learn)
+    twin.load_state_dict(q.state_dict())
+    assert torch.equal(twin(W[:2]), q(W[:2]))
+    before = copy.deepcopy(q.state_dict())
+    for bad in ((0.,), (-1.,), (float('nan'),), (float('inf'),), (torch.ones(3),), (1e38,), (.1, 8), (.1, .5),
+            (.1, torch.zeros(3)), (torch.ones(0),)):
+        with pytest.raises(ValueError, match='^Quantizer: set_grid_ '): q.set_grid_(*bad)
+        assert all(torch.equal(t, before[k]) for k,t in q.state_dict().items())
+    with pytest.raises(ValueError, match='^Quantizer: set_grid_ got a zero point'): Quantizer().set_grid_(.1, 0)
+    assert Quantizer(signed=None).set_grid_(.1).range() == (-128, 127)
+
+# --- models
+def test_activations_per_channel():
+    "Calibrated for each index of the axis, over batches of unlike lengths; blocks are refused."
+    size = torch.tensor([1., 1, 1, 1, 1, 100])
+    model = layers()
+    quantize_model_(model, 8, Quantizer(8, axis=-1, init='minmax'), calibrate=[X*size, X[:5]*size, X[None]*size])
+    want = (X*size).abs().amax(0)/127
+    assert torch.allclose(model[0].input_quantizer.step, want) and model[2].input_quantizer.step.shape == (8,)
+    many = torch.randn(40_000, 6, generator=generator())*size
+    model = layers()
+    quantize_model_(model, 8, Quantizer(8, axis=1, init='minmax'), calibrate=[many])
+    assert torch.allclose(model[0].input_quantizer.step, many.abs().amax(0)/127)
+    bad = {Quantizer(8, block=2): 'cannot have blocks', Quantizer(8, axis=2): 'axis=2, which is not in the input of 0'}
+    for q,words in bad.items():
+        model = layers()
+        with pytest.raises(ValueError, match=f'^quantize_model_: activations .*{words}'):
+            quantize_model_(model, 8, q, calibrate=[X])
+        assert type(model[0]) is nn.Linear
+
+class Twice(nn.Module):
+    def forward(self, w): return 2*w
+
+def test_weights_that_others_make():
+    "Refused before anything changes, with what helps; it does help. A layer that is left alone may be anything."
+    utils = nn.utils
+    held = {
+        'is pruned; torch.nn.utils.prune.remove': (lambda l: prune.l1_unstructured(l, 'weight', .5),
+            lambda l: prune.remove(l, 'weight')),
+        'is made by weight_norm; torch.nn.utils.remove_weight_norm': (utils.weight_norm, utils.remove_weight_norm),
+        'is made by spectral_norm; torch.nn.utils.remove_spectral_norm':
+            (utils.spectral_norm, utils.remove_spectral_norm),
+        'is made by Twice; torch.nn.utils.parametrize.remove_parametrizations': (
+            lambda l: parametrize.register_parametrization(l, 'weight', Twice()),
+            lambda l: parametrize.remove_parametrizations(l, 'weight')),
+        'is rounded; bake_': (lambda l: round_weights_(l, RoundSTE(step=.1)), bake_),
+        'is quantized already; unquantize_': (lambda l: quantize_model_(l, 8, None), unquantize_),
+    }
+    for words,(hold,free) in held.items():
+        model = layers()
+        hold(model[2])
+        before = told(model)
+        with pytest.raises(ValueError, match=f'^quantize_model_: 2.weight {words}'):
+            quantize_model_(model, calibrate=[X])
+        assert told(model) == before
+        if 'already' not in words: unquantize_(called(quantize_model_, model, 8, None, skip=['2']))
+        free(model[2])
+        quantize_model_(model, calibrate=[X])
+
+def test_twice():
+    "Activations alone too."
+    model = quantized(None, 8)
+    before,want = told(model),model(X)
+    for args in ((None, 4), (8, None), (8, 8)):
+        with pytest.raises(ValueError, match=r'input_quantizer is there already; unquantize_\(model\) first'):
+            quantize_model_(model, *args, calibrate=[X])
+    assert told(model) == before and torch.equal(model(X), want)
+    unquantize_(model)
+    quantize_model_(model, 4, 8, calibrate=[X])
+
+def test_behind_another_parametrization():
+    "Only ours is taken away."
+    for first in (True, False):
+        model = nn.Sequential(nn.Linear(6, 4))
+        makers = [Twice(), Quantizer(axis=0).calibrate_(model[0].weight)]
+        want = 2*model[0].weight.detach()
+        for q in makers if first else makers[::-1]: parametrize.register_parametrization(model[0], 'weight', q)
+        unquantize_(model)
+        assert torch.equal(model[0].weight, want) and [*model[0].parametrizations.weight] == makers[:1]
+
+def test_weights_without_values():
+    model = layers().to('meta')
+    with pytest.raises(ValueError, match='^quantize_model_: 0.weight is on the meta device'):
+        quantize_model_(model, 8, None)
+    with pytest.raises(ValueError, match='^quantize_model_: weight has no shape; call the model once'):
+        quantize_model_(nn.LazyLinear(3), 8, None)
+    bag = nn.Sequential(nn.Embedding(6, 4, sparse=True))
+    with pytest.raises(ValueError, match='^quantize_model_: 0.weight gets sparse gradients'):
+        quantize_model_(bag, 8, None)
+    assert type(bag[0]) is nn.Embedding
+    bag[0].sparse = False
+    quantize_model_(bag, 8, None)
+    bag(torch.arange(6)).square().sum().backward()
+
+@pytest.mark.parametrize('kind', [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_in_threads(kind):
+    "Four threads, 400 passes: each the same as alone; copies, casts and undoing work too."
+    torch.manual_seed(0)
+    model,x = kind(4, 3, num_layers=2, bidirectional=True),torch.randn(5, 2, 4, generator=generator())
+    floats = model(x)[0].detach()
+    quantize_model_(model, 8, None)
+    want = model(x)[0].detach()
+    assert not torch.equal(want, floats)
+    def passes(_):
+        ys = [model(x)[0] for _ in range(100)]
+        ys[-1].sum().backward()
+        return all(torch.equal(y, want) for y in ys)
+    with ThreadPoolExecutor(4) as pool: assert all(pool.map(passes, range(4)))
+    twin = copy.deepcopy(model)
+    with torch.no_grad(): twin.parametrizations.weight_ih_l0.original.zero_()
+    assert torch.equal(model(x)[0], want) and not torch.equal(twin(x)[0], want)
+    assert torch.allclose(model.double()(x.double())[0].float(), want, atol=1e-3)
+    assert torch.allclose(bake_(copy.deepcopy(model))(x.double())[0], model(x.double())[0])
+    assert torch.allclose(unquantize_(model)(x.double())[0].float(), floats, atol=1e-6)
+    assert type(model) is kind and not model._forward_pre_hooks
+    with torch.no_grad(): model.weight_ih_l0.zero_()
+    assert not torch.allclose(model(x.double())[0].float(), floats, atol=1e-6)
+
+def told(model):
+    "Everything about a model that a call may change."
+    hooks = '_forward_pre_hooks', '_forward_hooks', '_backward_hooks', '_forward_pre_hooks_with_kwargs'
+    modules = [(n, type(m), m.training, sorted(vars(m)), [len(getattr(m, h)) for h in hooks], [*m._modules])
+        for n,m in model.named_modules()]
+    tensors = [(n, id(t), t.requires_grad, t.dtype, t.tolist())
+        for n,t in (*model.named_parameters(), *model.named_buffers())]
+    return modules,tensors
+
+def failing(monkeypatch, owner, name, nth):
+    "`owner.name` raises when it is called for the nth time."
+    real,calls = getattr(owner, name),[]
+    def planted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == nth: raise OSError('planted')
+        return real(*args, **kwargs)
+    monkeypatch.setattr(owner, name, planted)
+    return calls
+
+def everything():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LSTM(8, 4), nn.Linear(8, 3), RoundSTE(step=.5))
+    model.forward = lambda x: model[3](model[0](x).relu())
+    model[3].weight.requires_grad_(False)
+    model[1].eval()
+    return model
+
+STEPS = [(parametrize, 'register_parametrization'), (parametrize, 'remove_parametrizations'),
+    (nn.Module, 'register_forward_pre_hook'), (Quantizer, 'calibrate_'), (Quantizer, '_calibrate'),
+    (nn.Module, 'train'), (nn.Module, '__setattr__'), (nn.Module, '__delattr__'),
+    (RemovableHandle, 'remove'), (copy, 'deepcopy')]
+
+def quickly(model):
+    fast = dict(learn=True, init='minmax')
+    quantize_model_(model, Quantizer(4, axis=0, **fast), Quantizer(8, signed=None, **fast), calibrate=[X, X])
+
+CALLS = dict(quantize=(everything, quickly),
+    unquantize=(lambda: called(quickly, everything()), unquantize_),
+    bake=(lambda: called(quickly, everything()), bake_),
+    round=(everything, lambda m: round_weights_(m, RoundSTE(step=.1))),
+    swap=(everything, lambda m: swap_rounding(m, RoundSTE, SoftRound(3.))))
+
+def called(f, model, *args, **kwargs):
+    f(model, *args, **kwargs)
+    return model
+
+@pytest.mark.parametrize('step', STEPS, ids=lambda s: s[1])
+@pytest.mark.parametrize('call', CALLS)
+def test_all_or_nothing(call, step, monkeypatch):
+    "An error at any step of any call leaves the model as it was, and the call can be made again."
+    make,run = CALLS[call]
+    for nth in range(1, 40):
+        model = make()
+        before,y = told(model),model(X)
+        with monkeypatch.context() as patch:
+            calls = failing(patch, *step, nth)
+            try: run(model)
+            except OSError: pass
+            if len(calls) < nth: break
+        assert told(model) == before and torch.equal(model(X), y)
+        run(model)
+        assert told(model) != before
+
+def test_calibrating_fails_whole(monkeypatch):
+    q = Quantizer(4, learn=True, zero_point=True, signed=None).calibrate_(W.abs())
+    before,codes = told(q),q.range()
+    for name in ('_checked', '_sound', '_along'):
+        with monkeypatch.context() as patch:
+            failing(patch, Quantizer, name, 1)
+            with pytest.raises(OSError): q.calibrate_(W)
+        assert told(q) == before and q.range() == codes
+
+def test_reports():
+    "Rows of any NamedTuple, and a last line."
+    class Line(NamedTuple):
+        name: str
+        size: int
+    assert repr(Report([Line('a.b', 3), Line('c', 12)], 'two layers')) == 'layer  size\na.b    3\nc      12\ntwo layers'
+    assert repr(Report([], 'nothing done')) == 'nothing done' and repr(Report([])) == 'no layers'
+
+BAD_CALLS = {
+    'calibrate must be batches': [dict(calibrate=c) for c in ('abc', 3, nn.ReLU(), X, dict(x=X))],
+    r'calibrate .*did you mean calibrate=\[x\]': [dict(calibrate=X)],
+    'batch 0 of calibrate': [dict(calibrate=c) for c in ([None], [()], [[]], [(None, 1)], [{}])],
+    'skip must be names': [dict(skip=s) for s in (None, '0', 3)],
+    r"skip .*did you mean skip=\['0'\]": [dict(skip='0')],
+    'skip names 3, which is no layer': [dict(skip=[3])],
+    'ends must': [dict(ends=e) for e in (1, True, False, 25, '8', 8., -1)],
+    'ends: ': [dict(ends=(1, 2, 3)), dict(ends=(3, 1))],
+    'weights: bits must': [dict(weights=1)], 'activations: bits must': [dict(activations=99)],
+    'weights must be bits': [dict(weights=w) for w in ('8', True, Quantizer, 8.)],
+}
+
+@pytest.mark.parametrize('words', BAD_CALLS)
+def test_bad_calls(words):
+    for kw in BAD_CALLS[words]:
+        model = layers()
+        before = told(model)
+        with pytest.raises((TypeError, ValueError), match=f'^quantize_model_: {words}'):
+            quantize_model_(model, **dict(calibrate=[X]) | kw)
+        assert told(model) == before
+
+@pytest.mark.parametrize('model', ['abc', None, nn.Linear, 3])
+def test_no_model(model):
+    for f in (quantize_model_, unquantize_, bake_, lambda m: round_weights_(m, RoundSTE()),
+            lambda m: swap_rounding(m, RoundSTE, SoftRound())):
+        with pytest.raises(TypeError, match=r'^\w+: model must be a torch.nn.Module, got '): f(model)
+
+def test_calibration_keeps_little():
+    "However many batches come: their ends always, and a step that is that of all values to two percent."
+    torch.manual_seed(0)
+    model,kept = nn.Sequential(nn.Linear(256, 4)),[]
+    def batches():
+        for i in range(60):
+            x = torch.randn(256, 256, generator=generator(i))
+            if i in (3, 57): x[7, 9] = -9. if i == 3 else 12.
+            kept.append(x)
+            yield x
+    sizes,rows = [],models._Rows
+    class Weighed(rows):
+        def add(self, v):
+            super().add(v)
+            sizes.append(sum(r.numel() for r in self.rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, '_Rows', Weighed)
+        quantize_model_(model, 8, Quantizer(8, init='minmax'), calibrate=batches())
+    assert len(sizes) == 60 and max(sizes) <= models._KEPT < 60*256*256
+    assert torch.allclose(model[0].input_quantizer.grid()[0], torch.tensor(12/127))
+    other = nn.Sequential(nn.Linear(256, 4))
+    quantize_model_(other, 8, Quantizer(4), calibrate=kept)
+    whole = Quantizer(4).calibrate_(torch.cat(kept)).grid()[0]
+    assert torch.allclose(other[0].input_quantizer.grid()[0], whole, rtol=.02)

@@ -12,24 +12,40 @@ import traceback
 from functools import partial
 import pytest
 import torch
-from estimators import FLOATS, HALVES, INDUCTOR, generator, grouped, leaves, near, same, slope, slopes
+from estimators import FLOATS, INDUCTOR, generator, grouped, leaves, near, same, slope, slopes
 from processes import join_group, spawn
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
-from shok_nb.dither import expected_noise_grad
-from shok_nb.neighbours import local_expectation
-from shok_nb.random import _broad, _gaussian, _kumaraswamy, _peaked, _toss, fold_in, noise_like, philox, uniform_like
+from shok_nb.checks import LAWS, _Seeded
+from shok_nb.engine.random import (
+    _broad,
+    _gaussian,
+    _kumaraswamy,
+    _peaked,
+    _toss,
+    fold_in,
+    noise_like,
+    philox,
+    uniform_like,
+)
+from shok_nb.estimators.dither import expected_noise_grad
+from shok_nb.estimators.neighbours import local_expectation
 
 SEED = torch.tensor(2**40+7)
 BACKENDS = 'eager','aot_eager',INDUCTOR
 X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
-EDGES = [0., -0., .25, -.25, .5, -.5, 1., -1., 1.5, 2.5, -2.5, 7., 1e-6, -1e-6, 1e6, -1e6, 1e-30]
 rows = pytest.mark.parametrize('r', [r for r in catalog if r.random], ids=lambda r: r.name)
 FIRST = 'stochastic_round','noisy_soft_round'                       # one with slope 1 and one without
 together = grouped(sorted([pytest.param(r, id=r.name) for r in catalog if r.random],
     key=lambda p: p.id not in FIRST), n=2, quick=1)
-dtypes = pytest.mark.parametrize('dtype', FLOATS, ids=str)
+
+def laws():
+    "Each law for each random row that it asks anything of, in each of its dtypes."
+    for law in LAWS:
+        for r in catalog:
+            if not (r.random and law.applies(r)): continue
+            for d in law.dtypes: yield pytest.param(law, r, d, id=f'{law.name}-{r.name}' + (f'-{d}' if d else ''))
 
 def seeded(r, seed=SEED): return partial(r.f, seed=seed)
 def equal(r, a, b): return (same if r.on_grid else near)(a, b)
@@ -87,7 +103,7 @@ def test_seed_made_inside():
 
 def test_addresses_beyond_32_bits():
     "The upper word of an address counts: 2**35 elements on are other numbers."
-    from shok_nb.random import _keys, _numbers
+    from shok_nb.engine.random import _keys, _numbers
     for at in (0, 2**32-1, 2**32, 2**33+5):
         got = _numbers(torch.tensor(at), _keys(SEED), 0, torch.float32)
         assert [u.item() for u in got] == [(w>>8)/2**24 for w in published((at % 2**32, at >> 32, 0, 0), (7, 2**8))]
@@ -170,107 +186,10 @@ def test_fold_in():
         with pytest.raises(error, match='^fold_in: seed must'): fold_in(bad, 1)
 
 # --- every random estimator
-@rows
-@dtypes
-def test_shape_dtype_layout(r, dtype):
-    "Kept; and the noise belongs to the logical position, whatever the order in memory."
-    x = torch.randn(4, 3, 5, 6, generator=generator()).mul(3).to(dtype)
-    layouts = [x, x[0, 0, 0, 0], x[:0], x.transpose(0, 3), x[..., ::2], x.flip(0)]
-    layouts += [x.to(memory_format=torch.channels_last), x[:1].expand(4, 3, 5, 6)]
-    for t in layouts:
-        before = t.clone()
-        for f in (seeded(r), r.f, partial(r.f, generator=generator())):
-            y = f(t)
-            assert (y.dtype, y.shape, y.device) == (t.dtype, t.shape, t.device)
-            assert y.stride() == torch.empty_like(t).stride()
-        assert equal(r, seeded(r)(t), seeded(r)(t.contiguous()))
-        assert near(slope(seeded(r), t), slope(seeded(r), t.contiguous()))
-        assert same(t, before), 'the input was edited'
-        if t.numel(): assert y.data_ptr() != t.data_ptr()
-
-@rows
-def test_same_noise_same_value(r):
-    "From a seed, a generator and torch's own; another seed is another value, and a seed leaves the generators alone."
-    x = torch.randn(500, generator=generator())
-    for noise in (
-            lambda s: dict(seed=torch.tensor(s)),
-            lambda s: dict(generator=generator(s)),
-            lambda s: torch.manual_seed(s) and {}):
-        with torch.random.fork_rng(devices=[]):
-            a,b,c = (r.f(x, **noise(s)) for s in (1, 1, 2))
-            assert same(a, b) and not same(a, c)
-    state = torch.get_rng_state()
-    slope(seeded(r), x)
-    assert torch.equal(torch.get_rng_state(), state)
-
-@rows
-@dtypes
-def test_edges(r, dtype):
-    "Finite at edges and at both ends of every knob; nan comes back, and infinity from an unbounded estimator."
-    x = torch.tensor(EDGES).to(dtype)
-    x = x[x.isfinite()].expand(50, -1)
-    for kw in [{}] + [{k.name: v} for k in r.knobs for v in (k.lo, k.hi)]:
-        f = partial(seeded(r), **kw)
-        assert f(x).isfinite().all() and slope(f, x).isfinite().all(), kw
-    odd = torch.tensor([math.inf, -math.inf, math.nan], dtype=dtype)
-    g = slope(seeded(r), odd)
-    assert seeded(r)(odd)[2].isnan() and same(seeded(r)(odd)[:2], odd[:2]) == r.unbounded and not g[:2].isnan().any()
-    if r.slope == '1': assert (g[:2] == 1).all()
-
-@rows
-@pytest.mark.parametrize('dtype', HALVES, ids=str)
-def test_every_half_precision_number(r, dtype):
-    """All 65,536 bit patterns: value and gradient are the float32 ones rounded once;
-    integers stay where they are on the grid."""
-    x = torch.arange(-2**15, 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
-    assert same(seeded(r)(x), seeded(r)(x.float()).to(dtype))
-    assert same(slope(seeded(r), x), slope(seeded(r), x.float()).to(dtype))
-    if r.on_grid and r.equivariant:
-        n = x[x == x.round()].expand(20, -1)
-        assert same(seeded(r)(n), n.contiguous()) and same(r.f(n, generator=generator()), n.contiguous())
-
-@rows
-def test_on_grid(r):
-    x = torch.randn(4000, dtype=torch.float64, generator=generator())*5
-    y = seeded(r)(x)
-    assert torch.equal(y, y.round()) == r.on_grid
-    if r.on_grid and r.unbounded:
-        assert ((y-x).abs() < 1).all() and y.ne(x.round()).any()
-        n = torch.tensor([2**23-1, 2**23+1, 2**24+2, 1e30, -8388609.])
-        assert torch.equal(seeded(r)(n), n)
-    if r.grid:
-        y = r.f(x, seed=SEED, step=.25, offset=.1)
-        assert torch.equal(((y-.1)/.25).round()*.25+.1, y) == r.on_grid
-
-NOISES = [(r, n) for r in catalog for n in (('seed', 'generator') if r.random else (None,))]
-
-@pytest.mark.parametrize('dtype', (torch.bfloat16, torch.float32, torch.float64), ids=str)
-@pytest.mark.parametrize('r, noise', NOISES, ids=lambda v: getattr(v, 'name', v))
-def test_unbiased(r, noise, dtype):
-    """The mean of 20,000 values at 64 points, in standard deviations of that mean: the worst is 4.5
-    from x where the row claims so, else more than 9, which chance reaches at none of 10**18 points.
-    Without noise the one value is the mean."""
-    x = torch.linspace(-3, 9, 64).to(dtype)
-    kw = {'seed': dict(seed=SEED), 'generator': dict(generator=generator()), None: {}}[noise]
-    y = r.f(x.expand(20_000 if r.random else 1, 64), **kw).double()
-    worst = ((y.mean(0)-x.double()).abs()/((y.var(0, correction=0)/len(y)).sqrt() + 1e-6)).max()
-    assert worst <= 4.5 if r.unbiased else worst > 9, worst
-
-@rows
-def test_claims(r):
-    """Under the same noise: f(x+1) = f(x)+1, and central differences with h = 1e-6, which meet no jump at these
-    points. As drawn, each element with its own noise: monotone, continuous. In the mean, to 4.5 standard
-    deviations: oddness, and the mass of the slope."""
-    f,x = seeded(r),torch.rand(2000, dtype=torch.float64, generator=generator())*6 - 3
-    assert torch.allclose(f(x+1), f(x)+1, atol=1e-12, rtol=0) == r.equivariant
-    assert torch.allclose((f(x+1e-6)-f(x-1e-6))/2e-6, slope(f, x), atol=1e-4, rtol=1e-3) == r.exact_slope
-    assert bool((f(x.sort().values).diff() >= 0).all()) == r.monotone
-    assert bool((f(torch.full_like(x, .3)).diff().abs() < 1e-4).all()) == r.continuous
-    x = x[:64].expand(20_000, 64)
-    y,z = f(x),-seeded(r, SEED+1)(-x)
-    assert bool(((y-z).mean(0).abs() <= 4.5*((y.var(0)+z.var(0))/20_000).sqrt() + 1e-9).all()) == r.odd
-    g = slope(f, (torch.arange(200_000, dtype=torch.float64)+.5)/200_000)
-    assert bool((g.mean()-1).abs() <= 4.5*g.std()/200_000**.5 + 1e-9) == r.mass_one
+@pytest.mark.parametrize('law, r, dtype', [*laws()])
+def test_law(law, r, dtype):
+    "The laws of `shok_nb.checks` with the noise fixed, and those of noise."
+    law.test(_Seeded(r.f), r, dtype)
 
 @pytest.mark.parametrize('r', [r for r in catalog if r.random and r.slope == '1'], ids=lambda r: r.name)
 def test_gradient_and_step(r):

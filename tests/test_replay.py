@@ -11,17 +11,20 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
+import weakref
 from functools import partial
 import pytest
 import torch
 from estimators import FLOATS, generator, same, variants
 from torch.overrides import TorchFunctionMode
-from shok_nb import ceil_ste, floor_ste, pieces, replay, round_ste, soft_round
+from shok_nb import ceil_ste, floor_ste, round_ste, soft_round
 from shok_nb.catalog import catalog
-from shok_nb.core import estimator
-from shok_nb.replay import no_replay
-from shok_nb.staircases import staircase
+from shok_nb.engine import pieces, replay
+from shok_nb.engine.core import estimator
+from shok_nb.engine.replay import no_replay
+from shok_nb.engine.staircases import staircase
 
 BLOCK = 1000
 def blocks(n):
@@ -343,7 +346,7 @@ def test_gradient_that_is_nothing(early):
 
 def test_interrupts_leave_nothing_on(early):
     "An interrupt at any operation of tracing and proving: the next call is right, and no mode is on."
-    from shok_nb.compat import dispatch_modes, function_modes
+    from shok_nb.engine.compat import dispatch_modes, function_modes
     x = torch.randn(30, generator=generator())*3
     with no_replay(): want = soft_round(x)
     for stop in range(1, 400, 7):
@@ -372,17 +375,40 @@ def test_threads(early):
     for t in threads: t.join()
     assert not wrong
 
+def left_alone(child, seconds=60):
+    "The exit code of a child; None if it hangs, which is ended."
+    until = time.monotonic()+seconds
+    while time.monotonic() < until:
+        pid,status = os.waitpid(child, os.WNOHANG)
+        if pid: return os.waitstatus_to_exitcode(status)
+        time.sleep(.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 def test_fork(early):
-    "A child goes on with the programs and the scratch that it inherits, the parent with its own."
+    """A child goes on with the programs and the scratch that it inherits, the parent with its own, while another
+    thread of the parent is at work. Torch's own threads are not there in a child: `torch.tanh` of 200 numbers waits for
+    them for ever in one whose parent has used two. So it sets one, as the workers of a DataLoader do."""
     x = torch.randn(200, generator=generator())*3
     for _ in range(5): want = soft_round(x)
-    child = os.fork()
-    if child == 0:
-        well = all(same(soft_round(x*k), soft_round(x*k)) and same(soft_round(x), want) for k in range(20))
-        os._exit(0 if well else 1)
-    assert all(same(soft_round(x), want) for _ in range(20))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    at_work = threading.Event()
+    def work():
+        while not at_work.is_set(): soft_round(x)
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                torch.set_num_threads(1)
+                well = all(same(soft_round(x*k), soft_round(x*k)) and same(soft_round(x), want) for k in range(20))
+                os._exit(0 if well else 1)
+            assert all(same(soft_round(x), want) for _ in range(20))
+            assert left_alone(child) == 0
+    finally:
+        at_work.set()
+        thread.join()
 
 def test_default_device_and_dtype_elsewhere(early):
     "A program is made on the CPU for the default dtype of the moment."
@@ -405,6 +431,43 @@ def test_inference_mode(early):
         assert same(y, want)
     assert agree(results(soft_round, x, x, {}), results(soft_round, x, x, {}))
 
+# --- why not
+def told(monkeypatch, capsys, f, x, n=8):
+    "What the debug mode prints while `f(x)` is called `n` times."
+    monkeypatch.setattr(replay, '_debug', True)
+    for _ in range(n): f(x)
+    return capsys.readouterr().err.splitlines()
+
+def test_debug_says_why(early, monkeypatch, capsys):
+    "A line for each kind, once: what the trace met or where the proof failed. Nothing of what is replayed."
+    x = torch.ones(5)
+    looks = estimator('looks', lambda v: v if v.any() else -v, pure=True)
+    line, = told(monkeypatch, capsys, looks, x)
+    assert line.startswith('shok_nb: looks _value 1.0 0.0 for torch.float32 of shape (5,) is not replayed: ')
+    assert 'looks at the data' in line and told(monkeypatch, capsys, looks, x) == []
+    assert len(told(monkeypatch, capsys, looks, torch.ones(6))) == 1
+    fails = estimator('fails', lambda v: torch.stack([v, v])[0], pure=True)
+    assert 'takes tensors in a list' in told(monkeypatch, capsys, fails, x)[0]
+    assert told(monkeypatch, capsys, soft_round, x) == []
+
+def test_debug_says_where_the_proof_failed(early, monkeypatch, capsys):
+    "Which result differs, at which element, and the two numbers; or that it is of another kind."
+    count = [0]
+    def counts(v):
+        count[0] += 1
+        return torch.where(v > 2, v*count[0], v)
+    line, = told(monkeypatch, capsys, estimator('counts', counts, pure=True), torch.tensor([1., 2., 3.]))
+    assert line.endswith('Untraceable: result 0 at 2 is 12.0 as written, 9.0 replayed')
+    assert replay._difference(torch.ones(2), None) == 'is not of one kind as written and replayed'
+
+def test_debug_of_the_environment():
+    code = '\n'.join(['import torch; from shok_nb import estimator',
+        "f = estimator('looks', lambda v: v if v.any() else -v, pure=True)", 'for _ in range(300): f(torch.ones(9))'])
+    for word,n in (('debug', 1), ('1', 0)):
+        env = {**os.environ, 'SHOK_NB_REPLAY': word}
+        run = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=True)
+        assert run.stderr.count('is not replayed') == n
+
 # --- switched off, and bounded
 def test_switched_off(early, monkeypatch):
     """`no_replay` is of this thread and ends with its block, also by an exception;
@@ -422,7 +485,7 @@ def test_switched_off(early, monkeypatch):
         thread.start()
         thread.join()
     assert early
-    code = '\n'.join(['import torch; from shok_nb import replay, soft_round',
+    code = '\n'.join(['import torch; from shok_nb import soft_round; from shok_nb.engine import replay',
         'for _ in range(300): soft_round(torch.ones(9))', 'print(len(replay._programs))'])
     env = {**os.environ, 'SHOK_NB_REPLAY': '0'}
     out = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=True).stdout
@@ -472,6 +535,42 @@ def test_memory_does_not_grow():
     out = subprocess.run([sys.executable, '-c', MEMORY], env=env, capture_output=True, text=True, check=True).stdout
     annealed,grown = map(int, out.split())
     assert annealed < 8e6 and grown < 8e6, (annealed, grown)
+
+class Holder(torch.nn.Module):
+    "Has an estimator of its own, whose formula uses what the module has."
+    def __init__(self, kind):
+        super().__init__()
+        self.weight,self.gain = torch.nn.Parameter(torch.ones(9)),torch.tensor(2.)
+        formulas = dict(
+            size=lambda v: v.round()*len(self.weight), borrows=lambda v: v.round()*self.gain,
+            foreign=lambda v: v.round()*self.weight, looks=lambda v: v.round() if self.weight.any() else v,
+            makes=lambda v: v.round()*torch.full((), len(self.weight), dtype=v.dtype))
+        f = formulas[kind]
+        self.round = estimator(kind, f, lambda v: torch.ones_like(v)*len(self.weight), lambda v: v*1., pure=True)
+
+@pytest.mark.parametrize('calls', (1, 8))
+@pytest.mark.parametrize('kind', ('size', 'makes', 'borrows', 'foreign', 'looks'))
+def test_nothing_is_kept_alive(kind, calls, early):
+    """Counted, made into a program or refused: an estimator that is deleted takes its module, its tensors and its
+    formulas along, while what replay knows of others stays."""
+    holder = Holder(kind)
+    for i in range(calls): results(holder.round, torch.randn(9, generator=generator(i)), torch.ones(9), {})
+    known = len(replay._seen),len(early)
+    assert known[0] and (known[1] > 1) == (calls > 1)
+    parts = holder,holder.weight,holder.gain,holder.round,holder.round.value,holder.round.slope,holder.round.plain
+    refs = [weakref.ref(t) for t in parts]
+    del holder,parts
+    gc.collect()
+    assert [r() for r in refs] == [None]*len(refs) and (len(replay._seen), len(early)) == known
+
+def test_a_tensor_that_somebody_may_change(early):
+    "A tensor without dimensions that a formula finds elsewhere is read anew at every call."
+    gain,x = torch.tensor(2.),torch.randn(9, generator=generator())
+    op = estimator('borrows', lambda v: v*gain, pure=True)
+    for i in range(12):
+        gain.fill_(i)
+        assert same(op(x), x*i)
+    assert early and not any(early.values())
 
 def test_scratch_is_one_set(early):
     "All rows of the catalog share the scratch of the one that needs most: a few rows of a piece of each dtype."

@@ -4,8 +4,8 @@ import pytest
 import torch
 from estimators import FLOATS, INDUCTOR, generator, same, slope
 from processes import join_group, spawn
-from shok_nb.gradient import normalize_grad, quantize_grad, scale_grad
-from shok_nb.random import uniform_like
+from shok_nb.engine.random import uniform_like
+from shok_nb.estimators.gradient import normalize_grad, quantize_grad, scale_grad
 
 SEED = torch.tensor(7)                    # outside, as a literal inside compiled code keeps Inductor busy for ever
 def few_bits(x): return quantize_grad(x, 3, seed=SEED)

@@ -5,7 +5,7 @@ import torch
 from estimators import INDUCTOR, generator
 from torch import nn
 from shok_nb.nn import LogisticRound, SoftRound, round_weights_, swap_rounding
-from shok_nb.schedules import (
+from shok_nb.training.schedules import (
     KnobScheduler,
     cosine_schedule,
     exponential_schedule,
@@ -106,7 +106,7 @@ def test_callback_without_its_package(make, package, monkeypatch):
     for m in (package, 'lightning.pytorch', 'pytorch_lightning', 'fastai.callback.core'):
         monkeypatch.setitem(sys.modules, m, None)
     with pytest.raises(ImportError, match=f'^{make.__name__} needs the package {package}: pip install {package}$'):
-        make(None)
+        make(KnobScheduler(torch.tensor(0.), linear_schedule(transition_steps=9)))
 
 class Recorder(nn.Module):
     "A model that writes down the knob it was trained with."

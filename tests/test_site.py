@@ -8,15 +8,15 @@ from html.parser import HTMLParser
 from urllib.parse import unquote
 import pytest
 from browser import axe, drag, errors, every, find, hosts, moved, needs_browser, phone, picture, screen, visit, wait
-from pages import DOCS, HTML, NBS, is_built, slug
+from pages import DOCS, FOLDERS, HTML, NBS, is_built, slug
 from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
 
 PLAYER = '[data-shok], [data-shok-explore], [data-shok-watch]'
 pytestmark = pytest.mark.xdist_group('site')
 
-PAGES = sorted({*map(slug, NBS), 'api', 'genindex', 'search'})
-ESTIMATORS = [slug(nb) for nb in NBS if re.match(r'[123]\d|40', nb.stem)]
+PAGES = sorted({*map(slug, NBS), *FOLDERS, 'api', 'genindex', 'search'})
+ESTIMATORS = [n for n in map(slug, FOLDERS['estimators']) if n != 'checks']
 
 # --- links
 class Page(HTMLParser):
@@ -143,8 +143,8 @@ def by_key(browser, control):
     else: control.send_keys(Keys.SPACE)
 
 # what learns is shown in the middle of its way, where all that it does can be seen
-MIDWAY = """const [player] = arguments, scrub = player.querySelector('[aria-label=step]');
-    if (player.dataset.shokWatch) { scrub.value = 9; scrub.dispatchEvent(new Event('input', {bubbles: true})) }"""
+MIDWAY = """const [player] = arguments, scrub = player.querySelector('[aria-label=iteration]');
+    if (scrub) { scrub.value = 9; scrub.dispatchEvent(new Event('input', {bubbles: true})) }"""
 
 BACK = """const [e] = arguments; if (e.type != 'range') return;
     e.value = e.defaultValue; e.dispatchEvent(new Event('input', {bubbles: true}))"""
@@ -156,7 +156,7 @@ def differ(before, after):
     def cut(a, b): return (p[:min(a.shape[0], b.shape[0]), :min(a.shape[1], b.shape[1])] for p in (a, b))
     return any(moved(*cut(a, b)) > 20 for a,b in zip(before, after, strict=True))
 
-def plays(nb): return re.search(r'"((R|widgets|learn)\.)?(tune|explore|watch)\(', nb.read_text('utf-8'))
+def plays(nb): return re.search(r'"((R|widgets|try_it)\.)?(tune|explore|watch)\(', nb.read_text('utf-8'))
 PLAYERS = [slug(nb) for nb in NBS if plays(nb)]
 
 def test_pages_with_players(site):

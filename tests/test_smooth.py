@@ -7,12 +7,12 @@ import mpmath
 import pytest
 import torch
 from estimators import generator, near, same, slope
-from shok_nb.cubic import cubic_round
-from shok_nb.decimals import decimal_ste, diff_round
-from shok_nb.fourier import fourier_round, poisson_round
-from shok_nb.ramp import ramp_round
-from shok_nb.sigmoid import sigmoid_round, sigmoid_sum_round
-from shok_nb.sine import cosine_round, sine_round
+from shok_nb.estimators.cubic import cubic_round
+from shok_nb.estimators.decimals import decimal_ste, diff_round
+from shok_nb.estimators.fourier import fourier_round, poisson_round
+from shok_nb.estimators.ramp import ramp_round
+from shok_nb.estimators.sigmoid import sigmoid_round, sigmoid_sum_round
+from shok_nb.estimators.sine import cosine_round, sine_round
 
 mp = mpmath.mp.clone()
 mp.dps = 130     # the sum of sigmoids starts at 1e-112

@@ -6,7 +6,7 @@ import hashlib
 import html
 import io
 import re
-from literate import relink, slug
+from literate import relink, to_page
 
 INK = 'currentColor'
 COLOURS = {
@@ -61,5 +61,4 @@ def install():
     get_ipython().events.register('post_run_cell', lambda result: _said and _said.pop(0))
     of = get_ipython().display_formatter.formatters
     of['text/html'].for_type_by_name('matplotlib.figure', 'FigureBase', svg)
-    to_page = lambda m: relink(m.data, lambda stem: f'{slug(stem)}.ipynb')
-    of['text/markdown'].for_type_by_name('IPython.core.display', 'Markdown', to_page)
+    of['text/markdown'].for_type_by_name('IPython.core.display', 'Markdown', lambda m: relink(m.data, to_page))

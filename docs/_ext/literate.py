@@ -1,8 +1,12 @@
 """Sphinx extension: turns the notebooks of ../nbs into pages, without showing readers the `#|` directives.
 
 Each notebook becomes a page of the source folder (which git ignores). A cell that exports public names becomes their
-API entries (autodoc, parameters from the docments comments) and its source, folded. The table of contents follows
-`literate_order`, the reader's order, and not the numbers in the file names, which say what imports what."""
+API entries (autodoc, parameters from the docments comments) and its source, folded. `#| code-fold: true` folds any
+other cell, which is then named "Check" if it holds tests, or as its `#| code-summary: Errors` says.
+
+A folder of notebooks is a group of the menu, with a page of its own that this writes: `literate_folders` has the titles
+in their order. Within a folder the order is that of the numbers in the file names. The site itself has no folders, so
+a page keeps its address when its notebook moves."""
 import ast
 import hashlib
 import importlib
@@ -13,6 +17,8 @@ from pathlib import Path
 HIDDEN = {'hide', 'default_exp'}
 LONG = 20      # lines; a longer cell is folded
 _directive = re.compile(r'\s*#\|\s*([\w-]+)\s*:?\s*(.*?)\s*$')
+
+_checks = re.compile(r'(?m)^\s*(assert |test_\w+\(|with expect_fail\()')
 
 def directives(src):
     "Split the leading `#|` lines from `src`: (dict, rest)."
@@ -26,12 +32,25 @@ def shown(d): return not HIDDEN & d.keys() and d.get('include') != 'false'
 def slug(name): return re.sub(r'^\d+[a-z]?_', '', Path(name).stem)
 
 def relink(text, to):
-    "Rewrite links to other notebooks: `to(stem)` is the new target."
-    return re.sub(r'\]\(([\w-]+)\.ipynb(#[^)]*)?\)', lambda m: f"]({to(m[1])}{m[2] or ''})", text)
+    "Rewrite links to other notebooks: `to(path)` is the new target of what was `path`.ipynb."
+    return re.sub(r'\]\(([\w./-]+)\.ipynb(#[^)]*)?\)', lambda m: f"]({to(m[1])}{m[2] or ''})", text)
+
+def to_page(path):
+    "A link to a notebook, from wherever, leads to its page: by its name alone."
+    return f'{slug(path)}.ipynb'
 
 def outside(text, base):
     "Links to files of the repository that are no pages, `../X`: under `base`, or plain text where that is empty."
-    return re.sub(r'\[([^\]]+)\]\(\.\./([^)]+)\)', rf'[\1]({base}\2)' if base else r'\1', text)
+    return re.sub(r'\[([^\]]+)\]\((?:\.\./)+([^)]+)\)', rf'[\1]({base}\2)' if base else r'\1', text)
+
+def grouped(nbs, folders=()):
+    """The notebooks of each folder in the reader's order: `folders` first, as they stand there, and before them, under
+    '', what lies in none; it begins with the index."""
+    found = {f: [] for f in ('', *folders)}
+    for p in sorted(Path(nbs).rglob('[!_.]*.ipynb'), key=lambda p: (p.stem != 'index', p)):
+        where = p.relative_to(nbs).parent.parts
+        if not any(w.startswith(('.', '_')) for w in where): found.setdefault('/'.join(where), []).append(p)
+    return {f: pages for f,pages in found.items() if pages}
 
 def repo_links(git_url, branch, nb):
     "One line of links from a page to its notebook, empty without a repository."
@@ -41,15 +60,26 @@ def repo_links(git_url, branch, nb):
         links.insert(0, f'[Open in Colab](https://colab.research.google.com/github/{m[1]}/blob/{branch}/nbs/{nb})')
     return '{.repo-links}\n' + ' · '.join(links)
 
-def toctree(pages, order):
-    "Table of contents in groups. A name without its page is skipped; a page without a place is warned of."
-    groups = {k: [n for n in names if n in pages] for k,names in order.items()}
-    if loose := sorted(pages - {n for names in order.values() for n in names}):
-        from sphinx.util.logging import getLogger
-        getLogger(__name__).warning(f"{', '.join(loose)}: no place in literate_order of docs/conf.py")
-        groups['More'] = loose
-    lines = {k: ['Overview <self>' if n == 'index' else n for n in names] for k,names in groups.items() if names}
-    return '\n'.join(f'```{{toctree}}\n:hidden:\n:caption: {k}\n\n' + '\n'.join(v) + '\n```' for k,v in lines.items())
+def toctree(names):
+    "Entries of the menu; those of the index begin with itself."
+    lines = ['Overview <self>' if n == 'index' else n for n in names]
+    return '```{toctree}\n:hidden:\n\n' + '\n'.join(lines) + '\n```'
+
+def words(text):
+    "What readers search for where a page says it otherwise, as its comment `<!-- search: ... -->` has it."
+    return ' '.join(re.findall(r'<!-- search: (.*?) -->', text)).split()
+
+def opening(text):
+    "The title and the promise of a page, which its first cell begins with."
+    promise = re.search(r'(?m)^> (.*(?:\n> .*)*)', text)
+    title = re.search(r'(?m)^# (.*)', text)
+    return title[1] if title else 'Untitled',promise[1].replace('\n> ', ' ') if promise else ''
+
+def folder_page(title, openings, syms):
+    "The page of a folder, in Markdown: `openings` are the titles and promises of its pages, by name."
+    def line(name, head, promise): return f'- **[{head}]({name})** {relink(prose(promise, syms), to_page)}'
+    lines = [line(name, *said) for name,said in openings.items()]
+    return '\n\n'.join([f'# {title}', '\n'.join(lines), toctree(Path(n).stem for n in openings)]) + '\n'
 
 def prose(text, syms):
     "Markdown for MyST: `name` links to the API entry of that name, and `$$` lines stand apart from their paragraph."
@@ -70,6 +100,14 @@ def _hidden(id, src):
 def _api(mod, node):
     kind = 'class' if isinstance(node, ast.ClassDef) else 'function'
     return _cell('markdown', f'api-{node.name}', f'```{{eval-rst}}\n.. auto{kind}:: {mod}.{node.name}\n```')
+
+def _label(d, code, public):
+    "What stands on the fold of a cell: its `code-summary`, or what it holds."
+    if 'code-summary' in d: return d['code-summary']
+    if all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.parse(code).body): return 'Show the imports'
+    if 0 < len(public) < 3: return 'Show the source of ' + ' and '.join(n.name for n in public)
+    checks = not {'fig-alt', 'export', 'exports', 'exporti'} & d.keys() and _checks.search(code)
+    return 'Check' if checks else 'Show the source'
 
 def _code(c, mod):
     "The cells of the page that code cell `c` becomes."
@@ -93,7 +131,8 @@ def _code(c, mod):
         tags.add('remove-output')
     if fold:
         tags.add('hide-input')
-        prompts = dict(code_prompt_show='Show the source', code_prompt_hide='Hide the source')
+        label = _label(d, code, public if api else [])
+        prompts = dict(code_prompt_show=label, code_prompt_hide=label.replace('Show', 'Hide'))
         meta['mystnb'] = meta.get('mystnb', {}) | prompts
     if not show: tags.add('remove-cell')                  # still runs, never seen
     return [*api, *before, c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))]
@@ -104,7 +143,7 @@ def convert(nb, syms, pkg, links='', base=''):
     for c in nb['cells']:
         src = ''.join(c['source'])
         if c['cell_type'] == 'markdown':
-            src = outside(relink(prose(src, syms), lambda stem: slug(stem) + '.ipynb'), base)
+            src = outside(relink(prose(src, syms), to_page), base)
             if links and src.startswith('# '):
                 title,_,rest = src.partition('\n')
                 src,links = f'{title}\n\n{links}\n{rest}',''
@@ -120,6 +159,14 @@ def known(lib, text, root, nbs):
     files = sorted(data) + (nbs if "*.ipynb')" in text else [])
     return hashlib.sha1(b''.join([lib, *(f.read_bytes() for f in files)])).hexdigest()[:12]
 
+def _warn(text, **kw):
+    from sphinx.util.logging import getLogger
+    getLogger(__name__).warning(text, **kw)
+
+def write(f, text):
+    "Unless it is there: an unchanged file keeps its time stamp."
+    if not f.exists() or f.read_text('utf-8') != text: f.write_text(text, 'utf-8')
+
 def write_pages(app):
     "Write the pages into the source folder; unchanged ones keep their time stamp."
     cfg,dst = app.config,Path(app.srcdir)
@@ -129,23 +176,37 @@ def write_pages(app):
             and not name.startswith('_') and '.' not in name}
     lib = b''.join(f.read_bytes() for f in sorted(Path(pkg.__file__).parent.rglob('*.py')))
     base = f'{cfg.literate_git_url}/blob/{cfg.literate_branch}/' if cfg.literate_git_url else ''
-    nbs = sorted((Path(app.confdir)/cfg.literate_nbs).glob('[!_.]*.ipynb'))
+    root = Path(app.confdir)/cfg.literate_nbs
+    folders = grouped(root, cfg.literate_folders)
+    nbs = [p for pages in folders.values() for p in pages]
+    made = {f: [n for n in names if (dst/f'{n}.md').exists()] for f,names in cfg.literate_more.items()}
+    menu = [slug(p) for p in folders.get('', [])] + [f for f in folders if f]
+    menu += [n for f,names in made.items() if f not in folders for n in names]
+    openings = {}
     for p in nbs:
-        links = repo_links(cfg.literate_git_url, cfg.literate_branch, p.name)
+        links = repo_links(cfg.literate_git_url, cfg.literate_branch, p.relative_to(root).as_posix())
         text = p.read_text('utf-8')
         code = known(lib, text, Path(app.confdir).parent, nbs)
         start = f'import figures; figures.install()    # {code}: what the page reads; if that changes, it runs again'
+        cells = json.loads(text)['cells']
+        first = next((''.join(c['source']) for c in cells if c['cell_type'] == 'markdown'), '')
+        openings[p] = opening(first)
         nb = convert(json.loads(text), syms, pkg.__name__, links, base)
         nb['cells'].insert(1, _hidden('start', start))    # after the title, which MyST-NB wants first
-        if words := cfg.literate_words.get(slug(p)):
-            meta = f'```{{eval-rst}}\n.. meta::\n   :keywords: {", ".join(words.split())}\n```'
+        if said := words(first):
+            meta = f'```{{eval-rst}}\n.. meta::\n   :keywords: {", ".join(said)}\n```'
             nb['cells'].insert(1, _cell('markdown', 'words', meta))
-        if p.stem == 'index':
-            made = {f.stem for f in dst.glob('*.md')}     # by other extensions
-            nb['cells'].append(_cell('markdown', 'toc', toctree({*map(slug, nbs)} | made, cfg.literate_order)))
-        f,text = dst/f'{slug(p)}.ipynb',json.dumps(nb, indent=1, ensure_ascii=False)
-        if not f.exists() or f.read_text('utf-8') != text: f.write_text(text, 'utf-8')
-    for f in {*dst.glob('*.ipynb')} - {dst/f'{slug(p)}.ipynb' for p in nbs}: f.unlink()
+        if p.stem == 'index': nb['cells'].append(_cell('markdown', 'toc', toctree(menu)))
+        write(dst/f'{slug(p)}.ipynb', json.dumps(nb, indent=1, ensure_ascii=False))
+    for folder,pages in folders.items():
+        if not folder: continue
+        heads = {f'{n}.md': opening((dst/f'{n}.md').read_text('utf-8')) for n in made.get(folder, [])}
+        heads |= {f'{slug(p)}.ipynb': openings[p] for p in pages}
+        if folder not in cfg.literate_folders: _warn(f'{folder}: no title in literate_folders of docs/conf.py')
+        write(dst/f'{folder}.md', folder_page(cfg.literate_folders.get(folder, folder), heads, syms))
+    ours = {dst/f'{slug(p)}.ipynb' for p in nbs} | {dst/f'{f}.md' for f in folders}
+    ours |= {dst/f'{n}.md' for names in made.values() for n in names}
+    for f in {*dst.glob('*.ipynb'), *dst.glob('*.md')} - ours: f.unlink()
 
 def _rst(s):
     "A line of markdown for docutils: ticks make literals, whatever stands after them, and nothing else is markup."
@@ -188,15 +249,22 @@ def fold_fields(app, domain, objtype, content):
 def lead_to_pages(app, doctree, docname):
     "Links of a Markdown output to a notebook, which MyST-NB leaves as they are, lead to its page."
     from docutils import nodes
-    from sphinx.util.logging import getLogger
     for n in doctree.findall(nodes.reference):
-        if not (m := re.fullmatch(r'([\w-]+)\.ipynb(#.*)?', n.get('refuri', ''))): continue
-        if m[1] in app.env.titles: n['refuri'] = app.builder.get_relative_uri(docname, m[1]) + (m[2] or '')
-        else: getLogger(__name__).warning(f'{docname}: no page {m[0]}', type='myst', subtype='xref_missing')
+        if not (m := re.fullmatch(r'([\w./-]+)\.ipynb(#.*)?', n.get('refuri', ''))): continue
+        page = slug(m[1])
+        if page in app.env.titles: n['refuri'] = app.builder.get_relative_uri(docname, page) + (m[2] or '')
+        else: _warn(f'{docname}: no page {m[0]}', type='myst', subtype='xref_missing')
+
+def in_order(env, page):
+    "A page and those below it in the menu, as a reader goes on: without the index of names, which is no page of ours."
+    found = [page]
+    for n in env.toctree_includes.get(page, []):
+        if n in env.titles and n != page: found += in_order(env, n)
+    return found
 
 def neighbours(app, pagename, templatename, context, doctree):
-    "Previous and next are those of the reader's order, whatever else the table of contents holds."
-    pages = [n for names in app.config.literate_order.values() for n in names if n in app.env.titles]
+    "Previous and next are those of the menu."
+    pages = in_order(app.env, app.config.root_doc)
     if pagename not in pages: return
     i = pages.index(pagename)
     def link(n):
@@ -206,7 +274,7 @@ def neighbours(app, pagename, templatename, context, doctree):
     context['next'] = link(pages[i+1]) if i+1 < len(pages) else None
 
 def setup(app):
-    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', order={}, words={}).items():
+    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', folders={}, more={}).items():
         app.add_config_value(f'literate_{k}', v, 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)

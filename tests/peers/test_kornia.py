@@ -6,7 +6,7 @@ from estimators import FLOATS, generator, near, slope
 from kornia.enhance import jpeg as kornia
 from kornia.enhance import jpeg_codec_differentiable
 from shok_nb import cubic_round, floor_ste, round_ste
-from shok_nb.jpeg import jpeg, jpeg_tables, pillow_jpeg, psnr
+from shok_nb.studies.jpeg import jpeg, jpeg_tables, pillow_jpeg, psnr
 
 cubic,cubic_floor = kornia._differentiable_polynomial_rounding,kornia._differentiable_polynomial_floor
 def points(dtype): return torch.cat([torch.arange(-24, 25)/8, torch.randn(1000, generator=generator())*5]).to(dtype)

@@ -1,0 +1,477 @@
+"""Nonsense for every argument of what is above the estimators: functions, methods that people call and constructors of
+models, quantizers, deployment, calibration, learned rounding, the lab, plots, checks, layers, schedules, JPEG, FSQ.
+
+From a valid call one argument at a time is replaced by each value that is nonsense for it. The error is a TypeError,
+ValueError or IndexError that begins with what was called and names the argument; nothing hangs, nothing is taken;
+models and torch's random numbers are as before. A new public name belongs into the table `CALLS`."""
+import atexit
+import inspect
+import re
+import signal
+import warnings
+from collections import Counter
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import NamedTuple
+import numpy as np
+import pytest
+import torch
+from torch import nn
+import shok_nb as R
+from shok_nb import catalog, jpeg, lab, plots, widgets
+from shok_nb import nn as layers
+from shok_nb.quantization import deploy, integers, runtime
+from shok_nb.show import try_it
+
+PLACES = {p.stem: '.'.join(p.relative_to(Path(R.__file__).parents[1]).with_suffix('').parts)
+    for p in Path(R.__file__).parent.rglob('*.py')}
+def module_of(name): return import_module(PLACES[name])
+
+# Modules, or names in them, that are measured and not yet held to the law.
+LATER = ()
+SHARE = .995        # of all calls name function and argument
+MOST = 5            # seconds
+
+# --- the values, and for which kind of argument each is none of nonsense
+def nonsense():
+    "Name and value of each."
+    ones = torch.ones(2, 3)
+    return dict(none=None, word='abc', empty='', bytes=b'x', minus=-1, zero=0, half=1.5, nan=float('nan'),
+        inf=float('inf'), huge=10**400, true=True, numpy_true=np.bool_(True), list=[], dict={}, tuple=(), set=set(),
+        iterator=iter(()), object=object(), ints=torch.tensor([1, 2]), complex=ones*1j, sparse=ones.to_sparse(),
+        void=torch.empty(0), meta=ones.to('meta'), lazy=nn.UninitializedParameter(), array=np.ones(2),
+        numpy_nan=np.float32('nan'), imaginary=1j, cls=int, arity=lambda: None, module=inspect)
+
+def kind(legal='', *more): return frozenset(legal.split()).union(*more)
+NOTHING = kind()
+NONE = kind('none')
+TENSOR = kind('void meta')                   # empty in, empty out, and shapes alone
+NUMBER = kind('minus zero half')
+POSITIVE = kind('half')
+SHARP = kind('zero half inf huge')           # the knob of a curve: infinity is its hard end
+COUNT = kind('zero')
+FLAG = kind('true numpy_true')
+AXIS = kind('none minus zero list tuple')
+SEED = kind('minus zero')
+
+class Call(NamedTuple):
+    module:str      # of the package
+    name:str        # what the error must begin with
+    f:object        # called with keywords
+    make:object     # makes the arguments of a valid call
+    kinds:dict      # argument -> names of the values that are none of nonsense there
+    member:str=''   # its method, if it is one
+
+X = torch.tensor([[.2, -.7, 1.4], [2.2, .3, -1.1]])
+W = X/2
+GREY = torch.full((1, 1, 8, 8), 100.)
+PICTURE = torch.full((1, 3, 8, 8), 100.)
+PATTERN = jpeg.mark_pattern((1, 1, 8, 8), torch.Generator().manual_seed(0))
+
+def network(): return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+def quantized():
+    model = network()
+    R.quantize_model_(model, R.Quantizer(4, axis=0, init='minmax'), R.Quantizer(8, signed=None, init='minmax'),
+        calibrate=[X])
+    return model.eval()
+def rounded():
+    model = network()
+    R.nn.round_weights_(model, R.nn.RoundSTE(step=.25))
+    return model
+def soft(): return nn.Sequential(nn.Linear(3, 3), R.nn.SoftRound(5.))
+def ready(): return R.Quantizer(4, init='minmax').calibrate_(X)
+def integer():
+    codes = torch.ones(2, 3, dtype=torch.int8)
+    return integers.IntegerLayer(nn.Linear(3, 2), codes, torch.ones(2), None, torch.tensor(.5), torch.tensor(0).byte())
+def scheduler(): return R.KnobScheduler(torch.tensor(0.), R.linear_schedule(transition_steps=9))
+
+def method(name):
+    def call(self, **kw): return getattr(self, name)(**kw)
+    return call
+
+def grid(**more): return dict(step=POSITIVE, offset=NUMBER) | more
+def noisy(**more): return dict(generator=NONE, seed=NONE) | more
+def groups(): return dict(dim=AXIS, block=NONE)
+
+def of_learned():
+    def v(): return R.adaround_init(W)
+    yield 'rectified_sigmoid', dict(v=X, zeta=1.1, gamma=-.1), dict(v=TENSOR, zeta=POSITIVE, gamma=kind('minus'))
+    yield 'adaround_init', dict(w=W, step=.5, offset=0.), grid(w=TENSOR)
+    yield 'adaround', dict(w=W, v=v(), step=1., offset=0., hard=False), grid(w=TENSOR, v=NOTHING, hard=FLAG)
+    yield 'adaround_penalty', dict(v=v(), beta=2.), dict(v=TENSOR, beta=kind('half inf huge'))
+    yield 'adaround_beta', dict(count=1, steps=10, start=20., end=2., warmup=.2), dict(count=COUNT, steps=NOTHING,
+        start=POSITIVE, end=POSITIVE, warmup=COUNT)
+    yield 'flexround', dict(w=W, divisor=1., step=1., offset=0.), grid(w=TENSOR, divisor=POSITIVE)
+    yield 'signround', dict(w=W, v=0., step=1., offset=0.), grid(w=TENSOR, v=NUMBER)
+    yield 'signround_range', dict(w=W, alpha=1., beta=1., bits=4, dim=1, block=3), dict(w=kind('meta'),
+        alpha=POSITIVE, beta=POSITIVE, bits=NOTHING, dim=kind('minus'), block=NONE)
+
+def of_fsq():
+    more = dict(symmetric=False, gain=1., margin=1e-3, noise=.5, generator=None, seed=None, rounding=R.round_ste)
+    yield 'fsq', dict(z=X, levels=[3, 4, 5], **more), noisy(z=kind('meta'), levels=NOTHING, symmetric=FLAG,
+        gain=POSITIVE, margin=COUNT, noise=COUNT, rounding=NOTHING)
+    yield 'fsq_index', dict(codes=X, levels=[3, 4, 5], symmetric=False), dict(codes=kind('meta'), levels=NOTHING,
+        symmetric=FLAG)
+    yield 'fsq_codes', dict(index=torch.tensor([1]), levels=[3, 4, 5], symmetric=False, dtype=torch.float32), dict(
+        index=kind('ints'), levels=NOTHING, symmetric=FLAG, dtype=NOTHING)
+
+def of_gradient():
+    yield 'scale_grad', dict(x=X, factor=.5), dict(x=TENSOR, factor=NUMBER)
+    yield 'normalize_grad', dict(x=X, dim=1, eps=0., group=None), dict(x=kind('meta'), dim=AXIS, eps=POSITIVE | COUNT,
+        group=NONE)
+    yield 'quantize_grad', dict(x=X, bits=8, dim=1, generator=None, seed=None), noisy(x=kind('meta'),
+        bits=NOTHING, dim=AXIS)
+
+def of_neighbours():
+    yield 'local_expectation', dict(f=torch.square, x=X, step=1., offset=0.), grid(f=NOTHING, x=TENSOR)
+    yield 'reinmax_round', dict(x=X, generator=None, seed=None, step=1., offset=0.), noisy(**grid(x=TENSOR))
+    yield 'sga_round', dict(x=X, temperature=.5, kind='atanh', neighbours=2, scale=1., generator=None, seed=None,
+        step=1., offset=0.), noisy(**grid(x=TENSOR, temperature=POSITIVE, kind=NOTHING, neighbours=NOTHING,
+            scale=POSITIVE))
+
+def of_dither():
+    plain = dict(x=X, generator=None, seed=None, step=1.)
+    shaped = plain | dict(kind='kumaraswamy', shape=2., offset=0.)
+    shapes = noisy(**grid(x=TENSOR, kind=NOTHING, shape=kind('half inf huge')))
+    yield 'uniform_noise', plain | dict(dtype=None), noisy(x=TENSOR, step=POSITIVE, dtype=NONE)
+    yield 'dither_round', shaped, shapes
+    yield 'noisy_soft_round', shaped | dict(alpha=5.), shapes | dict(alpha=SHARP)
+    yield 'expected_noise_grad', plain | dict(f=torch.square), noisy(f=NOTHING, x=TENSOR, step=POSITIVE)
+
+def of_fake_quantize():
+    codes = dict(bits=kind('none'), signed=FLAG)
+    yield 'fake_quantize', dict(x=X, scale=.1, zero_point=0, qmin=-128, qmax=127, rounding=R.round_ste,
+        gradient='saturated', reciprocal=False), dict(x=TENSOR, scale=POSITIVE, zero_point=kind('minus zero half ints'),
+        qmin=kind('minus zero'), qmax=kind('zero'), rounding=NOTHING, gradient=NOTHING, reciprocal=FLAG)
+    yield 'fake_quantize', dict(x=X, scale=.1, bits=4, signed=True), codes
+    yield 'lsq', dict(x=X, step=torch.tensor(.1), bits=4, signed=True, offset=0., rounding=R.round_ste), dict(x=TENSOR,
+        step=POSITIVE, bits=NOTHING, signed=FLAG, offset=NUMBER, rounding=NOTHING)
+    yield 'lsq_init', dict(x=X, bits=8, signed=True, dim=1, block=3), dict(x=NOTHING, bits=NOTHING, signed=FLAG,
+        dim=kind('minus'), block=NONE)
+    yield 'pact', dict(x=X, alpha=2., bits=4, rounding=R.round_ste), dict(x=TENSOR, alpha=POSITIVE, bits=NOTHING,
+        rounding=NOTHING)
+    yield 'dorefa', dict(x=X, bits=4), dict(x=TENSOR, bits=NOTHING)
+    yield 'dorefa_weight', dict(w=W, bits=4), dict(w=kind('meta void'), bits=NOTHING)
+    yield 'quantized_bits', dict(x=X, bits=8, integer=0, keep_negative=True, symmetric=False, rounding=R.round_ste,
+        gradient='ste'), dict(x=TENSOR, bits=NOTHING, integer=kind('minus zero'), keep_negative=FLAG, symmetric=FLAG,
+        rounding=NOTHING, gradient=NOTHING)
+    yield 'alpha_blend', dict(x=X, hard=X, alpha=.5), dict(x=NOTHING, hard=NOTHING, alpha=COUNT)
+
+def of_calibrate():
+    both = dict(x=X, bits=8, signed=True, zero_point=False, dim=1, block=3)
+    legal = dict(x=NOTHING, bits=NOTHING, signed=FLAG, zero_point=FLAG, dim=kind('minus'), block=NONE)
+    yield 'minmax_init', both, legal
+    yield 'percentile_init', both | dict(percentile=99.), legal | dict(percentile=NOTHING)
+    yield 'mse_init', both | dict(search='grid'), legal | dict(search=NOTHING)
+    yield 'minmax_init', both | dict(block=None), dict(dim=AXIS)
+    yield 'percentile_init', both | dict(block=None), dict(dim=AXIS)
+    yield 'mse_init', both | dict(block=None), dict(dim=AXIS)
+
+def of_schedules():
+    valid = dict(init_value=3., end_value=12., transition_steps=10, transition_begin=0)
+    legal = dict(init_value=NUMBER, end_value=NUMBER, transition_steps=POSITIVE, transition_begin=NUMBER)
+    for n in ('linear_schedule', 'cosine_schedule'): yield n, valid, legal
+    yield 'exponential_schedule', valid, legal | dict(init_value=POSITIVE, end_value=POSITIVE)
+    yield 'sigmoid_schedule', valid | dict(steepness=5.), legal | dict(steepness=POSITIVE)
+    yield 'dead_share', dict(f=R.soft_round, threshold=1e-6), dict(f=NOTHING, threshold=SHARP)
+    for n in ('lightning', 'transformers', 'fastai'): yield f'{n}_callback', dict(scheduler=scheduler()), dict(
+        scheduler=NOTHING)
+
+def of_jpeg():
+    yield 'jpeg_tables', dict(quality=75), dict(quality=NOTHING)
+    yield 'pillow_jpeg', dict(images=PICTURE, quality=75, subsampling='4:2:0'), dict(images=NOTHING, quality=NOTHING,
+        subsampling=NOTHING)
+    yield 'jpeg', dict(images=PICTURE, quality=75, rounding=R.round_ste, subsampling='4:2:0', integers=None), dict(
+        images=NOTHING, quality=NOTHING, rounding=NOTHING, subsampling=NOTHING, integers=NONE)
+    yield 'psnr', dict(a=PICTURE, b=PICTURE+1), dict(a=NOTHING, b=NOTHING)
+    yield 'mark_pattern', dict(shape=(1, 1, 8, 8), generator=None), dict(shape=NOTHING, generator=NONE)
+    yield 'correlate', dict(images=GREY, pattern=PATTERN), dict(images=NOTHING, pattern=NOTHING)
+    bits = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    yield 'embed', dict(images=GREY, bits=bits, pattern=PATTERN, channel=R.round_ste, limit=8., steps=1, lr=.5), dict(
+        images=NOTHING, bits=NOTHING, pattern=NOTHING, channel=NOTHING, limit=POSITIVE, lr=POSITIVE,
+        steps=kind('zero list tuple dict set iterator array'))
+
+def of_plots():
+    yield 'line_style', dict(i=1), dict(i=COUNT)
+    yield 'figure', dict(rows=1, cols=1, size=(5., 3.)), dict(rows=NOTHING, cols=NOTHING, size=NOTHING)
+    yield 'curves', dict(f=R.soft_round, domain=(-1., 1.), ax=None), dict(f=NOTHING, domain=NOTHING, ax=NONE)
+    yield 'sweep', dict(f=R.soft_round, domain=(-1., 1.)), dict(f=NOTHING, domain=NOTHING)
+    yield 'gallery', dict(rows=[catalog.row(R.round_ste)]), dict(rows=NOTHING)
+
+def of_lab():
+    asked = dict(loss=NOTHING, mean=NOTHING, seed=SEED, draws=NOTHING)
+    valid = dict(loss=torch.square, mean=R.local_expectation, draws=10, seed=0)
+    yield 'bias_variance', dict(f=R.soft_round, x=[.2, .7], **valid), dict(f=NOTHING, x=kind('array ints'), **asked)
+    yield 'plot_bias', dict(f=R.soft_round, domain=(0., 1.), ax=None, **valid), dict(f=NOTHING, domain=NOTHING, ax=NONE,
+        **asked)
+    more = dict(left=0, deployed=torch.round, dead_below=1e-6)
+    yield 'report', dict(f=R.soft_round, **more, **valid), dict(f=NOTHING, left=kind('minus zero'), deployed=NOTHING,
+        dead_below=SHARP, **asked)
+    yield 'plot_report', dict(f=R.soft_round, ax=None, alpha=[1., 5.]), dict(f=NOTHING, ax=NONE)
+
+def of_ste():
+    for n in ('floor_ste', 'ceil_ste', 'trunc_ste'):
+        yield n, dict(x=X, step=1., offset=0.), grid(x=TENSOR)
+    yield 'sign_ste', dict(x=X), dict(x=TENSOR)
+    yield 'round_ste', dict(x=X, ties='even', step=1., offset=0.), grid(x=TENSOR, ties=NOTHING)
+
+def of_checks():
+    def law(f, row, dtype): pass
+    yield 'Law', dict(test=law, dtypes=(None,), applies=bool, detail=False), dict(test=NOTHING, dtypes=NOTHING,
+        applies=NOTHING, detail=FLAG)
+    yield 'slope', dict(f=R.soft_round, x=X), dict(f=NOTHING, x=TENSOR)
+    yield 'same', dict(a=X, b=X), dict(a=kind('ints complex void'), b=kind('ints complex void'))
+    yield 'near', dict(a=X, b=X, ulps=8.), dict(a=kind('void'), b=kind('void'), ulps=SHARP)
+    yield 'hard_row', dict(r=catalog.row(R.soft_round)), dict(r=NOTHING)
+    yield 'check_estimator', dict(f=R.round_ste, row=None, compile=False, raises=True, skip='compiles'), dict(
+        f=NOTHING, row=NONE, compile=FLAG, raises=FLAG, skip=kind('list tuple set dict iterator'))
+
+def of_try_it():
+    which = NOTHING
+    yield 'explore', dict(left=R.round_ste, right=R.soft_round), dict(left=which, right=which)
+    yield 'watch', dict(left=R.round_ste, right=R.soft_round), dict(left=which, right=which)
+    yield 'descend', dict(f=R.round_ste, start=.3, lr=.1, target=1.3, steps=5, seed=0), dict(f=NOTHING,
+        start=NUMBER | kind('ints void'), lr=NUMBER | kind('ints void'), target=NUMBER, steps=COUNT, seed=SEED)
+
+def of_widgets():
+    for n in ('player', 'tune'): yield n, dict(f=R.soft_round, hard=None, domain=(-1., 1.)), dict(f=NOTHING,
+        hard=NONE | FLAG, domain=NONE)
+
+def of_models():
+    def valid(): return dict(model=network(), weights=4, activations=8, calibrate=[X], ends=8, skip=())
+    yield 'quantize_model_', valid, dict(model=NOTHING, weights=NONE, activations=NONE, calibrate=NONE,
+        ends=kind('none zero'), skip=kind('list tuple set dict iterator'))
+    yield 'unquantize_', lambda: dict(model=quantized()), dict(model=NOTHING)
+    yield 'Report', dict(rows=[], note=''), dict(rows=kind('list'), note=kind('word empty'))
+
+def of_integers():
+    codes = torch.tensor([1, -1, 7, -8], dtype=torch.int8)
+    yield 'pack_int4', dict(codes=codes), dict(codes=kind('ints'))
+    yield 'unpack_int4', dict(packed=integers.pack_int4(codes), shape=(2, 2)), dict(packed=NOTHING, shape=NOTHING)
+
+def of_deploy():
+    yield 'deploy_', lambda: dict(model=quantized(), example=X, pack=True), dict(model=NOTHING,
+        example=NOTHING, pack=FLAG)
+
+@cache
+def place(name):
+    "A path in a folder that goes when Python ends."
+    folder = mkdtemp()
+    atexit.register(rmtree, folder)
+    return Path(folder)/name
+
+@cache
+def written():
+    "A file for the runtime, if it can be made."
+    try: return R.to_onnx(network(), X, place('written.onnx'))
+    except ImportError: return place('none.onnx')
+
+def of_runtime():
+    yield 'to_onnx', lambda: dict(model=network(), example=X, file=place('x.onnx'), any_batch=True), dict(model=NOTHING,
+        example=NOTHING, file=kind('word'), any_batch=FLAG)
+    yield 'onnx_session', lambda: dict(file=written(), vnni=True, optimized=None), dict(file=kind('word'), vnni=FLAG,
+        optimized=kind('none word'))
+
+def methods():
+    "Constructors and methods, called as functions of `self`."
+    def of(module, name, make, kinds, f=None, member=''):
+        if f is None: f = method(member) if member else getattr(module_of(module), name)
+        return Call(module, name, f, make, kinds, member)
+    yield of('quantizer', 'Quantizer', lambda: dict(bits=4, signed=True, zero_point=False, axis=0, block=None,
+        learn=False, rounding=R.round_ste, init='mse'), dict(bits=NOTHING, signed=FLAG | NONE, zero_point=FLAG,
+        axis=kind('none minus zero'), block=NONE, learn=FLAG, rounding=NOTHING, init=kind()))
+    for m in ('calibrate_', 'forward', 'to_codes'):
+        yield of('quantizer', 'Quantizer', lambda: dict(self=ready(), x=X), dict(
+            x=NOTHING if m == 'calibrate_' else TENSOR), member=m)
+    yield of('schedules', 'KnobScheduler', lambda: dict(target=soft(), schedule=R.linear_schedule(transition_steps=9),
+        knob='alpha'), dict(target=TENSOR, schedule=NOTHING, knob=NOTHING))
+    yield of('schedules', 'KnobScheduler', lambda: dict(self=scheduler(), at=None), dict(at=kind('none zero')),
+        member='step')
+    yield of('schedules', 'KnobScheduler', lambda: dict(self=scheduler(), state=dict(last_epoch=3)), dict(
+        state=NOTHING), member='load_state_dict')
+    scale = torch.ones(2)
+    yield of('integers', 'Dequantize', lambda: dict(scale=scale, zero=None, axis=0, block=None, packed=None,
+        dtype=torch.float32), dict(scale=TENSOR, zero=kind('none ints'), axis=kind('none zero minus'), block=NONE,
+        packed=kind('none list tuple'), dtype=NOTHING))
+    yield of('integers', 'Dequantize', lambda: dict(self=integers.Dequantize(scale, axis=0),
+        codes=torch.ones(2, 3).char()), dict(codes=kind('ints')), member='forward')
+    yield of('integers', 'IntegerLayer', lambda: dict(layer=nn.Linear(3, 2), codes=torch.ones(2, 3).char(),
+        scale=torch.ones(2), bias=None, step=torch.tensor(.5), zero=torch.tensor(0).byte()), dict(layer=NOTHING,
+        codes=NOTHING, scale=NOTHING, bias=NONE, step=NOTHING, zero=NOTHING))
+    yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), step=torch.tensor(.5),
+        zero=torch.tensor(0).byte()), dict(step=NOTHING, zero=NOTHING), member='feeds')
+    yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), input=X), dict(input=NOTHING), member='forward')
+    yield of('nn', 'Rounding', lambda: dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1.,
+        offset=0.), dict(f=NOTHING, deployed=NONE, learnable=FLAG, alpha=SHARP | {'void', 'meta'}, step=POSITIVE | {
+        'void', 'meta'}, offset=NUMBER | {'void', 'meta'}))
+    for n in layers.__all__:
+        c = getattr(layers, n)
+        if not inspect.isclass(c) or n == 'Rounding': continue
+        yield of('nn', n, *layer_table(c))
+        if not inspect.signature(c).parameters: continue
+        yield of('nn', n, lambda c=c: dict(self=c(), x=X), dict(x=TENSOR), member='forward')
+    yield of('nn', 'swap_rounding', lambda: dict(model=soft(), old=R.nn.SoftRound, new=R.nn.RoundSTE()), dict(
+        model=NOTHING, old=kind('cls arity'), new=NOTHING))
+    yield of('nn', 'round_weights_', lambda: dict(model=network(), rounding=R.nn.RoundSTE(), layers=nn.Linear,
+        name='weight'), dict(model=NOTHING, rounding=NOTHING, layers=NOTHING, name=NOTHING))
+    yield of('nn', 'bake_', lambda: dict(model=rounded()), dict(model=NOTHING))
+
+def layer_table(c):
+    "A valid call of a layer, and the kinds of its knobs."
+    kinds = dict(alpha=SHARP, beta=SHARP, hard=FLAG, step=POSITIVE, offset=NUMBER, learnable=FLAG,
+        ties=NOTHING, seed=NONE)
+    ps = inspect.signature(c).parameters
+    tensors = {'void', 'meta'}
+    def legal(n): return kinds[n] | tensors if n in ('alpha', 'beta', 'step', 'offset') else kinds[n]
+    return lambda: {n: p.default for n,p in ps.items()}, {n: legal(n) for n in ps}
+
+@cache
+def calls():
+    "The whole table."
+    found = list(methods())
+    for module in ('ste', 'learned', 'fsq', 'gradient', 'neighbours', 'dither', 'fake_quantize', 'calibrate',
+            'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'integers', 'deploy',
+            'runtime'):
+        for name,valid,kinds in globals()[f'of_{module}']():
+            f = getattr(module_of(module), name)
+            make = valid if callable(valid) else lambda valid=valid: dict(valid)
+            found.append(Call(module, name, f, make, kinds))
+    return tuple(found)
+
+# --- one call
+def look_of(v):
+    "What must be as it was: of a model its parts, their classes, modes, hooks and values; of a tensor its values."
+    if isinstance(v, torch.Tensor): return [(id(v), v.clone() if not v.is_meta else None)]
+    if not isinstance(v, nn.Module): return []
+    hooks = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks'
+    def hooked(m): return [list(getattr(m, h)) for h in hooks]
+    parts = [(n, type(m), m.training, sorted(vars(m)), hooked(m)) for n,m in v.named_modules()]
+    held = [*v.named_parameters(), *v.named_buffers()]
+    return parts + [(n, id(t), t.requires_grad, t.detach().clone()) for n,t in held]
+
+def unlike(a, b):
+    "Is one other than it was?"
+    if len(a) != len(b): return True
+    for s,t in zip(a, b):
+        for u,v in zip(s, t):
+            both = isinstance(u, torch.Tensor) and isinstance(v, torch.Tensor)
+            same = torch.equal(u, v) if both else u is v or u == v
+            if not same: return True
+    return False
+
+class TooLong(BaseException): pass
+
+@contextmanager
+def at_most(seconds):
+    "Raises TooLong in a call that does not end."
+    def stop(*_): raise TooLong
+    was = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try: yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, was)
+
+PUBLIC = sorted({*R.__all__, *layers.__all__, *jpeg.__all__, *lab.__all__, *plots.__all__, *widgets.__all__,
+    *try_it.__all__, *deploy.__all__, *integers.__all__, *runtime.__all__}, key=len, reverse=True)
+INNER = re.compile(rf"({'|'.join(PUBLIC)}): ")
+
+def judged(error, call, arg):
+    "How well an error says what is wrong."
+    said = str(error)
+    ours = said.startswith(f'{call.name}: ') and isinstance(error, (TypeError, ValueError, IndexError))
+    if ours:
+        named = re.search(rf'^\W*{arg}\b' if len(arg) == 1 else rf'\b{arg}\b', said[len(call.name)+2:])
+        return 'named' if named else 'function only'
+    return 'inner name' if INNER.match(said) else 'foreign error'
+
+def tried(call, arg, value, kw):
+    "What comes of one call: the class of the outcome, and what was said."
+    before,state = [look_of(v) for v in kw.values()],torch.get_rng_state()
+    try:
+        with at_most(MOST): call.f(**kw | {arg: value})
+    except TooLong: return 'hang',''
+    except Exception as e: outcome,said = judged(e, call, arg),f'{type(e).__name__}: {e}'
+    else: return 'accepted',''
+    now = [look_of(v) for v in kw.values()]
+    same = not any(map(unlike, before, now)) and torch.equal(state, torch.get_rng_state())
+    return (outcome, said) if same else ('changed', said)
+
+def fuzzed(call):
+    "Every argument, every value that is nonsense there: argument, name of the value, outcome, what was said."
+    kw = call.make()
+    for arg,legal in call.kinds.items():
+        for name,value in nonsense().items():
+            if name in legal: continue
+            outcome,said = tried(call, arg, value, kw)
+            if outcome not in ('named', 'function only'): kw = call.make()      # it may be another now
+            yield arg,name,outcome,said
+
+def is_later(call): return call.module in LATER or f'{call.module}.{call.name}' in LATER
+def title(call): return f'{call.module}.{call.name}' + f'.{call.member}'*bool(call.member)
+
+@cache
+def found(name):
+    "All outcomes of one function."
+    rows = []
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        for c in calls():
+            if title(c) == name: rows += fuzzed(c)
+    plots.plt.close('all')
+    return rows
+
+# --- the tests
+HELD = [c for c in calls() if not is_later(c)]
+TITLES = sorted({title(c) for c in HELD})
+pytestmark = pytest.mark.xdist_group('bad_input')          # in one process, which keeps what it found
+
+@pytest.mark.parametrize('i', range(len(HELD)), ids=lambda i: title(HELD[i]))
+def test_valid_calls(i):
+    "What the nonsense is put into is a call that works; a package that is not installed may be missing."
+    c = HELD[i]
+    try: c.f(**c.make())
+    except ImportError as e: assert str(e).startswith(f'{c.name} needs')
+    plots.plt.close('all')
+
+@pytest.mark.parametrize('name', TITLES)
+def test_nonsense_is_refused(name):
+    "In a second, by its own name, and nothing has changed."
+    bad = [(arg, v, outcome, said) for arg,v,outcome,said in found(name) if outcome not in ('named', 'function only')]
+    foreign = [b for b in bad if b[2] == 'foreign error']
+    assert len(bad) == len(foreign) <= (1-SHARE)*len(found(name)) + 1, bad
+
+def test_share():
+    "Of all there are, nearly all name the function and the argument."
+    outcomes = Counter(outcome for name in TITLES for _,_,outcome,_ in found(name))
+    assert sum(outcomes.values()) >= 5000
+    assert outcomes['named'] >= SHARE*sum(outcomes.values()), outcomes
+
+def public():
+    "Module and name of every function and class that takes arguments, and what they are called."
+    for m in sorted({c.module for c in HELD}):
+        module = module_of(m)
+        for n in module.__all__:
+            f = getattr(module, n)
+            record = hasattr(f, '__dataclass_fields__') or hasattr(f, '_fields')      # of results
+            if inspect.isfunction(f) or inspect.isclass(f) and not record: yield m,n,f
+
+def test_the_table_is_complete():
+    kinds = {}
+    for c in calls():
+        if not c.member: kinds.setdefault((c.module, c.name), set()).update(c.kinds)
+    for m,n,f in public():
+        ps = inspect.signature(f).parameters.values()
+        wanted = {p.name for p in ps if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        assert (m, n) in kinds or not wanted, f'{m}.{n} is missing in the table'
+        assert wanted <= kinds.get((m, n), set()), f'{m}.{n}: {wanted-kinds[m, n]} missing'
+
+def test_infinity_of_a_layer():
+    "A number beyond all floats is infinite for a layer, as for its function."
+    assert R.nn.SoftRound(10**400).alpha == float('inf')
+    assert torch.equal(R.nn.SoftRound(10**400)(X), R.soft_round(X, 10**400))

@@ -1,0 +1,375 @@
+"""Networks as others write them: what `deploy_` must see, and what it must leave as it is.
+
+Each network computes after `deploy_` what it computed before, up to one step of the bias and the flips of codes behind
+it: 1 % of the largest output, where the faults these guard against made 3 % to 268 %."""
+import copy
+import dataclasses
+import importlib
+import math
+import pytest
+import torch
+from estimators import generator
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+import shok_nb.quantization.deploy as deploy
+import shok_nb.quantization.flow as flow
+from shok_nb.quantization.deploy import deploy_
+from shok_nb.quantization.integers import IntegerLayer
+from shok_nb.quantization.models import quantize_model_
+from shok_nb.quantization.quantizer import Quantizer
+
+
+class Made(nn.Module):
+    "A network of named layers and a function of them."
+    def __init__(self, how, **layers):
+        super().__init__()
+        for k,m in layers.items(): setattr(self, k, m)
+        self.how = how
+    def forward(self, x): return self.how(self, x)
+
+def image(n=32): return torch.randn(n, 3, 8, 8, generator=generator())
+def rows(n=64): return torch.randn(n, 6, generator=generator())*2
+def words(length): return torch.randn(64, length, 6, generator=generator())*torch.arange(1., length+1)[:, None]
+
+class Lora(nn.Linear):
+    def __init__(self, i, o):
+        super().__init__(i, o)
+        self.a,self.b = nn.Parameter(torch.randn(2, i)),nn.Parameter(torch.randn(o, 2))
+    def forward(self, input): return super().forward(input) + input@self.a.T@self.b.T
+
+class Standardized(nn.Conv2d):
+    def _conv_forward(self, input, weight, bias):
+        return super()._conv_forward(input, weight/weight.flatten(1).norm(dim=1)[:, None, None, None], bias)
+
+class SamePadding(nn.Conv2d):
+    def forward(self, input): return super().forward(F.pad(input, (1, 1, 1, 1)))
+
+class NormAct(nn.BatchNorm2d):
+    def forward(self, input): return F.silu(super().forward(input))
+
+@dataclasses.dataclass
+class Out:
+    features:object
+    logits:object
+
+def negative(norm):
+    with torch.no_grad(): norm.weight.neg_()
+    return norm
+
+def held():
+    a = nn.Linear(6, 8)
+    m = Made(lambda m, x: m.d(F.relu(m.n(m.first[0](x)))), a=a, n=nn.BatchNorm1d(8), d=nn.Linear(8, 3))
+    m.first = [a]
+    return m
+
+def closure():
+    a = nn.Linear(6, 8)
+    return Made(lambda m, x: m.d(F.relu(a(x))), a=a, d=nn.Linear(8, 3))
+
+def hooked(register):
+    m = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    register(m[0])
+    return m
+
+def two_norms():
+    m = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    for i,scale in ((1, 8.), (3, .05)): nn.init.constant_(m[i].weight, scale)
+    return m
+
+def traced(m, x):
+    h = m.a(x)
+    return m.d(F.relu(h)) + m.traced(h)
+
+def with_trace():
+    m = Made(traced, a=nn.Linear(6, 8), d=nn.Linear(8, 8))
+    m.traced = torch.jit.trace(lambda h: h*2+1, torch.randn(64, 8))
+    return m
+
+def written(m, x):
+    h = m.a(x)
+    h.view(-1).mul_(3)
+    return m.d(F.relu(m.n(h)))
+
+def pooled(norm): return nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), norm, nn.ReLU(), nn.Conv2d(8, 4, 3))
+
+def dead():
+    m = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    with torch.no_grad():
+        m[0].weight[0].mul_(1e-7)
+        m[0].weight[1].zero_()
+        m[0].bias[:2] = .1
+        m[1].bias[:2] = .3
+    return m
+
+def norm6(): return nn.BatchNorm1d(6)
+
+lin,norm,conv = nn.Linear,nn.BatchNorm1d,nn.Conv2d
+TRAPS = dict(
+    relu_between=(lambda: nn.Sequential(conv(3, 8, 3), nn.ReLU(), nn.BatchNorm2d(8), conv(8, 4, 3)), image()),
+    pool_between=(lambda: pooled(negative(nn.BatchNorm2d(8))), image()),
+    dropout_between=(lambda: nn.Sequential(lin(6, 8), nn.ReLU(), nn.Dropout(), norm(8), lin(8, 3)), rows()),
+    other_axis=(lambda: Made(lambda m, x: m.d(m.n(m.a(x))), a=lin(6, 6), n=norm6(), d=lin(6, 3)), words(6)),
+    other_size=(lambda: Made(lambda m, x: m.d(m.n(m.a(x))), a=lin(6, 6), n=norm(5), d=lin(6, 3)), words(5)),
+    transposed=(lambda: Made(lambda m, x: m.d(m.n(m.a(x).transpose(1, 2))), a=nn.Conv1d(6, 6, 1), n=norm6(),
+        d=nn.Conv1d(6, 3, 1)), words(6)),
+    shared_norm=(lambda: Made(lambda m, x: m.d(F.relu(m.n(m.a(x))) + F.relu(m.n(m.b(x)))), a=lin(6, 8),
+        b=lin(6, 8), n=norm(8), d=lin(8, 3)), rows()),
+    norm_of_input=(lambda: Made(lambda m, x: m.d(m.n(m.a(x)) + m.n(x)), a=lin(6, 6), n=norm6(), d=lin(6, 3)), rows()),
+    norm_and_layer=(lambda: Made(lambda m, x: m.d(m.n(h := m.a(x)) + h), a=lin(6, 6), n=norm6(), d=lin(6, 3)), rows()),
+    two_norms=(two_norms, rows()),
+    own_forward=(lambda: nn.Sequential(Lora(6, 8), nn.ReLU(), lin(8, 3)), rows()),
+    own_convolution=(lambda: nn.Sequential(Standardized(3, 8, 3), nn.ReLU(), conv(8, 4, 3)), image()),
+    own_padding=(lambda: nn.Sequential(SamePadding(3, 8, 3), nn.ReLU(), conv(8, 4, 3)), image()),
+    own_norm=(lambda: nn.Sequential(conv(3, 8, 3), NormAct(8), conv(8, 4, 3)), image()),
+    hook_after=(lambda: hooked(lambda m: m.register_forward_hook(lambda m, a, out: 3*out)), rows()),
+    hook_before=(lambda: hooked(lambda m: m.register_forward_pre_hook(lambda m, a: (3*a[0],))), rows()),
+    in_a_list=(held, rows()),
+    in_a_closure=(closure, rows()),
+    a_dataclass=(lambda: Made(lambda m, x: Out(h := m.a(x), m.d(F.relu(h))), a=lin(6, 8), d=lin(8, 3)), rows()),
+    a_trace=(with_trace, rows()),
+    written_into_a_view=(lambda: Made(written, a=lin(6, 8), n=norm(8), d=lin(8, 3)), rows()),
+    drops_always=(lambda: Made(lambda m, x: m.d(F.dropout(m.a(x), .5, True)), a=lin(6, 8), d=lin(8, 3)), rows()),
+    negative_norm=(lambda: nn.Sequential(conv(3, 64, 3), negative(nn.BatchNorm2d(64)), nn.ReLU(), conv(64, 4, 3)),
+        image()),
+    dead_channels=(dead, image()),
+    floor_of_weights=(lambda: nn.Sequential(lin(6, 3)), rows()),
+)
+
+def values(out): return [out.features, out.logits] if isinstance(out, Out) else [out]
+
+def run(model, x):
+    torch.manual_seed(1)
+    with torch.no_grad(): return values(model(x))
+
+def prepared(name):
+    torch.manual_seed(0)
+    make,x = TRAPS[name]
+    model = make()
+    for _ in range(20): model(x)                                        # normalizations have seen something
+    weights = Quantizer(4, axis=0, rounding=torch.floor) if name == 'floor_of_weights' else 8
+    quantize_model_(model.eval(), weights, 8, calibrate=[x])
+    return model,x
+
+@pytest.mark.parametrize('name', TRAPS)
+def test_same_numbers(name):
+    model,x = prepared(name)
+    want = run(model, x)
+    report = deploy_(model, x)
+    for a,b in zip(run(model, x), want, strict=True): assert (a-b).abs().max() < .01*b.abs().max()
+    assert any(isinstance(m, IntegerLayer) for m in model.modules())
+    assert all(float(row.gap) < .01 for row in report.rows)
+
+STAYS = dict(own_forward='Lora has a forward of its own', own_convolution='Standardized has a _conv_forward of its own',
+    own_padding='SamePadding has a forward of its own', hook_after='it has a hook', hook_before='it has a hook',
+    in_a_list='something else holds it, such as a list', in_a_closure='something else holds it, such as a list')
+
+@pytest.mark.parametrize('name', STAYS)
+def test_what_stays_is_said(name):
+    model,x = prepared(name)
+    kind = type(next(m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))))
+    row = deploy_(model, x).rows[0]
+    assert row.activations == f'floats: {STAYS[name]}' and row.weights == 'int8' and row.gap == '0'
+    assert any(type(m) is kind for m in model.modules())
+
+def test_a_hook_that_watches_goes_on():
+    seen = []
+    model,x = hooked(lambda m: m.register_forward_hook(lambda m, a, out: seen.append(len(out)))),rows()
+    quantize_model_(model.eval(), calibrate=[x])
+    deploy_(model, x)
+    seen.clear()
+    model(x)
+    assert seen == [64]
+
+def test_what_is_folded():
+    "Only a normalization that takes the very output of the layer, once, and alone."
+    folded = {name: [r.normalization for r in deploy_(*prepared(name)).rows if r.normalization != '-'] for name in
+        ('relu_between', 'pool_between', 'other_axis', 'shared_norm', 'norm_of_input', 'norm_and_layer', 'two_norms',
+         'own_norm', 'in_a_list', 'written_into_a_view', 'negative_norm', 'dead_channels')}
+    assert {k for k,v in folded.items() if v} == {'two_norms', 'negative_norm', 'dead_channels'}
+    assert folded['two_norms'] == ['1']
+
+def test_nan_stays():
+    for which in ('weight', 'bias', 'norm'):
+        model,x = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),rows()
+        quantize_model_(model.eval(), calibrate=[x])
+        where = dict(weight=model[0].parametrizations.weight.original, bias=model[0].bias, norm=model[1].running_mean)
+        where[which].data.view(-1)[0] = math.nan
+        assert model(x).isnan().any()
+        report = deploy_(model, x)
+        assert model(x).isnan().any() and report.rows[0].normalization == '-', which
+        assert ('no finite number' in repr(report)) == (which != 'norm')
+
+def test_infinite_and_empty_inputs():
+    model,x = nn.Sequential(nn.Linear(6, 3)).eval(),rows()
+    quantize_model_(model, calibrate=[x])
+    odd = torch.tensor([[math.inf]*6, [-math.inf]*6, [math.nan]*6])
+    want = model(odd)
+    deploy_(model, x)
+    assert torch.allclose(model(odd)[:2], want[:2], rtol=1e-3) and model(odd)[2].isnan().all()
+    for shape in ((0, 6), (0, 5, 6), (6,), (2, 0, 6)): assert model(torch.zeros(shape)).shape == (*shape[:-1], 3)
+
+def test_one_image():
+    model,x = nn.Sequential(nn.Conv2d(3, 6, 3)).eval(),image()
+    quantize_model_(model, calibrate=[x])
+    deploy_(model, x)
+    assert torch.equal(model(x[0]), model(x)[0]) and model(torch.randn(3, 9, 9)).shape == (6, 7, 7)
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.bfloat16], ids=str)
+def test_dtypes(dtype):
+    "A model answers in its dtype, and one that is cast after it was deployed does too, with the steps it had."
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)).eval()
+    x = rows()
+    model = make().to(dtype)
+    quantize_model_(model, calibrate=[x.to(dtype)])
+    want = model(x.to(dtype))
+    deploy_(model, x.to(dtype))
+    got = model(x.to(dtype))
+    assert got.dtype == dtype and (got-want).abs().max() < .02*want.abs().max()
+    model = make()
+    quantize_model_(model, calibrate=[x])
+    deploy_(model, x)
+    steps = [t.clone() for k,t in model.state_dict().items() if 'step' in k or 'scale' in k]
+    want,got = model(x),model.to(dtype)(x.to(dtype))
+    assert got.dtype == dtype and (got-want).abs().max() < .02*want.abs().max()
+    assert all(map(torch.equal, steps, [t for k,t in model.state_dict().items() if 'step' in k or 'scale' in k]))
+
+def test_gradient_of_the_input():
+    "That of the quantized network: rounding passes it on, the ends of the codes do not."
+    model,x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval(),rows().requires_grad_()
+    quantize_model_(model, calibrate=[x.detach()])
+    want, = torch.autograd.grad(model(x).sum(), x)
+    deploy_(model, x.detach())
+    got, = torch.autograd.grad(model(x).sum(), x)
+    assert (got-want).abs().mean() < .02*want.abs().mean()               # a ReLU at code 0 has slope 0
+
+def test_another_parametrization_before_the_quantizer():
+    class Twice(nn.Module):
+        def forward(self, w): return 2*w
+    for make,x in ((lambda: nn.Embedding(6, 4), torch.arange(6)), (lambda: nn.Linear(6, 4), rows())):
+        model = nn.Sequential(make())
+        parametrize.register_parametrization(model[0], 'weight', Twice())
+        q = Quantizer(axis=0).calibrate_(model[0].weight.detach())
+        parametrize.register_parametrization(model[0], 'weight', q)
+        want = model.eval()(x)
+        deploy_(model, x)
+        assert torch.equal(model(x), want)
+
+def test_two_calls_of_one_layer():
+    model,x = Made(lambda m, x: m.d(F.relu(m.a(F.relu(m.a(x))))), a=nn.Linear(6, 6), d=nn.Linear(6, 3)).eval(),rows()
+    quantize_model_(model, calibrate=[x])
+    want = run(model, x)[0]
+    report = deploy_(model, x)
+    assert [r.activations for r in report.rows] == ['codes to floats']*2             # two quantizers take its codes
+    assert (run(model, x)[0]-want).abs().mean() < .01*want.abs().max()
+
+def test_not_reached():
+    model,x = Made(lambda m, x: m.a(x), a=nn.Linear(6, 3), b=nn.Linear(6, 3)).eval(),rows()
+    quantize_model_(model, 8, Quantizer(8).calibrate_(x), calibrate=[x])
+    model.b.input_quantizer = Quantizer(8).calibrate_(x)
+    report = deploy_(model, x)
+    assert report.rows[1].activations in ('floats: not reached by the example', 'floats: float activations')
+    assert not isinstance(model.b, IntegerLayer)
+
+# --- in place, or not at all
+def snapshot(model):
+    "What a call that fails may not change."
+    modules = [*model.named_modules()]
+    hooks = [(n, k, [*getattr(m, k)]) for n,m in modules for k in deploy._HOOKS]
+    made = [(n, id(m), type(m), m.training, [*m._modules], [*m._parameters], [*m._buffers]) for n,m in modules]
+    state = {k: t.clone() for k,t in model.state_dict().items()}
+    grads = [(id(p), p.requires_grad) for p in model.parameters()]
+    return hooks,made,grads,state
+
+def same_snapshot(a, b):
+    *a,before = a
+    *b,after = b
+    return a == b and before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
+
+ONCE = '_flow_or_none', '_planned', '_recorded', '_swap', '_still_called', '_proved', '_note', 'Report'
+STEPS = *ONCE,'_made','_pack','_judge','_store','_stored','_row','IntegerLayer','Dequantize'
+
+@pytest.mark.parametrize('step', STEPS)
+@pytest.mark.parametrize('late', [0, 1])
+def test_a_failure_at_any_step_changes_nothing(step, late, monkeypatch):
+    "The first or the second call of each step fails; so does what is interrupted by the keyboard."
+    torch.manual_seed(0)
+    model,x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(),
+        nn.Linear(64, 4), nn.ConvTranspose1d(1, 1, 2), nn.ConvTranspose1d(1, 1, 2)),image()
+    model.insert(6, nn.Unflatten(1, (1, 4)))
+    quantize_model_(model, 4, 8, calibrate=[x])
+    model.train()
+    model[0].eval()
+    before = snapshot(model)
+    inner,calls = getattr(deploy, step),[]
+    class Planted(KeyboardInterrupt): "What no code expects."
+    def planted(*args, **kwargs):
+        calls.append(step)
+        if len(calls) > late: raise Planted
+        return inner(*args, **kwargs)
+    monkeypatch.setattr(deploy, step, planted)
+    if late and step in ONCE: deploy_(copy.deepcopy(model), x)
+    else:
+        with pytest.raises(Planted): deploy_(model, x)
+        assert len(calls) == 1+late
+    assert same_snapshot(before, snapshot(model))
+
+SPOILED = dict(
+    weights=lambda made: made.layer.codes.neg_(),
+    step=lambda made: made.layer.step.mul_(1.01),
+    zero=lambda made: made.layer.zero.add_(1),
+    scale=lambda made: made.layer.product.mul_(1.001),
+    bias=lambda made: made.layer.bias_codes.add_(2),
+    next_step=lambda made: made.layer.out_step is not None and made.layer.out_step.mul_(1.01),
+    next_zero=lambda made: made.layer.out_zero is not None and made.layer.out_zero.add_(2))
+
+@pytest.mark.parametrize('what', SPOILED)
+def test_the_proof_finds_a_wrong_layer(what, monkeypatch):
+    "One number of the first layer is off, by as little as a thousandth: the layer is named, the model as it was."
+    torch.manual_seed(0)
+    model,x = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)),rows()
+    quantize_model_(model.eval(), calibrate=[x])
+    before,swap = snapshot(model),deploy._swap
+    def spoiled(model, made, changes):
+        SPOILED[what](next(iter(made.values())))
+        return swap(model, made, changes)
+    monkeypatch.setattr(deploy, '_swap', spoiled)
+    with pytest.raises(ValueError, match='^deploy_: 0 .*nothing was changed$'): deploy_(model, x)
+    assert same_snapshot(before, snapshot(model))
+
+def test_the_proof_finds_a_wrong_flow(monkeypatch):
+    "A normalization that is folded though a ReLU lies between, or codes handed on though somebody else looks."
+    model,x = prepared('relu_between')
+    monkeypatch.setattr(deploy, '_behind', lambda flow, m, norms: model[2] if m is model[0] else None)
+    with pytest.raises(ValueError, match='^deploy_: 0 differs by .* more than its roundings explain'):
+        deploy_(model, x)
+    monkeypatch.undo()
+    torch.manual_seed(0)
+    model = Made(lambda m, x: m.d(F.relu(h := m.a(x))) + h, a=nn.Linear(6, 8), d=nn.Linear(8, 8)).eval()
+    x = rows()
+    quantize_model_(model, calibrate=[x])
+    monkeypatch.setattr(flow._Flow, 'reached', lambda self, nodes: [model.d.input_quantizer])
+    with pytest.raises(ValueError, match='^deploy_: output 0 differs by .*; nothing was changed$'): deploy_(model, x)
+
+def test_the_report_names_every_layer():
+    "Those that were skipped, and those of a class that is not known, too."
+    class Mine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.eye(6))
+        def forward(self, x): return x@self.w
+    model,x = nn.Sequential(nn.Linear(6, 6), Mine(), nn.Linear(6, 3)).eval(),rows()
+    quantize_model_(model, calibrate=[x], skip=['2'])
+    told = [(r.name, r.weights, r.activations) for r in deploy_(model, x).rows]
+    assert told == [('0', 'int8', 'codes to floats'), ('1', 'floats', 'not known: w'), ('2', 'floats', 'not quantized')]
+
+def test_loaded_again():
+    "As an editor that reloads modules does: the mark in the graph is registered once, and who feeds whom is known."
+    importlib.reload(flow)
+    try:
+        model,x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)).eval(),rows()
+        quantize_model_(model, calibrate=[x])
+        assert [r.activations for r in deploy_(model, x).rows] == ['codes to codes', 'codes to floats']
+    finally: importlib.reload(deploy)
