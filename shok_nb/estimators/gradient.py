@@ -47,7 +47,7 @@ def scale_grad(
     x:Tensor,            # Values; any shape, floating dtype
     factor:float|Tensor, # Broadcasts to `x`; 0 stops, -1 reverses the gradient; detached
 )->Tensor:               # A view of `x`
-    """A view, gradient multiplied by `factor` (arXiv:1902.08153, 2.2). A nan `factor` raises.
+    """A view, gradient times `factor` (arXiv:1902.08153, 2.2). Raises ValueError for nan.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -170,7 +170,7 @@ def normalize_grad(
     eps:float=0., # Smaller largest magnitudes count as this, so noise is not blown up; >= 0
     group:'torch.distributed.ProcessGroup|None'=None, # Its ranks share a maximum; None: alone
 )->Tensor:        # A view of `x`
-    """A view, gradient divided by its largest magnitude (shok `ScaleGrad`). Integer `x` raises.
+    """A view, gradient over its maximum (shok `ScaleGrad`). Raises TypeError for integer `x`.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -220,7 +220,7 @@ def quantize_grad(
     generator:torch.Generator|None=None, # Draws in backward; None is torch's global generator
     seed:Tensor|None=None, # int64, no dimensions: noise by position; change it after backward
 )->Tensor:                 # A view of `x`
-    """A view, gradient rounded by chance to `bits` (arXiv:1606.06160, 2.5). `bits` > 24 raises.
+    """A view, gradient of few bits (arXiv:1606.06160, 2.5). Raises ValueError if `bits` > 24.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype

@@ -23,7 +23,7 @@ def local_expectation(
     x:Tensor,                     # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                        # The mean of f(stochastic_round(x)), in the dtype of `x`
-    """Mean of `f` at both neighbours, its gradient (cf. arXiv:1502.02551). Integer `x` raises.
+    """Mean of `f` at both neighbours (cf. arXiv:1502.02551). Raises TypeError for integer `x`.
 
     Parameters:
         f (Callable[[Tensor], Tensor]): Elementwise; called with Tensors of grid points, twice
@@ -77,7 +77,7 @@ def reinmax_round(
     *, generator:torch.Generator|None=None, seed:Tensor|None=None,
     step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # What `stochastic_round` gives; dtype of `x`
-    """Stochastic rounding, second-order gradient (arXiv:2304.08612). Integer `x` raises.
+    """ReinMax, second-order gradient (arXiv:2304.08612). Raises TypeError for integer `x`.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -195,7 +195,7 @@ def sga_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0.,
 )->Tensor:                       # A mixture of the neighbours; dtype of `x`
-    """Stochastic Gumbel annealing (arXiv:2006.04240, 2401.17789). `temperature` <= 0 raises.
+    """Gumbel annealing (arXiv:2006.04240, 2401.17789). Raises ValueError if `temperature` <= 0.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype

@@ -31,7 +31,7 @@ def ratio_round(
     step:float|Tensor=1.,
     offset:float|Tensor=0., # A grid point, in the units of `x`: the middle of the dead cell
 )->Tensor:                  # The nearest grid point; dtype of `x`
-    """Slope x/round(x), shok's `SoftRound` (cf. arXiv:1308.3432). Integer `x` raises.
+    """`torch.round`, slope x/round(x) (cf. arXiv:1308.3432). Raises TypeError for integer `x`.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype

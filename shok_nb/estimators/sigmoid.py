@@ -57,7 +57,7 @@ def sigmoid_sum_round(
     temperature:float|Tensor=.1, # Scale in steps >= 0, broadcasts: 0 rounds, inf the identity
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                       # Dtype of `x`, shape of `x` broadcast with `temperature`
-    """A sigmoid per tie, summed (arXiv:2504.19026, 2603.08824). `temperature` < 0 raises.
+    """A sigmoid per tie (arXiv:2504.19026, 2603.08824). Raises ValueError if `temperature` < 0.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -100,7 +100,7 @@ def sigmoid_round(
     *,
     center:float|Tensor=.5,       # Where the step is, broadcasts with `x`; may learn
 )->Tensor:                        # In [0, 1]; dtype of `x`, shape broadcast with the knobs
-    """One sigmoid, a step from 0 to 1 (Stack Overflow 46596636, 2017). `steepness` < 0 raises.
+    """One sigmoid (Stack Overflow 46596636, 2017). Raises ValueError if `steepness` < 0.
 
     Parameters:
         x (Tensor): Values, meant to lie in [0, 1]; any shape, floating dtype

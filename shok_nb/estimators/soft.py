@@ -71,7 +71,7 @@ def soft_round(
     alpha:float|Tensor=5., # Sharpness >= 0, broadcasts with `x`: 0 is the identity, inf rounds
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `alpha`
-    """Staircase through integers and ties (arXiv:2006.09952, 4.1). `alpha` < 0 raises.
+    """Smooth staircase (arXiv:2006.09952, 4.1). Raises ValueError if `alpha` < 0.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -157,7 +157,7 @@ def soft_round_inverse(
     alpha:float|Tensor=5., # The sharpness that made `y`, broadcasts with it
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # `x` such that `soft_round(x, alpha)` is `y`; dtype of `y`
-    """Inverse of `soft_round` (arXiv:2006.09952, 4.1). Integer `y` or `alpha` < 0 raises.
+    """Inverse of `soft_round` (arXiv:2006.09952, 4.1). Raises ValueError if `alpha` < 0.
 
     Parameters:
         y (Tensor): Output of `soft_round`; any shape, floating dtype
@@ -183,7 +183,7 @@ def soft_round_conditional_mean(
     alpha:float|Tensor=5., # The sharpness that made it, broadcasts with `z`
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # The mean of all `x` that may have made `z`; dtype of `z`
-    """Decoder for noisy soft rounding (arXiv:2006.09952, 4.2). `alpha` < 0 raises.
+    """Estimate of x from noisy `z` (arXiv:2006.09952, 4.2). Raises ValueError if `alpha` < 0.
 
     Parameters:
         z (Tensor): `soft_round(x, alpha)` plus uniform noise of up to half a step
@@ -217,7 +217,7 @@ def logistic_round(
     beta:float|Tensor=10., # Steepness >= 0, broadcasts with `x`; twice `soft_round`'s `alpha`
     *, hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                 # Dtype of `x`, shape of `x` broadcast with `beta`
-    """Logistic staircase, `soft_round(x, beta/2)` (arXiv:2006.09952, 4.1). `beta` < 0 raises.
+    """`soft_round(x, beta/2)` (arXiv:2006.09952, 4.1). Raises ValueError if `beta` < 0.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype

@@ -36,7 +36,7 @@ def round_ste(
     step:float|Tensor=1., # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0.,
 )->Tensor:                # The nearest grid point; dtype of `x`
-    """`torch.round` with gradient 1 (arXiv:1308.3432). Integer `x` or unknown `ties` raises.
+    """`torch.round` with gradient 1 (arXiv:1308.3432). Raises ValueError for unknown `ties`.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -70,7 +70,7 @@ def floor_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # The grid point at or below `x`; dtype of `x`
-    """`torch.floor` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises.
+    """`torch.floor` with gradient 1 (arXiv:1308.3432). Raises ValueError if `step` <= 0.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -93,7 +93,7 @@ def ceil_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # The grid point at or above `x`; dtype of `x`
-    """`torch.ceil` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises.
+    """`torch.ceil` with gradient 1 (arXiv:1308.3432). Raises ValueError if `step` <= 0.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -116,7 +116,7 @@ def trunc_ste(
     x:Tensor, # Values; any shape, floating dtype
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # The grid point next to `x` on the side of `offset`; dtype of `x`
-    """`torch.trunc` with gradient 1 (arXiv:1308.3432). Integer `x` or `step` <= 0 raises.
+    """`torch.trunc` with gradient 1 (arXiv:1308.3432). Raises ValueError if `step` <= 0.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -138,7 +138,7 @@ def trunc_ste(
 def sign_ste(
     x:Tensor, # Values; any shape, floating dtype
 )->Tensor:    # 1 where `x` >= 0 (-0 included), -1 below; dtype of `x`
-    """Binary sign with gradient 1 (arXiv:1602.02830 without its clipping). Integer `x` raises.
+    """Sign with gradient 1, no clipping (arXiv:1602.02830). Raises TypeError for integer `x`.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
