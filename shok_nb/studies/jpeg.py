@@ -85,7 +85,7 @@ def _pillow_tables(quality):
 def jpeg_tables(
     quality:int=75 # 1 to 100, as Pillow counts
 )->Tensor:         # float32, (2, 8, 8): luma and chroma in grey levels, low frequencies first
-    """The quantization tables Pillow writes at `quality`. No Pillow, or a bad quality raises.
+    """The quantization tables of Pillow at `quality`. Raises ImportError without Pillow.
 
     Parameters:
         quality (int = 75): 1 to 100, as Pillow counts
@@ -107,7 +107,7 @@ def pillow_jpeg(
     *,
     subsampling:_Subsampling='4:2:0', # Resolution of the colours
 )->Tensor:                   # The decoded pictures; shape, dtype and device of `images`
-    """A real JPEG file, written and read by Pillow; no gradient. Bad arguments raise.
+    """A JPEG file, written and read by Pillow; no gradient. Raises ImportError without it.
 
     Parameters:
         images (Tensor): (B, 1, H, W) or (B, 3, H, W) in [0, 255]; rounded here
@@ -206,7 +206,7 @@ def jpeg(
     subsampling:_Subsampling='4:2:0', # Resolution of the colours
     integers:Callable|None=None, # Rounding of libjpeg's other whole numbers; None is none
 )->Tensor:                       # What a decoder shows; shape, dtype and device of `images`
-    """JPEG and back, differentiable where `rounding` is (ITU-T T.81). Bad arguments raise.
+    """JPEG and back, differentiable (ITU-T T.81). Raises ValueError if images are not 4-D.
 
     Parameters:
         images (Tensor): Luma (B, 1, H, W) or RGB (B, 3, H, W) in [0, 255]; any size
@@ -273,7 +273,7 @@ def mark_pattern(
     shape:tuple,                        # (B, 1, H, W); H and W multiples of 8
     generator:torch.Generator|None=None # CPU source of the pattern
 )->Tensor:                              # float32: +1 and -1 on 32 pixels each of every block
-    """The secret that writer and reader share. A height or width that 8 does not divide raises.
+    """A pattern of ±1 in each block. Raises ValueError if 8 does not divide H and W.
 
     Parameters:
         shape (tuple): (B, 1, H, W); H and W multiples of 8
