@@ -2,6 +2,7 @@
 import inspect
 import json
 import re
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -210,3 +211,25 @@ def test_a_loose_number_is_found(tmp_path):
     for text in ('half at 63 %', 'some 77', 'off by 0.4', 'four decibels and more', '3.8 dB'):
         assert len(page(code, ('t', text))) == 1, text
     assert page(code, ('t', 'Next.'), ('c', 'pass'), ('t', '13.7 % here')) == ['13.7 %']
+
+# --- plain English
+def prose(c):
+    "A Markdown cell, each paragraph as one line, so that a phrase is found where it wraps."
+    return re.sub(r'(?<=\S)\n(?=[\w`*(\[])', ' ', ''.join(c['source'])) + '\n\n'
+
+def test_plain_english(tmp_path):
+    "Codespell finds neither a misspelled word nor a phrase of docs/words.txt in prose, docstrings and comments."
+    files = [ROOT/f'{n}.md' for n in ('README', 'CHANGELOG', 'CONTRIBUTING')]
+    files += [p for p in sorted((ROOT/'shok_nb').rglob('*.py')) if p.stem != '_modidx']
+    for nb in NOTEBOOKS:
+        cells = json.loads(nb.read_text('utf-8'))['cells']
+        files.append(tmp_path/f'{nb.stem}.md')
+        files[-1].write_text(''.join(prose(c) for c in cells if c['cell_type'] == 'markdown'), 'utf-8')
+    words = (ROOT/'docs'/'words.txt').read_text('utf-8').splitlines()
+    phrases = [re.escape(p) for p,_,_ in (l.partition('->') for l in words) if ' ' in p]
+    command = [sys.executable, '-m', 'codespell_lib', '--regex', fr"(?i:\b(?:{'|'.join(phrases)})\b)|[\w\-'’]+"]
+    for bad,said in (('fine', ''), ('Somebody else', 'Someone else'), ('teh', 'the')):
+        r = subprocess.run([*command, '-'], cwd=ROOT, input=bad, capture_output=True, text=True)
+        assert bool(r.returncode) == bool(said) and said in r.stdout, r
+    r = subprocess.run([*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True)
+    assert not r.returncode, r.stdout + r.stderr

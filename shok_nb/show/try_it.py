@@ -236,7 +236,7 @@ def _curves(r, f, knobs):
     return _w._runs(x*_UNIT, y*_UNIT, 20*_UNIT),_w._runs(x*_UNIT, _slope_scale(g), 20*_ONE)
 
 def _negated(r):
-    "The function that hears the opposite gradient."
+    "The function with the opposite gradient."
     def f(x, **knobs): return -r.f(x, **knobs)
     return f
 
