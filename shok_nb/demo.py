@@ -56,7 +56,7 @@ def _ready(args):
 def main(
     argv:list|None=None # Arguments; None takes them from the command line
 )->int:                 # 0
-    """Runs the demo. Arguments that cannot work exit with status 2 and one line that says why.
+    """Runs the demo. Bad arguments exit with status 2 and one line that says why.
 
     Parameters:
         argv (list|None = None): Arguments; None takes them from the command line
@@ -220,7 +220,7 @@ def trial(
     photo:Tensor, # From `load`; its device does the work
     name:str,     # For the table
     rounding:Callable|None=None, # In the codec that marks are trained through; None: no codec
-    steps:int=80, # Steps of Adam for each mark
+    steps:int=80, # Iterations of Adam for each mark
     bar:Callable|None=None # Called as `bar(label, steps)`, gives the steps to draw from
 )->Result:        # What a reader makes of the files
     """Trains, saves with Pillow and reads one mark for each quality.
@@ -230,7 +230,7 @@ def trial(
         name (str): For the table
         rounding (Callable|None = None): In the codec that marks are trained through; None: no
             codec
-        steps (int = 80): Steps of Adam for each mark
+        steps (int = 80): Iterations of Adam for each mark
         bar (Callable|None = None): Called as `bar(label, steps)`, gives the steps to draw from
 
     Returns:

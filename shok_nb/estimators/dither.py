@@ -26,7 +26,7 @@ def uniform_noise(
     generator:torch.Generator|None=None,
     seed:Tensor|None=None,
     step:float|Tensor=1.,        # Width of the noise > 0, broadcasts with `x`; may learn
-    dtype:torch.dtype|None=None, # Of the result, None that of `x`; half precision is coarse
+    dtype:torch.dtype|None=None, # Of the result; None is that of `x`, coarse in half precision
 )->Tensor:                       # `x` plus noise of half a step at most
     """Uniform noise one step wide (arXiv:1611.01704). Raises TypeError for integer `x`.
 
@@ -37,8 +37,8 @@ def uniform_noise(
         seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
             on every path
         step (float|Tensor = 1.): Width of the noise > 0, broadcasts with `x`; may learn
-        dtype (torch.dtype|None = None): Of the result, None that of `x`; half precision is
-            coarse
+        dtype (torch.dtype|None = None): Of the result; None is that of `x`, coarse in half
+            precision
 
     Returns:
         Tensor: `x` plus noise of half a step at most
@@ -64,9 +64,9 @@ _dither = estimator('dither_round', _dithered, export_value=False, e=dict(), pur
 
 def dither_round(
     x:Tensor,              # Values; any shape, floating dtype
-    kind:_Kind='uniform',  # Of the dither
+    kind:_Kind='uniform',  # Distribution of the dither
     *,
-    shape:float|Tensor=2., # Of the Kumaraswamy noise, >= 1
+    shape:float|Tensor=2., # Shape of the Kumaraswamy noise, >= 1
     generator:torch.Generator|None=None,
     seed:Tensor|None=None, # int64, no dimensions: what encoder and decoder share
     step:float|Tensor=1.,
@@ -76,8 +76,9 @@ def dither_round(
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
-        kind ('uniform'|'triangular'|'gaussian'|'kumaraswamy' = 'uniform'): Of the dither
-        shape (float|Tensor = 2.): Of the Kumaraswamy noise, >= 1
+        kind ('uniform'|'triangular'|'gaussian'|'kumaraswamy' = 'uniform'): Distribution of the
+            dither
+        shape (float|Tensor = 2.): Shape of the Kumaraswamy noise, >= 1
         generator (torch.Generator|None = None): Where torch draws the numbers; None is its
             global generator
         seed (Tensor|None = None): int64, no dimensions: what encoder and decoder share
@@ -103,8 +104,8 @@ def noisy_soft_round(
     x:Tensor,              # Values; any shape, floating dtype
     alpha:float|Tensor=5., # Sharpness >= 0 of both curves, broadcasts with `x`: 0 adds noise
     *,
-    kind:_Kind='uniform',  # Of the noise
-    shape:float|Tensor=2., # Of the Kumaraswamy noise, >= 1
+    kind:_Kind='uniform',  # Distribution of the noise
+    shape:float|Tensor=2., # Shape of the Kumaraswamy noise, >= 1
     generator:torch.Generator|None=None,
     seed:Tensor|None=None,
     step:float|Tensor=1.,
@@ -116,8 +117,9 @@ def noisy_soft_round(
         x (Tensor): Values; any shape, floating dtype
         alpha (float|Tensor = 5.): Sharpness >= 0 of both curves, broadcasts with `x`: 0 adds
             noise
-        kind ('uniform'|'triangular'|'gaussian'|'kumaraswamy' = 'uniform'): Of the noise
-        shape (float|Tensor = 2.): Of the Kumaraswamy noise, >= 1
+        kind ('uniform'|'triangular'|'gaussian'|'kumaraswamy' = 'uniform'): Distribution of the
+            noise
+        shape (float|Tensor = 2.): Shape of the Kumaraswamy noise, >= 1
         generator (torch.Generator|None = None): Where torch draws the numbers; None is its
             global generator
         seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same

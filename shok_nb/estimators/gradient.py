@@ -167,7 +167,7 @@ def normalize_grad(
     x:Tensor,     # Values; any shape, floating dtype
     *,
     dim:int|tuple[int,...]|None=None, # For the maximum, as in `torch.amax`; None is all
-    eps:float=0., # Smaller largest magnitudes count as this, so noise is not blown up; >= 0
+    eps:float=0., # The least to divide by, >= 0, so that noise is not blown up
     group:'torch.distributed.ProcessGroup|None'=None, # Its ranks share a maximum; None: alone
 )->Tensor:        # A view of `x`
     """A view, gradient over its maximum (shok `ScaleGrad`). Raises TypeError for integer `x`.
@@ -175,8 +175,7 @@ def normalize_grad(
     Parameters:
         x (Tensor): Values; any shape, floating dtype
         dim (int|tuple[int,...]|None = None): For the maximum, as in `torch.amax`; None is all
-        eps (float = 0.): Smaller largest magnitudes count as this, so noise is not blown up;
-            >= 0
+        eps (float = 0.): The least to divide by, >= 0, so that noise is not blown up
         group (torch.distributed.ProcessGroup|None = None): Its ranks share a maximum; None:
             alone
 

@@ -189,7 +189,7 @@ def sga_round(
     kind:Literal['atanh', 'linear', 'cosine', 'logit']='atanh', # How odds fall with distance
     *,
     neighbours:int=2,            # 2, or 3 to let a value pass its neighbour
-    scale:float=4/3,             # Of the logit: > 0, 1 is linear
+    scale:float=4/3,             # Factor of the logit > 0: 1 is linear
     generator:torch.Generator|None=None,
     seed:Tensor|None=None,
     step:float|Tensor=1.,
@@ -203,7 +203,7 @@ def sga_round(
             `torch.round`
         kind ('atanh'|'linear'|'cosine'|'logit' = 'atanh'): How odds fall with distance
         neighbours (int = 2): 2, or 3 to let a value pass its neighbour
-        scale (float = 4/3): Of the logit: > 0, 1 is linear
+        scale (float = 4/3): Factor of the logit > 0: 1 is linear
         generator (torch.Generator|None = None): Where torch draws the numbers; None is its
             global generator
         seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same

@@ -168,15 +168,14 @@ _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict
 
 def reste_sign(
     x:Tensor,              # Values; any shape, floating dtype
-    o:float|Tensor=3.,     # Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, up is harder
+    o:float|Tensor=3.,     # Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, 2 is harder
     clip:float|Tensor=1.5, # Reach of the gradient >= 0, broadcasts with `x`
 )->Tensor:                 # 1 where `x` >= 0, -1 below; dtype of `x`, the broadcast shape
     """Sign, slope of |x|**(1/o) (arXiv:2308.06689). Raises ValueError if `o` < 1.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
-        o (float|Tensor = 3.): Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, up is
-            harder
+        o (float|Tensor = 3.): Root >= 1, broadcasts with `x`: 1 is `clipped_sign`, 2 is harder
         clip (float|Tensor = 1.5): Reach of the gradient >= 0, broadcasts with `x`
 
     Returns:

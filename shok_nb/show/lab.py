@@ -65,8 +65,8 @@ def bias_variance(
     x:Tensor|Sequence[float]=(.2, .7, 1.5), # Points, in steps; an integer is the cell above it
     *,
     mean:Callable=local_expectation, # The objective: `mean(loss, x)` has the exact gradient
-    draws:int=100_000,          # Per point, >= 2; one is enough where `f` is not random
-    seed:int=0,                 # Of torch's global generator, which is put back afterwards
+    draws:int=100_000,          # Draws per point, >= 2; one is enough if `f` is not random
+    seed:int=0,                 # Seed of torch's global generator, restored afterwards
     **knobs                     # Passed to `f`
 )->Tensor:                      # Rows x, exact gradient, bias, variance; float64
     """Bias and variance of a gradient (arXiv:2304.08612, 3). Raises TypeError if `loss` sums.
@@ -79,8 +79,8 @@ def bias_variance(
             above it
         mean (Callable = local_expectation): The objective: `mean(loss, x)` has the exact
             gradient
-        draws (int = 100_000): Per point, >= 2; one is enough where `f` is not random
-        seed (int = 0): Of torch's global generator, which is put back afterwards
+        draws (int = 100_000): Draws per point, >= 2; one is enough if `f` is not random
+        seed (int = 0): Seed of torch's global generator, restored afterwards
         **knobs: Passed to `f`
 
     Returns:
@@ -128,8 +128,8 @@ def plot_bias(
     *,
     domain:tuple=(0., 2.),      # Left and right end of x, in steps
     mean:Callable=local_expectation, # The objective: `mean(loss, x)` has the exact gradient
-    draws:int=1000,             # Per point of a random `f`
-    seed:int=0,                 # Of the first draw
+    draws:int=1000,             # Draws per point of a random `f`
+    seed:int=0,                 # Seed of the first draw
     ax:Sequence|None=None,      # Two Axes; None makes a figure and draws the exact gradient
     **knobs                     # Passed to `f`
 )->tuple:                       # The two Axes
@@ -141,8 +141,8 @@ def plot_bias(
         domain (tuple = (0., 2.)): Left and right end of x, in steps
         mean (Callable = local_expectation): The objective: `mean(loss, x)` has the exact
             gradient
-        draws (int = 1000): Per point of a random `f`
-        seed (int = 0): Of the first draw
+        draws (int = 1000): Draws per point of a random `f`
+        seed (int = 0): Seed of the first draw
         ax (Sequence|None = None): Two Axes; None makes a figure and draws the exact gradient
         **knobs: Passed to `f`
 
@@ -173,7 +173,7 @@ def plot_bias(
 # %% ../../nbs/show/40_lab.ipynb #a5448648
 @dataclass(frozen=True)
 class Report:
-    """What one cell says about an estimator.
+    """Seven numbers about one cell of an estimator.
 
     Parameters:
         mass (float): Integral of the slope: 1 keeps the gradient's size on average
@@ -209,8 +209,8 @@ def report(
     mean:Callable=local_expectation, # For bias and sd: `mean(loss, x)` has the exact gradient
     deployed:Callable=torch.round, # For the gap: what runs after training
     dead_below:float=1e-6,         # Slopes of smaller magnitude are dead
-    draws:int=4000,                # For bias and sd, per point of a random `f`
-    seed:int=0,                    # Of the first draw
+    draws:int=4000,                # For bias and sd: draws per point of a random `f`
+    seed:int=0,                    # Seed of the first draw
     **knobs                        # Passed to `f`
 )->Report:                         # Seven numbers over [left, left+1]
     """Mass, dead and monotone share, gap, bias and spread of a cell. Raises what `sweep` does.
@@ -223,8 +223,8 @@ def report(
             gradient
         deployed (Callable = torch.round): For the gap: what runs after training
         dead_below (float = 1e-6): Slopes of smaller magnitude are dead
-        draws (int = 4000): For bias and sd, per point of a random `f`
-        seed (int = 0): Of the first draw
+        draws (int = 4000): For bias and sd: draws per point of a random `f`
+        seed (int = 0): Seed of the first draw
         **knobs: Passed to `f`
 
     Returns:

@@ -117,7 +117,7 @@ _DASHES:tuple = '-',(0, (5, 2)),(0, (6, 2, 1, 2)),(0, (1, 1.2)),(0, (3, 1, 1, 1,
 def line_style(
     i:int # Number of the line in its figure, from 0
 )->dict:  # Keywords of matplotlib's `plot`; no two of 25 are alike
-    """Colour and dashes of a line, apart from the others in grey and to the colour-blind.
+    """Colour and dashes of a line, told apart also in grey and by the colour-blind.
 
     Parameters:
         i (int): Number of the line in its figure, from 0

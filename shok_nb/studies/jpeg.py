@@ -204,7 +204,7 @@ def jpeg(
     rounding:Callable=round_ste, # `rounding(x)` of the coefficients, in steps
     *,
     subsampling:_Subsampling='4:2:0', # Resolution of the colours
-    integers:Callable|None=None, # Rounding of libjpeg's other whole numbers; None is none
+    integers:Callable|None=None, # Rounding of libjpeg's other whole numbers; None leaves them
 )->Tensor:                       # What a decoder shows; shape, dtype and device of `images`
     """JPEG and back, differentiable (ITU-T T.81). Raises ValueError if images are not 4-D.
 
@@ -213,8 +213,8 @@ def jpeg(
         quality (int|Tensor = 75): 1 to 100, or tables (2, 8, 8) or (B, 2, 8, 8); may learn
         rounding (Callable = round_ste): `rounding(x)` of the coefficients, in steps
         subsampling ('4:4:4'|'4:2:0' = '4:2:0'): Resolution of the colours
-        integers (Callable|None = None): Rounding of libjpeg's other whole numbers; None is
-            none
+        integers (Callable|None = None): Rounding of libjpeg's other whole numbers; None leaves
+            them
 
     Returns:
         Tensor: What a decoder shows; shape, dtype and device of `images`
@@ -342,7 +342,7 @@ def embed(
     channel:Callable=lambda x: x,   # What happens to the images before they are read
     *,
     limit:float=8.,                 # How far a pixel may move, in grey levels
-    steps:int|Iterable=80,          # Steps of Adam: how many, or what to loop over
+    steps:int|Iterable=80,          # Iterations of Adam: how many, or what to loop over
     lr:float=.5                     # Its learning rate, in grey levels
 )->Tensor:                          # The mark: add it to `images`
     """Trains a change of at most `limit`, by a logistic loss, to read `bits` after `channel`.
@@ -353,7 +353,7 @@ def embed(
         pattern (Tensor): Like `images`, from `mark_pattern`
         channel (Callable = lambda x: x): What happens to the images before they are read
         limit (float = 8.): How far a pixel may move, in grey levels
-        steps (int|Iterable = 80): Steps of Adam: how many, or what to loop over
+        steps (int|Iterable = 80): Iterations of Adam: how many, or what to loop over
         lr (float = .5): Its learning rate, in grey levels
 
     Returns:

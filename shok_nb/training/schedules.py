@@ -119,7 +119,7 @@ class KnobScheduler:
         return self._last_value
 
     def state_dict(self)->dict: # The iteration, a number
-        """For a checkpoint.
+        """The state, for a checkpoint.
 
         Returns:
             dict: The iteration, a number
@@ -324,12 +324,12 @@ def _check_scheduler(scheduler, fn):
 
 # %% ../../nbs/training/10_schedules.ipynb #7a248146
 def lightning_callback(
-    scheduler:KnobScheduler # Turned by the global step
+    scheduler:KnobScheduler # Follows the global step
 )->object:                  # A `lightning.pytorch.Callback`
     """Steps before each batch of a Lightning `Trainer`. Raises ImportError without Lightning.
 
     Parameters:
-        scheduler (KnobScheduler): Turned by the global step
+        scheduler (KnobScheduler): Follows the global step
 
     Returns:
         object: A `lightning.pytorch.Callback`
@@ -349,12 +349,12 @@ def lightning_callback(
     return KnobCallback()
 
 def transformers_callback(
-    scheduler:KnobScheduler # Turned by the global step
+    scheduler:KnobScheduler # Follows the global step
 )->object:                  # A `transformers.TrainerCallback`
     """Steps with a Hugging Face `Trainer`. Raises ImportError without transformers.
 
     Parameters:
-        scheduler (KnobScheduler): Turned by the global step
+        scheduler (KnobScheduler): Follows the global step
 
     Returns:
         object: A `transformers.TrainerCallback`
@@ -374,12 +374,12 @@ def transformers_callback(
     return KnobCallback()
 
 def fastai_callback(
-    scheduler:KnobScheduler # Turned by the batch
+    scheduler:KnobScheduler # Follows the count of batches
 )->object:                  # A `fastai.callback.core.Callback`
     """Steps before each batch of a fastai `Learner`. Raises ImportError without fastai.
 
     Parameters:
-        scheduler (KnobScheduler): Turned by the batch
+        scheduler (KnobScheduler): Follows the count of batches
 
     Returns:
         object: A `fastai.callback.core.Callback`
