@@ -14,7 +14,7 @@ from .estimators.ste import round_ste
 
 # %% ../nbs/reference/20_functions.ipynb #2f3506da
 class PassRound:
-    """Straight-through rounding as in shok (arXiv:1308.3432); see `round_ste`.
+    """Straight-through rounding as shok spells it (arXiv:1308.3432); `round_ste` says more.
 
     Example:
         >>> import torch, shok_nb as R
@@ -25,7 +25,7 @@ class PassRound:
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
-        """`round_ste(x)`. Raises TypeError for integer `x`.
+        """`round_ste(x)`. Integer `x` raises TypeError.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype
@@ -53,7 +53,7 @@ class ScaleGrad:
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # `x` in a new tensor
-        """`normalize_grad(x)`. Raises TypeError for integer `x`.
+        """`normalize_grad(x)`. Integer `x` raises TypeError.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype
@@ -70,7 +70,7 @@ class ScaleGrad:
         return normalize_grad(check_input(x, 'ScaleGrad'))
 
 class SoftRound:
-    """Rounding with slope x/round(x), which shok calls soft; see `ratio_round`.
+    """Rounding with slope x/round(x), which shok calls soft; `ratio_round` says more.
 
     Example:
         >>> import torch, shok_nb as R
@@ -81,7 +81,7 @@ class SoftRound:
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
-        """`ratio_round(x)`. Raises TypeError for integer `x`.
+        """`ratio_round(x)`. Integer `x` raises TypeError.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype

@@ -173,7 +173,7 @@ def plot_bias(
 # %% ../../nbs/show/40_lab.ipynb #a5448648
 @dataclass(frozen=True)
 class Report:
-    """Seven numbers about one cell of an estimator.
+    """What one cell says about an estimator.
 
     Parameters:
         mass (float): Integral of the slope: 1 keeps the gradient's size on average
