@@ -40,18 +40,17 @@ _nan_to_zero = either(torch.nan_to_num, _where_known)   # infinity is finite in 
 
 def _followed(*args):
     "May a derivative be taken of what is made of these now?"
-    if mode() == 'transform': return True
-    if not torch.is_grad_enabled(): return False
-    for t in args:
-        if isinstance(t, Tensor) and t.requires_grad: return True
-    return False
+    if torch.is_grad_enabled():
+        for t in args:
+            if isinstance(t, Tensor) and t.requires_grad: return True
+    return mode() == 'transform'
 
 def _held(v, lower, upper):
-    "`v` between two ends, each a number, a tensor or None; with torch's own slopes."
-    tensors = isinstance(lower, Tensor),isinstance(upper, Tensor)
-    if lower is None or upper is None or not any(tensors): return v.clamp(lower, upper)
+    "`v` between ends of which at least one is a tensor; with torch's own slopes."
+    if lower is None or upper is None: return v.clamp(lower, upper)
     # `clamp` takes two of a kind
-    if not all(tensors): return v.clamp(min=lower).clamp(max=upper)
+    if not (isinstance(lower, Tensor) and isinstance(upper, Tensor)):
+        return v.clamp(min=lower).clamp(max=upper)
     # nested tensors have no clamp for tensors
     if type(v) not in _PLAIN and v.is_nested:
         return torch.minimum(torch.maximum(v, lower), upper)
@@ -61,8 +60,10 @@ def _held(v, lower, upper):
 
 def _saturate(v, lower:Any=None, upper:Any=None):
     "`v` held between numbers or tensors; slope 1 at the ends too, beyond it is the end's."
-    if not _followed(v, lower, upper): return _held(v, lower, upper)
-    held = _held(v.detach(), lower, upper)
+    tensors = isinstance(lower, Tensor) or isinstance(upper, Tensor)
+    hold = _held if tensors else torch.clamp
+    if not _followed(v, lower, upper): return hold(v, lower, upper)
+    held = hold(v.detach(), lower, upper)
     return torch.where(held == v, v, held)
 
 def _centre(v):
