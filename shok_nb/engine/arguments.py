@@ -30,6 +30,7 @@ COMMON = dict(
     learnable='Is `alpha` or `beta` a Parameter, or else `step`?',
 )
 
+# %% ../../nbs/engine/80_arguments.ipynb #b3261232
 def check_input(
     x:Any,      # What the user gave
     fn:str,     # Name of the function the user called
@@ -88,11 +89,7 @@ def _unlike_dense(x, arg):
     do = f'use {arg}.to_dense() or round {arg}.values()'
     return f'be dense, got layout {x.layout}; {do}'
 
-def _must_have(v, name, told):
-    "Raises TypeError unless `v` has an attribute. Compiled code cannot ask it."
-    if torch.compiler.is_compiling(): return
-    if not hasattr(v, name): raise TypeError(f'{told}, got {_what(v)}')
-
+# %% ../../nbs/engine/80_arguments.ipynb #b9d669b4
 def _beyond_float(k):
     if not isinstance(k, numbers.Rational): return False
     size:Any = abs(k)
@@ -190,6 +187,7 @@ def check_knob(
         raise TypeError(f'{fn}: {arg} must be {wanted}, got {type(k).__name__}')
     return _in_range(k, x, f'{fn}: {arg}', lo, hi, open, finite)
 
+# %% ../../nbs/engine/80_arguments.ipynb #b4784507
 def check_count(
     k:Any,             # What the user gave
     fn:str,            # Name of the function the user called
@@ -224,6 +222,11 @@ def check_count(
 
 # %% ../../nbs/engine/80_arguments.ipynb #a5000008
 def _what(v): return f'the class {v.__name__}' if isinstance(v, type) else type(v).__name__
+
+def _must_have(v, name, told):
+    "Raises TypeError unless `v` has an attribute. Compiled code cannot ask it."
+    if torch.compiler.is_compiling(): return
+    if not hasattr(v, name): raise TypeError(f'{told}, got {_what(v)}')
 
 def check_flag(
     k:Any,  # What the user gave
