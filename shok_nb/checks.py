@@ -633,10 +633,12 @@ def keeps_float64(f, r, dtype):
 
 # %% ../nbs/estimators/50_checks.ipynb #b61d4743
 def has_a_slope(f, r, dtype):
-    "Somewhere: a gradient that is 0 everywhere trains nothing."
+    "1 at every point if the row says so, else at one of them another than 0."
     x = torch.arange(-100_000, 200_000, dtype=dtype)/100_000 + 5e-6
+    g = slope(f, x)
     with _Places() as at:
-        at.must(slope(f, x).any(), 'the slope is 0 at every point from -1 to 2')
+        at.must(g.any(), 'the slope is 0 at every point from -1 to 2')
+        if r.slope == '1': at.equal(g, torch.ones_like(x), x, 'the slope', _equal)
 
 def scales_the_gradient(f, r, dtype):
     "Backward multiplies what comes in by the slope, unless the row says linear=False."
