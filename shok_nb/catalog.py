@@ -7,9 +7,11 @@ __all__ = ['catalog', 'Knob', 'Choice', 'Row', 'row', 'table']
 
 # %% ../nbs/reference/10_catalog.ipynb #ec89dae1
 import math
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from inspect import signature
+from inspect import getsource, signature
 from typing import Any
 from .estimators.cubic import cubic_round
 from .estimators.decimals import decimal_ste, diff_round
@@ -311,8 +313,11 @@ def _tick(r, claim):
     if not getattr(r, claim): return '·'
     return '(✓)' if claim in r.at_default else '✓'
 
-_PAGES = ('10_ste 11_ratio 12_ewgs 13_surrogates 14_signs 20_soft 21_sigmoid 22_sine '
-    '23_fourier 24_cubic 25_ramp 26_decimals 30_stochastic 31_dither 32_neighbours').split()
+def _linked(r):
+    "The name of a row, and a link to its notebook if its module says from which it was made."
+    source = getsource(sys.modules[r.f.__module__])
+    notebook = re.search(r'DO NOT EDIT! File to edit: .*/(\w+/\w+\.ipynb)', source)
+    return f'[`{r.name}`](../{notebook[1]})' if notebook else f'`{r.name}`'
 
 _TICKS = dict(on_grid='on the grid', exact_slope='exact slope', monotone='monotone',
     mass_one='mass 1', equivariant='f(x+1) = f(x)+1', unbiased='E f(x) = x')
@@ -338,13 +343,12 @@ def table(
         >>> lines[2][:47]
         '| [`round_ste`](../estimators/10_ste.ipynb) | 1'
     """
-    page = {p[3:]: f'../estimators/{p}.ipynb' for p in _PAGES}
     middle = list(_TICKS.values()) if claims else ['slope']
     head = ['estimator, knobs', *middle, 'source']
     lines = [head, ['---']*len(head)]
     for r in rows:
         knobs = [f'`{k.name}={k.default:g}`' for k in r.knobs]
-        name = ' '.join([f'[`{r.name}`]({page[r.page]})', *knobs])
+        name = ' '.join([_linked(r), *knobs])
         facts = [_tick(r, c) for c in _TICKS] if claims else [r.slope.replace('|', '\\|')]
         lines.append([name, *facts, _link(r.source)])
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)

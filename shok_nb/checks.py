@@ -63,6 +63,7 @@ class Law:
         """
         return self.test.__name__
 
+# %% ../nbs/estimators/50_checks.ipynb #b292d711
 @dataclass(frozen=True)
 class Report:
     """What `check_estimator` found.
@@ -115,6 +116,7 @@ class Report:
         "For mass_one what it is instead."
         return _mass_words(self.masses) if claim == 'mass_one' and self.masses else ''
 
+# %% ../nbs/estimators/50_checks.ipynb #b3e52295
 def _check_row(r, fn, arg):
     if not isinstance(r, Row): raise TypeError(f'{fn}: {arg} must be a Row, got {_what(r)}')
 
@@ -273,6 +275,7 @@ def _close_to(slopes):
     most = slopes.abs().nan_to_num(0.).max().clamp(min=1)
     return partial(torch.isclose, atol=1e-5*float(most), rtol=0)
 
+# %% ../nbs/estimators/50_checks.ipynb #b53beffa
 def _least_digits(v):
     "As few digits as tell a number from all others of its dtype."
     v = v.detach()
@@ -331,6 +334,7 @@ class _Places:
             more = f' ({n} of {off.numel()} points)' if n > 1 else ''
             return self.add(f'at x = {at} {what} is {a} and not {b}{more}', minor)
 
+# %% ../nbs/estimators/50_checks.ipynb #b7fe74d2
 # Points: those that break functions, and those in general.
 _EDGES = [0., .25, .5, 1., 1.5, 2.5, 7., 1e-6, 1e6, 1e-30]
 
@@ -404,6 +408,7 @@ def _keeps_layout(at, f, r, name, t):
     at.equal(y, f(flat), t, f'the value of {name}', _as_a_row_may(r))
     at.equal(slope(f, t), slope(f, flat), t, f'the slope of {name}', _few)
 
+# %% ../nbs/estimators/50_checks.ipynb #b464e29a
 def is_finite(f, r, dtype):
     "Finite values and slopes at integers, ties, zeros and both ends of each knob."
     x = _edges(dtype).expand(50 if r.random else 1, -1)
@@ -447,6 +452,7 @@ def keeps_the_sign_of_zero(f, r, dtype):
         if r.odd and r.monotone:
             at.must(f(low).signbit().all(), 'a small negative number becomes 0')
 
+# %% ../nbs/estimators/50_checks.ipynb #b439fed4
 def fixes_integers(f, r, dtype):
     "Bit for bit, with the slope of 0, at every magnitude, and where odd numbers run out."
     top = 2/torch.finfo(dtype).eps
@@ -478,6 +484,7 @@ def rounds_halves_once(f, r, dtype):
                 mine = slope(f, x, **kw)
                 at.equal(mine, g.to(dtype), x, f'the slope{_with(kw)}', enough=steep)
 
+# %% ../nbs/estimators/50_checks.ipynb #ba60c863
 def is_the_same_in_pieces(f, r, dtype, shape=(3, 7, 59)):
     "A tensor that is cut into pieces gives what its rows give; its gradient too."
     x = _normal(shape).to(dtype)
@@ -577,6 +584,7 @@ def measured(
     "Which claims of a row hold at the default knobs; one that raises does not."
     return {claim: _tested(test) for claim,test in _claims(f).items()}
 
+# %% ../nbs/estimators/50_checks.ipynb #bab2f828
 def keeps_its_claims(f, r, dtype):
     "What the row claims holds, and what it denies does not."
     with _Places() as at:
@@ -623,11 +631,14 @@ def keeps_float64(f, r, dtype):
                 t,what = ties + s*2**-40,'the value beside a tie'
                 at.equal(f(t), f(ties + s*2**-18), t, what, _equal)
 
+# %% ../nbs/estimators/50_checks.ipynb #b61d4743
 def has_a_slope(f, r, dtype):
-    "Somewhere: a gradient that is 0 everywhere trains nothing."
+    "1 at every point if the row says so, else at one of them another than 0."
     x = torch.arange(-100_000, 200_000, dtype=dtype)/100_000 + 5e-6
+    g = slope(f, x)
     with _Places() as at:
-        at.must(slope(f, x).any(), 'the slope is 0 at every point from -1 to 2')
+        at.must(g.any(), 'the slope is 0 at every point from -1 to 2')
+        if r.slope == '1': at.equal(g, torch.ones_like(x), x, 'the slope', _equal)
 
 def scales_the_gradient(f, r, dtype):
     "Backward multiplies what comes in by the slope, unless the row says linear=False."
@@ -660,6 +671,7 @@ def reaches_its_ends(f, r, dtype):
                 at.equal(f(x, **kw), x.round(), x, f'the value{_with(kw)}', _equal)
                 at.equal(slope(f, x, **kw), zero, x, f'the slope{_with(kw)}', _equal)
 
+# %% ../nbs/estimators/50_checks.ipynb #baa0759e
 def survives_transforms(f, r, dtype):
     "The value and slope of eager mode under vmap, grad, jvp and recomputation, and twice."
     x = _points(60, -3., 3.).to(dtype)
@@ -697,6 +709,7 @@ def compiles(f, r, dtype):
         at.equal(g(x), f(x), x, 'the compiled value', _few)
         at.equal(slope(g, x), want, x, 'the compiled slope', _close_to(want))
 
+# %% ../nbs/estimators/50_checks.ipynb #bdf5df12
 def learns(f, r, dtype):
     "Finite gradients for a step and knobs; those of an exact slope are derivatives."
     x,none = _points(40, -3., 3.),not _described(r)
@@ -770,6 +783,7 @@ def _draws_noise(f):
     try: return not same(draw(1), draw(2)) and same(draw(1), draw(1))
     except Exception: return False
 
+# %% ../nbs/estimators/50_checks.ipynb #b5047b44
 def _random_claims(f):
     """Under the same noise: moves along with x, central differences. As drawn, each number
     with its own noise: monotone, continuous. In the mean, to 4.5 errors: odd, mass."""
@@ -813,6 +827,7 @@ def has_its_mean(f, r, dtype):
                 # A right one is beyond this at one of 64 points for one seed in 2,300.
                 at.must(sigmas <= _SIGMAS, said)
 
+# %% ../nbs/estimators/50_checks.ipynb #b9ee0da5
 def comes_again(f, r, dtype):
     "The same seed gives the same noise, another seed other noise, whatever the layout."
     x = _normal((500,)).to(dtype)
@@ -887,6 +902,7 @@ LAWS = (
     Law(comes_again, FLOATS, _random), Law(has_its_mean, FLOATS[1:], _fair),
     Law(lands_on_neighbours, FLOATS, _neighbours))
 
+# %% ../nbs/estimators/50_checks.ipynb #b612f33f
 def _laws_to_try(skip, compile):
     "The laws to try."
     if isinstance(skip, Tensor) or not isinstance(skip, Iterable):
@@ -910,6 +926,7 @@ def _report(f, row, laws):
                 (details if detail else wrong).append((law.name + form, d, said))
     return Report(row, tuple(wrong), tried, tuple(details), _measured_masses(f, row))
 
+# %% ../nbs/estimators/50_checks.ipynb #bc4acc16
 def _with_name(f):
     "`f`, with a name: a `partial` has that of its function, another object that of its class."
     if hasattr(f, '__name__'): return f
@@ -933,6 +950,7 @@ def _row_of(f):
     bounded = _tested(lambda: _bounded(g))
     return Row(_with_name(f), '?', '?', tuple(knobs), unbounded=not bounded, **forms, **claims)
 
+# %% ../nbs/estimators/50_checks.ipynb #be4f1cc2
 def _soft_and_hard(f, row):
     "What stands behind the name of a law in a report, the function and its row."
     if row.random: return [('', _Seeded(f), row)]

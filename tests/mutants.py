@@ -11,7 +11,11 @@ tried is decided by a hash of the change itself, so an edit elsewhere leaves the
 
 Each change gets a process of its own, forked from this one when torch and pytest are loaded, and in it pytest, which
 meets the tests that found the most first and stops at the first that fails. What all tests let pass has survived; why
-it may is a line of mutants.txt. A survivor without one, or fewer killed than 9 in 10, is a failure."""
+it may is a line of mutants.txt. A survivor without one, or fewer killed than 9 in 10, is a failure.
+
+Others' tools, tried on core with the quick tests of test_floor.py: mutmut 3.8 forks and aims too, but wraps every
+function in one that torch.compile cannot trace, so the fourth test fails before anything is changed. cosmic-ray 8.7
+starts Python for each change, which took 40 s where a fork took 18."""
 import argparse
 import ast
 import copy

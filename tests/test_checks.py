@@ -125,6 +125,13 @@ class WrongVmap(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, x): return torch.floor(x),in_dims[0]
 
+def test_a_slope_of_one_is_one():
+    "Also where the mass is right."
+    def wavy(x, g): return g*(1+torch.sin(2*torch.pi*x)/2)
+    claimed = replace(row(R.round_ste), f=made(wavy), grid=False)
+    report = check_estimator(claimed.f, claimed, raises=False)
+    assert any(law == 'has_a_slope' and 'and not 1' in said for law,_,said in report.broken)
+
 def edits(x):
     with torch.no_grad(): y = x.detach().round_()
     return x + (y-x).detach()

@@ -563,6 +563,7 @@ def test_knobs_by_name_are_checked():
     f,x = power(default=3.),torch.ones(2)
     with pytest.raises(TypeError, match='^power: no knob power, only p$'): f(x, power=2.)
     with pytest.raises(TypeError, match='^power: p is given twice$'): f(x, 3., p=2.)
+    with pytest.raises(TypeError, match='^power: 2 knobs by position, it has 1$'): f(x, 3., 2.)
     with pytest.raises(TypeError, match='^power: p is missing and has no default$'): power()(x)
     with pytest.raises(TypeError, match='^plain: no knob p, only none$'): estimator('plain', torch.round)(x, p=1.)
     with pytest.raises(ValueError, match=r'^power: p must be in \[1, inf\], got 0.5$'): f(x, p=.5)

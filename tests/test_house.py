@@ -16,6 +16,7 @@ import subprocess
 import sys
 import zipfile
 from configparser import ConfigParser
+from dataclasses import replace
 from email.parser import Parser
 from html.parser import HTMLParser
 from importlib.metadata import distribution, version
@@ -672,6 +673,8 @@ def test_links_of_tables():
         assert [slug(p) for _,p in links] == [r.page for r in catalog]
         assert {p for _,p in links} <= {f'{nb.parent.name}/{nb.stem}' for nb in NBS}
     assert '[`soft_round`](soft.ipynb)' in relink(table(), to_page)
+    def mine(x): return x.round()
+    assert '| `mine` |' in table([replace(catalog[0], f=mine, knobs=())])
 
 def test_workflows():
     "They run the commands of README, on the torch and Python versions of the table."

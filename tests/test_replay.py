@@ -572,15 +572,6 @@ def test_a_tensor_that_somebody_may_change(early):
         assert same(op(x), x*i)
     assert early and not any(early.values())
 
-def test_scratch_is_one_set(early):
-    "All rows of the catalog share the scratch of the one that needs most: a few rows of a piece of each dtype."
-    monkey = replay._thread.memories
-    monkey.clear()
-    x = torch.randn(64, generator=generator())
-    for r in catalog:
-        for _ in range(4): results(r.f, x, x, {})
-    assert len(monkey) == 1 and len(monkey[0].rows) <= 24 and all(r.numel() <= 64 for r in monkey[0].rows.values())
-
 # --- what a program is
 @pytest.mark.parametrize('r, f', variants())
 def test_every_row_is_replayed(r, f):

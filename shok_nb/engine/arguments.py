@@ -30,6 +30,7 @@ COMMON = dict(
     learnable='Is `alpha` or `beta` a Parameter, or else `step`?',
 )
 
+# %% ../../nbs/engine/80_arguments.ipynb #b3261232
 def check_input(
     x:Any,      # What the user gave
     fn:str,     # Name of the function the user called
@@ -55,34 +56,40 @@ def check_input(
     """
     plain = type(x) in _PLAIN and x.layout == torch.strided and not x.is_nested
     if plain and x.dtype in _FLOATS: return x
-    if not isinstance(x, Tensor):
-        do = f'use torch.as_tensor({arg})'
-        if isinstance(x, torch.fx.Proxy):
-            do = f"use torch.export, or torch.fx.wrap('{fn}') in your module"
-            if fn[:1].isupper(): do = 'use torch.export, or a Tracer that makes it a leaf'
-        raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {type(x).__name__}; {do}')
-    if torch.nn.parameter.is_lazy(x):
-        raise TypeError(f'{fn}: {arg} must have a shape, got {type(x).__name__}; '
-            'call its module once, or materialize it')
+    wrong = _unlike_a_tensor(x, fn, arg) or _unlike_a_float(x, arg) or _unlike_dense(x, arg)
+    if wrong: raise TypeError(f'{fn}: {arg} must {wrong}')
+    return x
+
+def _unlike_a_tensor(x, fn, arg):
+    "What is wrong with `x` if it is no tensor, or one without a shape yet; else None."
+    got = type(x).__name__
+    if isinstance(x, Tensor):
+        if not torch.nn.parameter.is_lazy(x): return None
+        return f'have a shape, got {got}; call its module once, or materialize it'
+    do = f'use torch.as_tensor({arg})'
+    if isinstance(x, torch.fx.Proxy):
+        do = f"use torch.export, or torch.fx.wrap('{fn}') in your module"
+        if fn[:1].isupper(): do = 'use torch.export, or a Tracer that makes it a leaf'
+    return f'be a torch.Tensor, got {got}; {do}'
+
+def _unlike_a_float(x, arg):
+    "What is wrong with the dtype of a tensor, or None."
     if x.is_quantized: do = f'use {arg}.dequantize()'
-    elif x.dtype in _FLOATS:
-        if x.is_nested and x.layout == torch.strided:
-            raise TypeError(f'{fn}: {arg} must be dense or jagged, '
-                'got a strided nested tensor; use layout=torch.jagged')
-        if x.layout in (torch.strided, torch.jagged): return x
-        raise TypeError(f'{fn}: {arg} must be dense, got layout {x.layout}; '
-            f'use {arg}.to_dense() or round {arg}.values()')
+    elif x.dtype in _FLOATS: return None
     elif x.is_complex(): do = f'round {arg}.real and {arg}.imag separately'
     elif x.is_floating_point(): do = f'use {arg}.float()'
     else: do = f'it is on the grid already; use {arg}.float() if it needs a gradient'
-    wanted = 'float16, bfloat16, float32 or float64'
-    raise TypeError(f'{fn}: {arg} must be {wanted}, got {x.dtype}; {do}')
+    return f'be float16, bfloat16, float32 or float64, got {x.dtype}; {do}'
 
-def _must_have(v, name, told):
-    "Raises TypeError unless `v` has an attribute. Compiled code cannot ask it."
-    if torch.compiler.is_compiling(): return
-    if not hasattr(v, name): raise TypeError(f'{told}, got {_what(v)}')
+def _unlike_dense(x, arg):
+    "What is wrong with how a tensor is stored, or None."
+    if x.is_nested and x.layout == torch.strided:
+        return 'be dense or jagged, got a strided nested tensor; use layout=torch.jagged'
+    if x.layout in (torch.strided, torch.jagged): return None
+    do = f'use {arg}.to_dense() or round {arg}.values()'
+    return f'be dense, got layout {x.layout}; {do}'
 
+# %% ../../nbs/engine/80_arguments.ipynb #b9d669b4
 def _beyond_float(k):
     if not isinstance(k, numbers.Rational): return False
     size:Any = abs(k)
@@ -99,12 +106,39 @@ def _in_dtype(k, dtype, lo):
 def _shown(k):
     return f'an int of {int(k).bit_length()} bits' if _beyond_float(k) else f'{k}'
 
+def _seen_as(k, number, dtype):
+    "What the number `k` is in `dtype`, if that is another number."
+    if _beyond_float(k) or k != k or number == k: return ''
+    return f', which is {number:g} in {dtype}'
+
 def _per_channel(k, x, arg):
     "The way out where a knob has one value per channel: of dim 1, or of dim 0 as in a weight."
     axis = next((d for d in (1, 0) if d < x.ndim and (x.shape[d],) == k.shape), None)
     if axis is None: return ''
     shape = ', '.join('-1' if d == axis else '1' for d in range(x.ndim))
     return f'; for one per channel use {arg}.view({shape})'
+
+def _in_range(k, x, what, lo, hi, open, finite):
+    "The number `k` as the dtype of `x` holds it. Raises ValueError if that is out of range."
+    dtype = torch.float64 if x is None else _wide(x.dtype)
+    number = _in_dtype(k, dtype, lo)
+    if not (lo < number < hi if open else lo <= number <= hi):
+        ends = f'({lo:g}, {hi:g})' if open else f'[{lo:g}, {hi:g}]'
+        seen = _seen_as(k, number, dtype)
+        raise ValueError(f'{what} must be in {ends}, got {_shown(k)}{seen}')
+    if finite and math.isinf(number):
+        raise ValueError(f'{what} must be finite, got {_shown(k)}')
+    return number
+
+def _must_join(k, x, fn, arg):
+    "Raises ValueError unless the knob `k` is where `x` is, and broadcasts with it."
+    if k.device != x.device:
+        raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; '
+            f'use {arg}.to(x.device)')
+    try: torch.broadcast_shapes(k.shape, x.shape)
+    except RuntimeError:
+        raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
+            f'with x of shape {tuple(x.shape)}{_per_channel(k, x, arg)}') from None
 
 def check_knob(
     k:Any,              # What the user gave
@@ -144,31 +178,16 @@ def check_knob(
     if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
-        if k.ndim == 0 and k.is_cpu: return k
-        if k.device != x.device:
-            raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; '
-                f'use {arg}.to(x.device)')
-        try: torch.broadcast_shapes(k.shape, x.shape)
-        except RuntimeError:
-            raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
-                f'with x of shape {tuple(x.shape)}{_per_channel(k, x, arg)}') from None
+        if k.ndim or not k.is_cpu: _must_join(k, x, fn, arg)
         return k
     # made of a size that a graph leaves open: no number yet
     if isinstance(k, (torch.SymInt, torch.SymFloat)): return k
     if isinstance(k, bool) or not isinstance(k, numbers.Real):
         wanted = 'a number' if x is None else 'a number or a torch.Tensor'
         raise TypeError(f'{fn}: {arg} must be {wanted}, got {type(k).__name__}')
-    dtype = torch.float64 if x is None else _wide(x.dtype)
-    number = _in_dtype(k, dtype, lo)
-    if not (lo < number < hi if open else lo <= number <= hi):
-        ends = f'({lo:g}, {hi:g})' if open else f'[{lo:g}, {hi:g}]'
-        other = not _beyond_float(k) and k == k and number != k
-        seen = f', which is {number:g} in {dtype}' if other else ''
-        raise ValueError(f'{fn}: {arg} must be in {ends}, got {_shown(k)}{seen}')
-    if finite and math.isinf(number):
-        raise ValueError(f'{fn}: {arg} must be finite, got {_shown(k)}')
-    return number
+    return _in_range(k, x, f'{fn}: {arg}', lo, hi, open, finite)
 
+# %% ../../nbs/engine/80_arguments.ipynb #b4784507
 def check_count(
     k:Any,             # What the user gave
     fn:str,            # Name of the function the user called
@@ -203,6 +222,11 @@ def check_count(
 
 # %% ../../nbs/engine/80_arguments.ipynb #a5000008
 def _what(v): return f'the class {v.__name__}' if isinstance(v, type) else type(v).__name__
+
+def _must_have(v, name, told):
+    "Raises TypeError unless `v` has an attribute. Compiled code cannot ask it."
+    if torch.compiler.is_compiling(): return
+    if not hasattr(v, name): raise TypeError(f'{told}, got {_what(v)}')
 
 def check_flag(
     k:Any,  # What the user gave

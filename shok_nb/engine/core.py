@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from .arguments import check_input, check_knob
 from .compat import mode, quick_apply
 from .grid import _default, _in_steps, _on_grid
-from .parts import by_mode, either
+from .parts import by_mode
 from shok_nb.engine.pieces import (
     _for_cpu,
     _fuse,
@@ -73,11 +73,8 @@ class _Straight(Function):
     @staticmethod
     def backward(ctx, g): return g,None
 
-def _apply(function):
-    "`function.apply` without its search for transforms, which the caller has made."
-    return either(quick_apply(function), function.apply)
-
-_evaluate,_straight = _apply(_Evaluate),_apply(_Straight)
+# without torch's search for transforms: eager code has made it
+_evaluate,_straight = quick_apply(_Evaluate),quick_apply(_Straight)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000004
 def _form(op): return op.compiled if torch.compiler.is_compiling() else op.value
@@ -138,6 +135,7 @@ def _in_order(op, knobs, named):
         elif n in names[:len(knobs)]: wrong = f'{n} is given twice'
     for n in names:
         if n not in given: wrong = f'{n} is missing and has no default'
+    if len(knobs) > len(names): wrong = f'{len(knobs)} knobs by position, it has {len(names)}'
     if wrong: raise TypeError(f'{op.name}: {wrong}')
     return tuple([given[n] for n in names])
 
@@ -147,15 +145,24 @@ def _accepted(op, x, rest, how):
     for i,(k,(arg,kw,low,high)) in enumerate(zip(rest, op.ranges)):
         if not (type(k) is float and low < k < high):    # of the common case no more is asked
             k = check_knob(k, x, op.name, arg, **kw)
-            learns = learns or isinstance(k, Tensor) and k.requires_grad
-            if how == 'eager' and i > 1: k = _number(k)
+            if isinstance(k, Tensor) and k.requires_grad: learns = True
+            elif how == 'eager' and i > 1: k = _number(k)
         good.append(k)
     return good,learns
 
+# %% ../../nbs/engine/10_core.ipynb #c1000018
 def _constants(x, knobs):
-    "Compiled, a knob that is a number becomes a tensor, lest another number be another graph."
+    "The knobs, each number as a tensor: what is compiled for one is right for another."
     def constant(k): return torch.full((), k, dtype=_wide(x.dtype), device=x.device)
     return [constant(k) if isinstance(k, float) else k for k in knobs]
+
+def _not_eager(op, how, x, rest, learns):
+    "The value where an export, a transform or the compiler sees each operation."
+    if how == 'export' and op.export_value: return op.forward(x, *rest)
+    if torch.compiler.is_compiling(): rest[2:] = _constants(x, rest[2:])
+    if how != 'compile' or learns: return _recompute(op.composite, x, *rest)
+    recorded = torch.is_grad_enabled() and x.requires_grad
+    return _Evaluate.apply(op, x, *rest) if recorded else op.forward(x, *rest)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000014
 _RANGE = 'lo','hi','open','finite','default'
@@ -263,14 +270,11 @@ class estimator:
             tensor([0.5000, 1.5000])
         """
         check_input(x, self.name)
-        if named or len(knobs) < len(self.names): knobs = _in_order(self, knobs, named)
+        if named or len(knobs) != len(self.names): knobs = _in_order(self, knobs, named)
         how,rest,learns = mode(),[step, offset, *knobs],False
         common = len(knobs) == 0 and _default(step, offset)
         if not common: rest,learns = _accepted(self, x, rest, how)
-        if how == 'export' and self.export_value: return self.forward(x, *rest)
-        if how != 'eager' and torch.compiler.is_compiling(): rest[2:] = _constants(x, rest[2:])
-        if how in ('export', 'transform'): return self.composite(x, *rest)
-        if how == 'compile' and learns: return _recompute(self.composite, x, *rest)
+        if how != 'eager': return _not_eager(self, how, x, rest, learns)
         recorded = torch.is_grad_enabled() and (learns or x.requires_grad)
         if not recorded: return self.forward(x, *rest)
         if self.slope is None and common:
@@ -380,7 +384,7 @@ def _plainly_through(hard, soft):
     same = torch.isinf(soft) & (soft == hard)           # inf - inf has no value: `soft` itself
     return torch.where(same, soft, hard.detach() - torch.where(torch.isfinite(soft), gap, 0.))
 
-_joined = by_mode(_apply(_Through), transform=_plainly_through)
+_joined = by_mode(quick_apply(_Through), compile=_Through.apply, transform=_plainly_through)
 
 def straight_through(
     hard:Tensor, # What forward returns; any shape, floating dtype

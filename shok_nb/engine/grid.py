@@ -7,7 +7,8 @@ __all__ = []
 
 # %% ../../nbs/engine/20_grid.ipynb #b7000003
 from torch import Tensor
-from .parts import _saturate, by_mode
+from .compat import mode
+from .parts import _saturate
 
 # %% ../../nbs/engine/20_grid.ipynb #cd9265e0
 def _default(step, offset):
@@ -27,12 +28,9 @@ def _on_grid(f, near, x, step, offset, *knobs):
     moved = not _zero(offset)
     y = f((x-offset if moved else x)/step, *knobs)*step
     if moved: y = y + offset
-    return _beside(y, x.detach(), step) if near else y
+    return _beside(y, x.detach(), step) if near and mode() != 'export' else y
 
-def _keep_beside(y, x, step):
+def _beside(y, x, step):
+    "`y` kept within two steps of `x`."
     margin = 2*(step.detach() if isinstance(step, Tensor) else step)
     return _saturate(y, x-margin, x+margin)
-
-def _as_it_is(y, x, step): return y
-
-_beside = by_mode(_keep_beside, export=_as_it_is)

@@ -38,33 +38,7 @@ def _where_known(t): return torch.where(t == t, t, 0.)
 
 _nan_to_zero = either(torch.nan_to_num, _where_known)   # infinity is finite in one form alone
 
-def _followed(*args):
-    "May a derivative be taken of what is made of these now?"
-    if mode() == 'transform': return True
-    if not torch.is_grad_enabled(): return False
-    for t in args:
-        if isinstance(t, Tensor) and t.requires_grad: return True
-    return False
-
-def _held(v, lower, upper):
-    "`v` between two ends, each a number, a tensor or None; with torch's own slopes."
-    tensors = isinstance(lower, Tensor),isinstance(upper, Tensor)
-    if lower is None or upper is None or not any(tensors): return v.clamp(lower, upper)
-    # `clamp` takes two of a kind
-    if not all(tensors): return v.clamp(min=lower).clamp(max=upper)
-    # nested tensors have no clamp for tensors
-    if type(v) not in _PLAIN and v.is_nested:
-        return torch.minimum(torch.maximum(v, lower), upper)
-    # up to torch 2.13 it has no gradient for ends that broadcast each other
-    if lower.shape != upper.shape: lower,upper = torch.broadcast_tensors(lower, upper)
-    return v.clamp(lower, upper)
-
-def _saturate(v, lower:Any=None, upper:Any=None):
-    "`v` held between numbers or tensors; slope 1 at the ends too, beyond it is the end's."
-    if not _followed(v, lower, upper): return _held(v, lower, upper)
-    held = _held(v.detach(), lower, upper)
-    return torch.where(held == v, v, held)
-
+# %% ../../nbs/engine/90_parts.ipynb #bec286d8
 def _centre(v):
     "The nearest integer to `v` and the error of rounding to it, 0 where `v` is infinite."
     n = torch.round(v)
@@ -146,6 +120,35 @@ def maths(
         7.38905609893065
     """
     return torch if isinstance(k, Tensor) else math
+
+# %% ../../nbs/engine/90_parts.ipynb #b2537294
+def _followed(*args):
+    "May a derivative be taken of what is made of these now?"
+    if torch.is_grad_enabled():
+        for t in args:
+            if isinstance(t, Tensor) and t.requires_grad: return True
+    return mode() == 'transform'
+
+def _held(v, lower, upper):
+    "`v` between ends of which at least one is a tensor; with torch's own slopes."
+    if lower is None or upper is None: return v.clamp(lower, upper)
+    # `clamp` takes two of a kind
+    if not (isinstance(lower, Tensor) and isinstance(upper, Tensor)):
+        return v.clamp(min=lower).clamp(max=upper)
+    # nested tensors have no clamp for tensors
+    if type(v) not in _PLAIN and v.is_nested:
+        return torch.minimum(torch.maximum(v, lower), upper)
+    # up to torch 2.13 it has no gradient for ends that broadcast each other
+    if lower.shape != upper.shape: lower,upper = torch.broadcast_tensors(lower, upper)
+    return v.clamp(lower, upper)
+
+def _saturate(v, lower:Any=None, upper:Any=None):
+    "`v` held between numbers or tensors; slope 1 at the ends too, beyond it is the end's."
+    tensors = isinstance(lower, Tensor) or isinstance(upper, Tensor)
+    hold = _held if tensors else torch.clamp
+    if not _followed(v, lower, upper): return hold(v, lower, upper)
+    held = hold(v.detach(), lower, upper)
+    return torch.where(held == v, v, held)
 
 # %% ../../nbs/engine/90_parts.ipynb #ce5fcdc8
 _POWERS = [(-1)**k*math.pi**(2*k+2)/math.factorial(2*k+3) for k in range(30)]    # p_k

@@ -110,8 +110,9 @@ def _fits(x, ts, knobs):
         if t.shape != x.shape: return False
     return not knobs or torch.broadcast_shapes(x.shape, *[k.shape for k in knobs]) == x.shape
 
-def _as_vectors(*ts):
-    "The tensors as vectors if they lie in memory alike, else as they are."
+def _as_vectors(knobs, *ts):
+    "The `ts` as vectors, if they lie in memory alike and each knob is one number."
+    if any([k.ndim for k in knobs]): return ts
     if not all([t.stride() == ts[0].stride() for t in ts]): return ts
     return [t.as_strided((t.numel(),), (1,)) for t in ts]
 
@@ -119,18 +120,15 @@ def _pieces(f, key, ts, knobs, make=None):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
     knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it."""
     x = ts[0]
-    numbers,tensors = split_tensors(knobs)
-    if tensors:
-        wide = _wide(x.dtype)
-        tensors = [k.to(wide) for k in tensors]
-        knobs = join_tensors(numbers, tensors)
-    if not _ordinary(*ts, *tensors) or not _fits(x, ts, tensors): return _whole(f, ts, knobs)
+    knobs = [k.to(_wide(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
+    _,tensors = split_tensors(knobs)
+    if not (_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return _whole(f, ts, knobs)
     kernel = make(f, x, knobs) if make and x.device.type in _FUSED else None
-    if not kernel and not (x.is_cpu and x.numel()): return _whole(f, ts, knobs)
+    if not (kernel or x.is_cpu and x.numel()): return _whole(f, ts, knobs)
     y,size = torch.empty_like(x),_PIECE*torch.get_num_threads()
     if not kernel and x.numel() <= size: return y,*_run_into(f, y, ts, knobs, key)
-    to,*given = (y, *ts) if any([k.ndim for k in tensors]) else _as_vectors(y, *ts)
-    if kernel: return y,*kernel(to, [t.detach() for t in given], knobs)
+    to,*given = _as_vectors(tensors, y, *ts)
+    if kernel: return y,*kernel(to, given, knobs)
     return y,*_cut(f, key, size, to, given, knobs)
 
 # %% ../../nbs/engine/40_pieces.ipynb #70f91e90
@@ -148,6 +146,7 @@ def _fuse(f, name, grid, backend='inductor'):
     def fused(to, ts, knobs):
         nonlocal kernel
         if kernel is not None:
+            ts = [t.detach() for t in ts]
             step,offset,*others = [_as_tensor(k, to) for k in knobs]
             place = dict(step=step, offset=offset) if grid else {}
             try: return kernel(to, ts, others, **place)

@@ -98,14 +98,19 @@ def _written(trace, a):
 
 def _refuse(op, args, kwargs, mine):
     "Raise if a replay could not repeat this operation."
-    hidden = [t for a in args if isinstance(a, (list, tuple)) for t in a] + [*kwargs.values()]
-    foreign = [a for a in args if isinstance(a, Tensor) and not isinstance(a, StandIn)]
     if op._schema.is_mutable: raise Untraceable(f'{op} changes its argument')
     if torch.Tag.nondeterministic_seeded in op.tags: raise Untraceable(f'{op} draws numbers')
-    if not mine or any(isinstance(t, Tensor) for t in hidden):
+    if not mine or any(isinstance(t, Tensor) for t in _hidden(args, kwargs)):
         raise Untraceable(f'{op} takes tensors in a list or by keyword')
-    if any(t.ndim for t in foreign):
-        raise Untraceable(f'{op} takes a tensor that is no argument')
+    for a in args:
+        if isinstance(a, Tensor) and not isinstance(a, StandIn) and a.ndim:
+            raise Untraceable(f'{op} takes a tensor that is no argument')
+
+def _hidden(args, kwargs):
+    "What an operation takes in a list or by keyword."
+    for a in args:
+        if isinstance(a, (list, tuple)): yield from a
+    yield from kwargs.values()
 
 def trace(f, ts):
     "The Trace of `f(*ts)` and its results as Values, None where it returned None."

@@ -260,6 +260,13 @@ def report(
         sd=_average(var.sqrt(), some))
 
 # %% ../../nbs/show/40_lab.ipynb #a714b138
+def _varied(knobs):
+    "The name of the knob that has many values. None or two raise ValueError."
+    many = [k for k,v in knobs.items() if isinstance(v, (tuple, list))]
+    if len(many) == 1: return many[0]
+    got = many or 'none'
+    raise ValueError(f'plot_report: one knob must be a tuple or list of values, got {got}')
+
 def plot_report(
     f:Callable,            # Called as `f(x, **knobs)`
     *,
@@ -283,11 +290,7 @@ def plot_report(
     own = signature(report).parameters
     check_callable(f, 'plot_report', 'f', 1, [k for k in knobs if k not in own])
     _check_axes(ax, 'plot_report')
-    many = [k for k,v in knobs.items() if isinstance(v, (tuple, list))]
-    if len(many) != 1:
-        got = many or 'none'
-        raise ValueError(f'plot_report: one knob must be a tuple or list of values, got {got}')
-    k, = many
+    k = _varied(knobs)
     x = knobs[k]
     if ax is None: ax = _pair(k, 'the cell', 'its gradient')
     rows = [report(f, **knobs | {k: v}) for v in x]

@@ -249,17 +249,21 @@ def _table(r, knobs, strings):
     other = [run*[1, -1] for run in other]
     return [strings[_w._packed(c)] for c in (value, slope, known, other)]
 
-def _learner(r, name, strings):
-    "The row of an estimator: tables at each stop of its knob, or the name of a random one."
-    turned,passes,anneal = _turned(r),_w._passes(r.smooth),_annealed(r)
-    settings = [{k.name: v} for k,stops in turned for v in stops] or [{}]
-    tables = [] if r.random else [[_table(r, v|p, strings) for v in settings] for p in passes]
+def _sliders(r, turned, anneal):
+    "The controls of an estimator, as HTML."
     controls = ''.join(f'<div data-knob="">{_w._controls([k], [stops])}</div>'
         for k,stops in turned)
     if r.random: controls += _w._range('seed', [*map(str, range(_SEEDS))], 0)
     if r.smooth: controls += _w._toggle(_w._HARD, 'hard')
     if anneal: controls += _w._toggle(f'{turned[0][0].name} from soft to hard', 'anneal')
-    return dict(name=name, tables=tables, controls=controls, anneal=anneal,
+    return controls
+
+def _learner(r, name, strings):
+    "The row of an estimator: tables at each stop of its knob, or the name of a random one."
+    turned,passes,anneal = _turned(r),_w._passes(r.smooth),_annealed(r)
+    settings = [{k.name: v} for k,stops in turned for v in stops] or [{}]
+    tables = [] if r.random else [[_table(r, v|p, strings) for v in settings] for p in passes]
+    return dict(name=name, tables=tables, controls=_sliders(r, turned, anneal), anneal=anneal,
         random=r.name if r.random else '', tile=_w._tile(r),
         stops=[_w._label(v) for _,stops in turned for v in stops],
         deployed=[int(_shows_round(r, hard)) for hard in range(len(passes))])

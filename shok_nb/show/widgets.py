@@ -108,14 +108,18 @@ class _Facts(NamedTuple):
     passes:list                   # Keywords of its one or two forward passes
     domain:tuple                  # Ends of x
 
+def _own_knobs(r, f):
+    "The knobs and choices of a row by name, with the grid where there is no other knob."
+    own = r.knobs + r.choices
+    takes = {} if r.knobs else signature(f).parameters
+    return {k.name: k for k in (*own, *_GRID) if k in own or k.name in takes}
+
 def _facts(fn, f, hard, domain, given):
     "The facts of `f`: the catalog's, changed by the caller."
     _checked(fn, f, hard, domain)
     try: r = row(f)
     except ValueError: r = None
-    knobs = {k.name: k for k in r.knobs+r.choices} if r else {}
-    if r and not r.knobs:                     # then what it has to choose is its grid
-        knobs |= {k.name: k for k in _GRID if k.name in signature(f).parameters}
+    knobs = _own_knobs(r, f) if r else {}
     grid = {k.name: k for k in _GRID if _lays(r, k.name)}
     for name,v in given.items():
         knobs[name] = _knob(fn, f, name, v, knobs.get(name, grid.get(name)))
