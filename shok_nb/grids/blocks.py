@@ -12,13 +12,29 @@ from dataclasses import dataclass
 from typing import Literal
 import torch
 from torch import Tensor
-from ..engine.arguments import check_choice, check_count, check_flag, check_input, check_knob
-from ..engine.grid import Cells, Grid
+from shok_nb.engine.arguments import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_input,
+    check_knob,
+)
+from ..engine.grid import Grid
 from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
-from .floats import FloatFormat, _BITS, _Floats, _binade, _format_of, _grid_of
+from shok_nb.grids.floats import (
+    _BITS,
+    FORMATS,
+    FloatFormat,
+    _binade,
+    _check_rounding,
+    _Floats,
+    _Format,
+    _format_of,
+    _grid_of,
+)
 
-# %% ../../nbs/grids/20_blocks.ipynb #20f00004
+# %% ../../nbs/grids/20_blocks.ipynb #20f00008
 def _floor(amax, f): return _binade(amax)
 
 def _ceil(amax, f):
@@ -37,7 +53,7 @@ def _rceil(amax, f): return _ceil(amax/f.largest*_power(f.largest), f)
 _BlockScale = Literal['floor', 'ceil', 'even', 'rceil', 'mse']
 _SCALES = dict(floor=_floor, ceil=_ceil, even=_even, rceil=_rceil)
 
-# %% ../../nbs/grids/20_blocks.ipynb #20f00005
+# %% ../../nbs/grids/20_blocks.ipynb #20f00011
 def _rounded(grid, x):
     "`x` to the nearest of a grid."
     cells = grid.cells(x)
@@ -91,10 +107,12 @@ class _NVFP4(Grid):
         if self.whole: scale = scale*own
         return _scaled(self.element.cells(x*back), scale)
 
-# %% ../../nbs/grids/20_blocks.ipynb #20f00006
+# %% ../../nbs/grids/20_blocks.ipynb #20f00012
 def _in_blocks(x, block, dim, pad, fn):
     "`x` with blocks in a last dim of their own, and a function that undoes it."
     check_count(block, fn, 'block', 1)
+    check_flag(pad, fn, 'pad')
+    if x.ndim == 0: raise ValueError(f'{fn}: x must have a dim to cut, got 0-d x')
     check_count(dim, fn, 'dim', -x.ndim, x.ndim-1)
     n = x.shape[dim]
     short = -n % block
@@ -113,61 +131,100 @@ def _check_numbers(knobs, fn):
             raise ValueError(f'{fn}: {n} must be a number or a 0-d Tensor, '
                 f'got shape {tuple(k.shape)}')
 
-# %% ../../nbs/grids/20_blocks.ipynb #20f00007
+# %% ../../nbs/grids/20_blocks.ipynb #20f00013
 def mx_quantize(
-    x:Tensor,
-    format='e4m3',
-    rounding:Callable=round_ste,
+    x:Tensor,                    # Values; any shape with a dim to cut, floating dtype
+    format:_Format='e4m3',       # Of the elements: 'e2m1', 'e2m3', 'e3m2', 'e4m3' or 'e5m2'
+    rounding:Callable=round_ste, # An estimator that has a `step`
     *,
-    block:int=32,
-    dim:int=-1,
-    scale:_BlockScale='floor',
-    pad:bool=False,
-    gradient='clipped',
-    **knobs
-)->Tensor:
-    """MX
+    block:int=32,                # Values that share a scale
+    dim:int=-1,                  # Along this dim
+    scale:_BlockScale='floor',   # Which power of two, from the largest magnitude or the error
+    pad:bool=False,              # Fill a last block that is short with zeros, or raise?
+    # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
+    gradient:str='clipped',
+    **knobs                      # Of `rounding`
+)->Tensor:                       # Element times scale; shape and dtype of `x`
+    """Blocks that share a power of two (arXiv:2310.10537). Raises ValueError for a short block.
 
     Parameters:
-        block (int = 32): Values in a run along `dim` that share one: for `x.unflatten(dim,
-            (-1, block))`
-        dim (int = -1): Axis or axes whose values share a step, kept with length 1; None is all
-            of them
+        x (Tensor): Values; any shape with a dim to cut, floating dtype
+        format (str|torch.dtype|FloatFormat = 'e4m3'): Of the elements: 'e2m1', 'e2m3', 'e3m2',
+            'e4m3' or 'e5m2'
+        rounding (Callable = round_ste): An estimator that has a `step`
+        block (int = 32): Values that share a scale
+        dim (int = -1): Along this dim
+        scale ('floor'|'ceil'|'even'|'rceil'|'mse' = 'floor'): Which power of two, from the
+            largest magnitude or the error
+        pad (bool = False): Fill a last block that is short with zeros, or raise?
+        gradient (str = 'clipped'): 0 where the value is clipped ('saturated'), where `x` is
+            beyond ('clipped'), or nowhere
+        **knobs: Of `rounding`
+
+    Returns:
+        Tensor: Element times scale; shape and dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.mx_quantize(torch.linspace(-1., 1., 32), 'e2m1')[:4]
+        tensor([-1.0000, -1.0000, -0.7500, -0.7500])
     """
     fn = 'mx_quantize'
     check_input(x, fn)
     f = _format_of(format, fn)
     check_choice(scale, fn, 'scale', (*_SCALES, 'mse'))
+    _check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
-    grid = _MX(element=_grid_of(f, True, gradient), format=f, block=block, scale=scale, gradient=gradient)
-    v,back = _in_blocks(x, block, dim, check_flag(pad, fn, 'pad'), fn)
+    v,back = _in_blocks(x, block, dim, pad, fn)
+    element = _grid_of(f, gradient=gradient)
+    grid = _MX(element=element, format=f, block=block, scale=scale, gradient=gradient)
     return back(rounding(v, step=grid, **knobs))
 
-# %% ../../nbs/grids/20_blocks.ipynb #20f00008
+# %% ../../nbs/grids/20_blocks.ipynb #20f00015
 def nvfp4_quantize(
-    x:Tensor,
-    rounding:Callable=round_ste,
+    x:Tensor,                    # Values; any shape with a dim to cut, floating dtype
+    rounding:Callable=round_ste, # An estimator that has a `step` and an `offset`
     *,
-    tensor_scale=None,
-    dim:int=-1,
-    pad:bool=False,
-    gradient='clipped',
-    **knobs
-)->Tensor:
-    """NVFP4
+    # Of the whole tensor, > 0: `x.abs().amax()/2688` uses the full range; None is none
+    tensor_scale:float|Tensor|None=None,
+    dim:int=-1,                  # Blocks of 16 lie along this dim
+    pad:bool=False,              # Fill a last block that is short with zeros, or raise?
+    # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
+    gradient:str='clipped',
+    **knobs                      # Of `rounding`
+)->Tensor:                       # Element times scales; shape and dtype of `x`
+    """Blocks of 16, scales in e4m3 (arXiv:2509.25149). Raises ValueError if a block is short.
 
     Parameters:
-        dim (int = -1): Axis or axes whose values share a step, kept with length 1; None is all
-            of them
+        x (Tensor): Values; any shape with a dim to cut, floating dtype
+        rounding (Callable = round_ste): An estimator that has a `step` and an `offset`
+        tensor_scale (float|Tensor|None = None): Of the whole tensor, > 0:
+            `x.abs().amax()/2688` uses the full range; None is none
+        dim (int = -1): Blocks of 16 lie along this dim
+        pad (bool = False): Fill a last block that is short with zeros, or raise?
+        gradient (str = 'clipped'): 0 where the value is clipped ('saturated'), where `x` is
+            beyond ('clipped'), or nowhere
+        **knobs: Of `rounding`
+
+    Returns:
+        Tensor: Element times scales; shape and dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.nvfp4_quantize(torch.linspace(-1., 1., 16))[:4]
+        tensor([-1.0312, -1.0312, -0.6875, -0.5156])
     """
     fn = 'nvfp4_quantize'
     check_input(x, fn)
+    _check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
-    f = _format_of('e2m1', fn)
-    own = 0.
-    if tensor_scale is not None:
-        own = check_knob(tensor_scale, x, fn, 'tensor_scale', open=True)
-        own = torch.as_tensor(own, dtype=_wide(x.dtype), device=x.device).detach()
-    grid = _NVFP4(element=_grid_of(f, True, gradient), scales=_grid_of(_format_of("e4m3", fn), True, gradient), whole=tensor_scale is not None, block=16, gradient=gradient)
-    v,back = _in_blocks(x, 16, dim, check_flag(pad, fn, 'pad'), fn)
+    v,back = _in_blocks(x, 16, dim, pad, fn)
+    element,scales = _grid_of(FORMATS['e2m1'], gradient=gradient),_grid_of(FORMATS['e4m3'])
+    whole = tensor_scale is not None
+    grid = _NVFP4(element=element, scales=scales, whole=whole, block=16, gradient=gradient)
+    if not whole: return back(rounding(v, step=grid, **knobs))
+    own = check_knob(tensor_scale, x, fn, 'tensor_scale', open=True)
+    if isinstance(own, Tensor) and own.numel() != 1:
+        raise ValueError(f'{fn}: tensor_scale must be a number, got shape {tuple(own.shape)}')
+    own = torch.as_tensor(own, dtype=_wide(x.dtype), device=x.device).detach().view(())
     return back(rounding(v, step=grid, offset=own, **knobs))

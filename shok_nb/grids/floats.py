@@ -11,7 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 import torch
 from torch import Tensor
-from ..engine.arguments import check_callable, check_choice, check_count, check_flag, check_input
+from shok_nb.engine.arguments import (
+    check_callable,
+    check_choice,
+    check_count,
+    check_flag,
+    check_input,
+)
 from ..engine.grid import Cells, Grid
 from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
@@ -19,7 +25,7 @@ from ..estimators.ste import round_ste
 # %% ../../nbs/grids/10_floats.ipynb #10f00010
 @dataclass(frozen=True)
 class FloatFormat:
-    """A binary float format, as in IEEE 754 or OCP MX 1.0. Raises ValueError if there is none such.
+    """A binary float format (IEEE 754, OCP MX 1.0). Raises ValueError if it has no numbers.
 
     Parameters:
         exponent (int): Bits of the exponent, 1 to 11
@@ -30,6 +36,11 @@ class FloatFormat:
         infinities (bool = True): Are the codes of the highest exponent infinity and nan?
         nans (bool = True): If not, is the highest code nan?
         signed_zero (bool = True): Is there a -0?
+
+    Example:
+        >>> import shok_nb as R
+        >>> R.FloatFormat(exponent=4, mantissa=3, infinities=False).largest    # e4m3
+        448.0
     """
     exponent:int               # Bits of the exponent, 1 to 11
     mantissa:int               # Bits after the point, 0 to 52
@@ -58,7 +69,7 @@ class FloatFormat:
         top = 2**self.exponent-1-self.infinities - bias
         codes = 2**(self.mantissa+1)-1 - (self.nans and not self.infinities)
         if codes < 1 or not -1022 <= top <= 1023:
-            raise ValueError(f'FloatFormat: no number is left, or none that float64 has, got {self}')
+            raise ValueError(f'FloatFormat: its numbers must be those of float64, got {self}')
         return codes*2.**(top-self.mantissa)
 
 _finite = dict(infinities=False, nans=False)
@@ -154,7 +165,8 @@ _GRADIENTS = 'saturated','clipped','ste'
 def _check_rounding(rounding, gradient, knobs, fn):
     check_choice(gradient, fn, 'gradient', _GRADIENTS)
     for n in ('step', 'offset'):
-        if n in knobs: raise TypeError(f'{fn}: {n} belongs to even grids, got {n}={knobs[n]!r}')
+        if n not in knobs: continue
+        raise TypeError(f'{fn}: {n} belongs to even grids, got {n}={knobs[n]!r}')
     check_callable(rounding, fn, 'rounding', 1, ['step', *knobs])
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00018
@@ -162,7 +174,7 @@ def ulp(
     x:Tensor,           # Values; any shape, floating dtype
     format:_Format,     # A name of `FORMATS`, a torch.dtype or a `FloatFormat`
 )->Tensor:              # Powers of two; shape of `x`, float64 if `x` is, else float32
-    """The distance between the numbers of a format around each `x`. Raises ValueError if unknown.
+    """Distance of neighbours of a format around `x`. Raises ValueError for an unknown format.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -171,34 +183,44 @@ def ulp(
 
     Returns:
         Tensor: Powers of two; shape of `x`, float64 if `x` is, else float32
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.ulp(torch.tensor([0.3, 1., 5.]), 'e2m1')
+        tensor([0.5000, 0.5000, 2.0000])
     """
     f = _format_of(format, 'ulp')
     return _grid_of(f).cells(check_input(x, 'ulp').detach().to(_wide(x.dtype))).worth
 
 def float_round(
     x:Tensor,                    # Values; any shape, floating dtype
-    format:_Format,              # A name of `FORMATS`, 'e8m0', a torch.dtype or a `FloatFormat`
+    format:_Format,              # Of `FORMATS` or 'e8m0', a torch.dtype or a `FloatFormat`
     rounding:Callable=round_ste, # An estimator that has a `step`
     *,
-    saturate:bool=True,          # Beyond the largest: that, or infinity or nan as the format has?
+    saturate:bool=True,          # Beyond the largest: that one? Else infinity or nan
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
     gradient:str='clipped',
     **knobs                      # Of `rounding`
-)->Tensor:                       # Numbers of the format, if `rounding` gives integers; dtype of `x`
+)->Tensor:                       # Numbers of the format if `rounding` is hard; dtype of `x`
     """Round to the numbers of a float format. Raises ValueError if the format is unknown.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
-        format (str|torch.dtype|FloatFormat): A name of `FORMATS`, 'e8m0', a torch.dtype or a
+        format (str|torch.dtype|FloatFormat): Of `FORMATS` or 'e8m0', a torch.dtype or a
             `FloatFormat`
         rounding (Callable = round_ste): An estimator that has a `step`
-        saturate (bool = True): Beyond the largest: that, or infinity or nan as the format has?
+        saturate (bool = True): Beyond the largest: that one? Else infinity or nan
         gradient (str = 'clipped'): 0 where the value is clipped ('saturated'), where `x` is
             beyond ('clipped'), or nowhere
         **knobs: Of `rounding`
 
     Returns:
-        Tensor: Numbers of the format, if `rounding` gives integers; dtype of `x`
+        Tensor: Numbers of the format if `rounding` is hard; dtype of `x`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> R.float_round(torch.tensor([0.3, 1.2, 1000.]), 'e4m3')
+        tensor([3.1250e-01, 1.2500e+00, 4.4800e+02])
     """
     fn = 'float_round'
     check_input(x, fn)
