@@ -307,6 +307,11 @@ class estimator:
 
         Parameters:
             step: Grid spacing > 0, in the units of `x`, broadcasts with it; may learn
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> R.estimator('nearest', torch.round).keeps(1.)
+            False
         """
         return self.slope is not None or isinstance(step, Grid) and step.gradient != 'ste'
 

@@ -124,20 +124,17 @@ class _Floats(Grid):
 
 @dataclass(frozen=True)
 class _Scales(Grid):
-    "The grid of e8m0, powers of two; a tie goes to the even exponent."
+    "The grid of e8m0, powers of two; a tie goes up."
     over:float
     gradient:str
     def cells(self, x, own=0.):
         low,high = 2.**-127,2.**127
-        ints,mantissa,_ = _BITS[x.dtype]
         step = _binade(x.detach()).clamp(low, high)
-        odd = x.detach().view(ints).bitwise_right_shift(mantissa) & 1
-        origin = step*(1-odd)
-        def raw(n): return n*step + origin
+        def raw(n): return n*step
         def value(n):
-            y = raw(n).clamp(min=low)
+            y = (n*step).clamp(min=low)
             return torch.where(y > high, self.over, y)
-        return Cells((x-origin)/step, x, step, (low, high), raw, value)
+        return Cells(x/step, x, step, (low, high), raw, value)
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00017
 _DTYPES = {torch.float16: 'float16', torch.bfloat16: 'bfloat16',
