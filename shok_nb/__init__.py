@@ -20,6 +20,9 @@ from .estimators.stochastic import *
 from .estimators.dither import *
 from .estimators.neighbours import *
 from .estimators.gradient import *
+from .grids.floats import *
+from .grids.blocks import *
+from .grids.codebooks import *
 from .training.schedules import *
 from .quantization.fake_quantize import *
 from .quantization.learned import *

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 import torch
 from torch import Tensor
+from .grid import Grid
 from .pieces import _FLOATS, _PLAIN, _wide
 
 # %% ../../nbs/engine/80_arguments.ipynb #e2eed36c
@@ -176,6 +177,7 @@ def check_knob(
     """
     # in range in every dtype, and far from its ends
     if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
+    if arg == 'step' and isinstance(k, Grid): return k
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim or not k.is_cpu: _must_join(k, x, fn, arg)

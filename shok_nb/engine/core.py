@@ -18,7 +18,16 @@ from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
 from .arguments import check_input, check_knob
 from .compat import mode, quick_apply
-from .grid import _default, _in_steps, _on_grid
+from shok_nb.engine.grid import (
+    Grid,
+    _cut_as,
+    _default,
+    _in_steps,
+    _judged,
+    _on_grid,
+    _plainly_on,
+    _returned,
+)
 from .parts import by_mode
 from shok_nb.engine.pieces import (
     _for_cpu,
@@ -53,7 +62,7 @@ class _Evaluate(Function):
     @staticmethod
     def forward(ctx, op, x, *rest):
         ctx.op,ctx.learns = op,any(ctx.needs_input_grad[2:])
-        if op.slope is not None or ctx.learns:
+        if op._keeps(rest[0]) or ctx.learns:
             ctx.rest,tensors = split_tensors(rest)
             ctx.save_for_backward(x, *tensors)
         return op.forward(x, *rest)
@@ -61,7 +70,7 @@ class _Evaluate(Function):
     @staticmethod
     def backward(ctx, g):
         none = [None]*len(ctx.needs_input_grad[2:])
-        if ctx.op.slope is None and not ctx.learns: return None,g,*none
+        if not ctx.saved_tensors: return None,g,*none
         x,*tensors = ctx.saved_tensors
         rest = join_tensors(ctx.rest, tensors)
         return None,*ctx.op.backward(g, x, *rest, needs=ctx.needs_input_grad[1:])
@@ -81,11 +90,16 @@ def _form(op): return op.compiled if torch.compiler.is_compiling() else op.value
 
 def _value(op, x, step, offset, *knobs):
     "The value, and None for each of the rest."
-    return _on_grid(_form(op), op.near, x, step, offset, *knobs),None,None,*[None]*len(knobs)
+    none = [None]*(2+len(knobs))
+    if isinstance(step, Grid):
+        cells = step.cells(x, offset)
+        return cells.value(_form(op)(cells.v, *knobs)),*none
+    return _on_grid(_form(op), op.near, x, step, offset, *knobs),*none
 
 # %% ../../nbs/engine/10_core.ipynb #c1000006
 def _vjp(op, needs, x, g, step, offset, *knobs):
     "A gradient for `x` and for each of the rest that learns, None for the others."
+    if isinstance(step, Grid): return _vjp_on(op, needs, x, g, step, offset, *knobs)
     _,step_learns,offset_learns,*learn = needs
     v = _in_steps(x, step, offset)
     slope = 1. if op.slope is None else op.slope(v, *knobs)
@@ -95,6 +109,15 @@ def _vjp(op, needs, x, g, step, offset, *knobs):
     if offset_learns: to_offset = (g-to_x).sum_to_size(offset.shape)
     to_knobs = _to_knobs(op, learn, v, g*step, knobs) if any(learn) else [None]*len(knobs)
     return to_x,to_step,to_offset,*to_knobs
+
+def _vjp_on(op, needs, x, g, grid, own, *knobs):
+    "The same on a grid that is not even, which itself learns nothing."
+    cells,learn = grid.cells(x, own),needs[3:]
+    if grid.gradient != 'ste' and cells.ends:
+        g = _returned(g, _judged(_form(op), grid, cells, *knobs), cells.ends)
+    to_x = g if op.slope is None else g*op.slope(cells.v, *knobs)
+    if not any(learn): return to_x,None,None,*[None]*len(knobs)
+    return to_x,None,None,*_to_knobs(op, learn, cells.v, g*cells.worth, knobs)
 
 def _to_step(op, g, v, slope, knobs):
     "What each element teaches the step."
@@ -116,7 +139,7 @@ def _to_knobs(op, learn, v, g, knobs):
 def _kernel(op, job, needs, f, x, rest):
     "The kernel of `f`, made when first it may be; None if there is none."
     grid = not _default(*rest[:2])
-    key = job,needs,x.device.type,x.dtype,grid
+    key = job,needs,x.device.type,x.dtype,repr(rest[0]) if isinstance(rest[0], Grid) else grid
     if key not in op.kernels and _fusible(x) and not any(needs[3:]):
         op.kernels[key] = _fuse(f, op.name+job, grid)
     return op.kernels.get(key)
@@ -283,6 +306,10 @@ class estimator:
 
     def _common(self, x): return self.forward(x, 1., 0.)
 
+    def _keeps(self, step):
+        "Does backward want to see `x`, if nothing but `x` learns?"
+        return self.slope is not None or isinstance(step, Grid) and step.gradient != 'ste'
+
     def composite(self,
         x:Tensor,  # Values; any shape, floating dtype
         *rest      # `step`, `offset` and all knobs, in their order
@@ -306,7 +333,9 @@ class estimator:
         if self.slope is None and _default(*rest[:2]): return f(x, *rest[2:])
         dtype = _wide(x.dtype)
         rest = [_widen(t, dtype) for t in rest]
-        return _on_grid(f, self.near, x.to(dtype), *rest).to(x.dtype)
+        if isinstance(rest[0], Grid): y = _plainly_on(f, x.to(dtype), *rest)
+        else: y = _on_grid(f, self.near, x.to(dtype), *rest)
+        return y.to(x.dtype)
 
     def forward(self,
         x:Tensor,  # Values; any shape, floating dtype
@@ -328,9 +357,15 @@ class estimator:
             tensor([0., 2.])
         """
         if self.single and _default(*rest[:2]): return self.value(x, *rest[2:])
-        key = (self.label, '_value') if self.pure else None
-        kernel = partial(_kernel, self, '_value', ())
-        return _pieces(partial(_value, self), key, (x,), rest, kernel)[0]
+        return self._run(_value, (), (x,), rest)[0]
+
+    def _run(self, job, needs, ts, rest):
+        "`job` in pieces: replayed if all it depends on is written in the key."
+        name = job.__name__
+        kernel = partial(_kernel, self, name, needs)
+        key,flat = _cut_as(rest[0], (self.label, name, needs) if self.pure else None)
+        f = partial(job, self, needs) if needs else partial(job, self)
+        return _pieces(f, key, ts, rest, kernel, flat)
 
     def backward(self,
         g:Tensor,  # Gradient of the value
@@ -364,9 +399,7 @@ class estimator:
             grads = iter(found)
             return [next(grads) if n else None for n in needs]
         needs = tuple(needs)
-        key = (self.label, '_vjp', needs) if self.pure else None
-        kernel = partial(_kernel, self, '_vjp', needs)
-        to_x,*to_rest = _pieces(partial(_vjp, self, needs), key, (x, g), rest, kernel)
+        to_x,*to_rest = self._run(_vjp, needs, (x, g), rest)
         if to_x.shape != x.shape: to_x = to_x.sum_to_size(x.shape)
         if any(needs[1:]):
             to_rest = [None if d is None else d.to(t.dtype) for t,d in zip(rest, to_rest)]

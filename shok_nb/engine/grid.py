@@ -6,6 +6,10 @@
 __all__ = []
 
 # %% ../../nbs/engine/20_grid.ipynb #b7000003
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+import torch
 from torch import Tensor
 from .compat import mode
 from .parts import _saturate
@@ -34,3 +38,55 @@ def _beside(y, x, step):
     "`y` kept within two steps of `x`."
     margin = 2*(step.detach() if isinstance(step, Tensor) else step)
     return _saturate(y, x-margin, x+margin)
+
+# %% ../../nbs/engine/20_grid.ipynb #b7000011
+class Cells(NamedTuple):
+    "How a grid lies around each element of a tensor. All but `v` and `x` is constant there."
+    v:Any                  # The tensor in steps
+    x:Any                  # and as it is, over the scale of its block if it has one
+    worth:Any              # What one step is worth in the result
+    ends:tuple|None        # Least and largest of the grid on that scale; None: no ends
+    raw:Callable           # Of a number of steps: its place on that scale
+    value:Callable         # and the result, held in the range
+
+class Grid:
+    "Stands in the place of `step`. What its `repr` says is all there is to know of it."
+    block:int|None = None                       # how many neighbours it looks at together
+    gradient:str = 'ste'                        # beyond the range, as in `fake_quantize`
+    fixed:bool = True                           # or is there a tensor in it?
+    def cells(self, x, own=0.)->Cells:
+        "`own`: a tensor that the grid needs, in the place of the offset."
+        raise NotImplementedError
+
+def _step_at(step, x):
+    "The step around each `x`: of a grid that is not even it is a tensor."
+    return step.cells(x).worth if isinstance(step, Grid) else step
+
+def _cut_as(step, key):
+    "`key`, or None if the grid is more than its `repr`; and may rows be cut?"
+    if not isinstance(step, Grid): return key,True
+    return key if step.fixed else None,step.block is None
+
+def _judged(f, grid, cells, *knobs):
+    "What must be in the range for a gradient to come back: the value, or its argument."
+    return cells.x if grid.gradient == 'clipped' else cells.raw(f(cells.v, *knobs))
+
+def _returned(g, y, ends):
+    "`g` where `y` is within the ends, else 0; in one operation if they are numbers."
+    if isinstance(ends[0], Tensor): return torch.where((y < ends[0]) | (y > ends[1]), 0., g)
+    low,high = ends[0]-_ulp(ends[0], y.dtype),ends[1]+_ulp(ends[1], y.dtype)
+    return torch.ops.aten.hardtanh_backward(g, y, low, high)
+
+def _ulp(e, dtype):
+    "How far the next float is, away from 0."
+    return math.ldexp(torch.finfo(dtype).eps, math.frexp(e)[1]-1)
+
+def _plainly_on(f, x, grid, own, *knobs):
+    "The value on a grid as plain ops that any transform can differentiate."
+    cells = grid.cells(x, own)
+    n = f(cells.v, *knobs)
+    y,raw = cells.value(n.detach()),n*cells.worth
+    through = torch.where(torch.isfinite(raw), y - (raw.detach()-raw), y)
+    if grid.gradient == 'ste' or cells.ends is None: return through
+    judged,(low,high) = _judged(f, grid, cells, *knobs),cells.ends
+    return torch.where((judged < low) | (judged > high), y, through)

@@ -116,9 +116,10 @@ def _as_vectors(knobs, *ts):
     if not all([t.stride() == ts[0].stride() for t in ts]): return ts
     return [t.as_strided((t.numel(),), (1,)) for t in ts]
 
-def _pieces(f, key, ts, knobs, make=None):
+def _pieces(f, key, ts, knobs, make=None, flat=True):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
-    knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it."""
+    knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. Where rows must
+    stay whole it is not `flat`."""
     x = ts[0]
     knobs = [k.to(_wide(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
     _,tensors = split_tensors(knobs)
@@ -127,7 +128,7 @@ def _pieces(f, key, ts, knobs, make=None):
     if not (kernel or x.is_cpu and x.numel()): return _whole(f, ts, knobs)
     y,size = torch.empty_like(x),_PIECE*torch.get_num_threads()
     if not kernel and x.numel() <= size: return y,*_run_into(f, y, ts, knobs, key)
-    to,*given = _as_vectors(tensors, y, *ts)
+    to,*given = _as_vectors(tensors, y, *ts) if flat else (y, *ts)
     if kernel: return y,*kernel(to, given, knobs)
     return y,*_cut(f, key, size, to, given, knobs)
 
@@ -158,5 +159,5 @@ def _fuse(f, name, grid, backend='inductor'):
 
 def _as_tensor(k, like):
     "A number as a tensor on the CPU: with another one the kernel is the same."
-    if isinstance(k, Tensor): return k
+    if not isinstance(k, (int, float)): return k
     return torch.tensor(k, dtype=_wide(like.dtype), device='cpu')

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from ..engine.arguments import _what, check_callable, check_input, check_knob
 from ..engine.core import estimator
+from ..engine.grid import _step_at
 from ..engine.pieces import _FLOATS
 from ..engine.random import _checked_grid, _Kind, noise_like
 from .soft import soft_round, soft_round_conditional_mean
@@ -18,7 +19,8 @@ from .soft import soft_round, soft_round_conditional_mean
 # %% ../../nbs/estimators/31_dither.ipynb #fd066fb7
 def _noisy(x, step, generator, seed, fn):
     noise = noise_like(x, generator=generator, seed=seed, fn=fn)
-    return x.to(noise.dtype) + noise*step
+    x = x.to(noise.dtype)
+    return x + noise*_step_at(step, x)
 
 def uniform_noise(
     x:Tensor,                    # Values; any shape, floating dtype
@@ -140,7 +142,8 @@ def noisy_soft_round(
     step,offset = _checked_grid(x, 'noisy_soft_round', step, offset)
     alpha = check_knob(alpha, x, 'noisy_soft_round', 'alpha')
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='noisy_soft_round')
-    z = soft_round(x.to(e.dtype), alpha, step=step, offset=offset) + e*step
+    wide = x.to(e.dtype)
+    z = soft_round(wide, alpha, step=step, offset=offset) + e*_step_at(step, wide)
     return soft_round_conditional_mean(z, alpha, step=step, offset=offset).to(x.dtype)
 
 # %% ../../nbs/estimators/31_dither.ipynb #966d48cc

@@ -13,6 +13,7 @@ from torch.autograd import Function
 from ..engine.arguments import check_input, check_knob
 from ..engine.compat import skips_backward
 from ..engine.core import estimator
+from ..engine.grid import Grid, _cut_as
 from ..engine.parts import by_mode, either
 from shok_nb.engine.pieces import (
     _number,
@@ -40,10 +41,11 @@ class _Pull(Function):
     def backward(ctx, g):
         x,*tensors = ctx.saved_tensors
         knobs = [_widen(k, _wide(x.dtype)) for k in join_tensors(ctx.numbers, tensors)]
-        return _pieces(_pulled_gradient, ('pull',), (x, g), knobs)
+        key,flat = _cut_as(knobs[1], ('pull',))
+        return _pieces(_pulled_gradient, key, (x, g), knobs, flat=flat)
 
 def _pulled_gradient(x, g, delta, step, offset):
-    v = (x-offset)/step
+    v = step.cells(x, offset).v if isinstance(step, Grid) else (x-offset)/step
     return g + delta*g.abs()*torch.nan_to_num(v-torch.round(v)),None,None,None
 
 _round = estimator('ewgs_round', torch.round, pure=True)
@@ -53,6 +55,7 @@ def _as_number(k, x): return _number(k.detach()) if isinstance(k, Tensor) else k
 def _as_tensor(k, x):
     "A change of the number is then no other graph."
     if isinstance(k, Tensor): return k.detach()
+    if isinstance(k, Grid): return k
     return torch.full((), k, dtype=_wide(x.dtype), device=x.device)
 
 _constant = either(_as_number, _as_tensor)                  # `k` without its gradient
