@@ -317,6 +317,7 @@ def _check_weight(m, layer, weight, rounded):
             told = 'gets sparse gradients, which rounding cannot pass on; set sparse = False'
     if told: raise ValueError(f'quantize_model_: {_of(layer, weight)} {told}')
 
+# %% ../../nbs/quantization/40_models.ipynb #58b00002
 def _calibrated(q, where, choose):
     "`q` with a grid; an error says for what."
     try: return choose(q)

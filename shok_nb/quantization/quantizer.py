@@ -236,7 +236,7 @@ class _Grid(_Float32Buffers):
         if ready and signed is None: signed = bool(saved[0] < 0)
         self._set(signed=signed, ready=ready)
 
-# %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
+# %% ../../nbs/quantization/30_quantizer.ipynb #57b00004
 _INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
     mse=mse_init, lsq=lsq_init)
 def _knobs_of(init, block):
@@ -251,7 +251,67 @@ def _check_init(init, block, zero_point):
     if zero_point and isinstance(init, str) and init == 'lsq':
         raise ValueError("Quantizer: init='lsq' has no zero point; use 'minmax' or 'mse'")
 
-class Quantizer(_Grid):
+class _Sound(_Grid):
+    "A grid that can be computed with, however it was found: what cannot be raises."
+    init:Any
+    def _span(self):
+        """The least and largest logarithm of a scale: no grid value is infinite, and if it
+        learns no gradient is."""
+        low,high = self._ends()
+        return -80.,32. if self.learn else 88.-math.log(high-low+2)
+
+    def _found(self, x, signed, of):
+        "What `init` returns."
+        init:Any = _INITS[self.init] if isinstance(self.init, str) else self.init
+        if init is lsq_init: return _filled(init(x, self.bits, signed=signed, **of))
+        return init(x, self.bits, signed=signed, zero_point=self.has_zero_point, **of)
+
+    def _sound(self, found, shape, signed):
+        "The scale and the zero point that `init` has found; raises where they are none."
+        init = self.init if isinstance(self.init, str) else _name(self.init)
+        pair:Any = found if self.has_zero_point else (found,)
+        if not isinstance(pair, tuple) or len(pair) != 1+self.has_zero_point:
+            raise TypeError(f'Quantizer: init={init} must return a scale and a zero point')
+        for what,t in zip(('scale', 'zero point'), pair):
+            if not isinstance(t, Tensor) or t.shape != shape or t.is_complex():
+                got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
+                raise TypeError(f'Quantizer: init={init} must return a {what} of real numbers '
+                    f'and shape {tuple(shape)}, got {got}')
+        ends = _range_of('Quantizer', self.bits, signed)
+        return self._checked(pair[0], pair[1] if self.has_zero_point else None, ends,
+            f'init={init}')
+
+    def _checked(self, scale, zero_point, ends, who):
+        "Both in float32, on a grid that can be computed with; or raises."
+        scale = scale.detach().float()
+        if not (scale.isfinite() & (scale > 0)).all():
+            told = 'gives a scale that is not positive and finite'
+            raise ValueError(f'Quantizer: {who} {told}')
+        most = math.exp(self._span()[1])
+        if (scale > most).any():
+            raise ValueError(f'Quantizer: {who} gives a scale of {scale.max():.3g}, beyond '
+                f'{most:.3g}; scale x down')
+        scale = scale.clamp(min=math.exp(-80.))
+        if zero_point is None: return scale,None
+        code = zero_point.detach().float()
+        if not ((code >= ends[0]) & (code <= ends[1]) & (code == code.round())).all():
+            raise ValueError(f'Quantizer: {who} gives a zero point that is no code from '
+                f'{ends[0]} to {ends[1]}')
+        return scale,code
+
+    def _given_scale(self, scale):
+        "In the shape of the grid: one for all is one for each."
+        now = getattr(self, self._scale_name())
+        scale = torch.as_tensor(scale, dtype=torch.float32, device=now.device)
+        if scale.ndim == 0: scale = scale.expand(now.shape)
+        known = self.ready or self.axis is None and self.block is None
+        wanted = now.shape if known else scale.shape
+        if scale.shape == wanted and scale.numel(): return scale
+        told = f'set_grid_ wants a scale of shape {tuple(wanted)}'
+        raise ValueError(f'Quantizer: {told}, got {tuple(scale.shape)}')
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
+class Quantizer(_Sound):
     """A grid of integers as a layer, fixed or learned (arXiv:1902.08153). Raises if it is none.
 
     Parameters:
@@ -350,12 +410,6 @@ class Quantizer(_Grid):
             raise ValueError(f'Quantizer: {told}, the grid {t.numel()}')
         return _laid_beside(t, v, self.axis, self.block)
 
-    def _span(self):
-        """The least and largest logarithm of a scale: no grid value is infinite, and if it
-        learns no gradient is."""
-        low,high = self.range()
-        return -80.,32. if self.learn else 88.-math.log(high-low+2)
-
     def grid(self)->tuple[Tensor, Tensor|None]: # Scale and zero point, of one axis or more
         """The grid as it is; a gradient goes through. Raises RuntimeError if there is none yet.
 
@@ -411,45 +465,6 @@ class Quantizer(_Grid):
         self._keep(scale.reshape(laid), zero_point, signed)
         return self
 
-    def _found(self, x, signed, of):
-        "What `init` returns."
-        init:Any = _INITS[self.init] if isinstance(self.init, str) else self.init
-        if init is lsq_init: return _filled(init(x, self.bits, signed=signed, **of))
-        return init(x, self.bits, signed=signed, zero_point=self.has_zero_point, **of)
-
-    def _sound(self, found, shape, signed):
-        "The scale and the zero point that `init` has found; raises where they are none."
-        init = self.init if isinstance(self.init, str) else _name(self.init)
-        pair:Any = found if self.has_zero_point else (found,)
-        if not isinstance(pair, tuple) or len(pair) != 1+self.has_zero_point:
-            raise TypeError(f'Quantizer: init={init} must return a scale and a zero point')
-        for what,t in zip(('scale', 'zero point'), pair):
-            if not isinstance(t, Tensor) or t.shape != shape or t.is_complex():
-                got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
-                raise TypeError(f'Quantizer: init={init} must return a {what} of real numbers '
-                    f'and shape {tuple(shape)}, got {got}')
-        ends = _range_of('Quantizer', self.bits, signed)
-        return self._checked(pair[0], pair[1] if self.has_zero_point else None, ends,
-            f'init={init}')
-
-    def _checked(self, scale, zero_point, ends, who):
-        "Both in float32, on a grid that can be computed with; or raises."
-        scale = scale.detach().float()
-        if not (scale.isfinite() & (scale > 0)).all():
-            told = 'gives a scale that is not positive and finite'
-            raise ValueError(f'Quantizer: {who} {told}')
-        most = math.exp(self._span()[1])
-        if (scale > most).any():
-            raise ValueError(f'Quantizer: {who} gives a scale of {scale.max():.3g}, beyond '
-                f'{most:.3g}; scale x down')
-        scale = scale.clamp(min=math.exp(-80.))
-        if zero_point is None: return scale,None
-        code = zero_point.detach().float()
-        if not ((code >= ends[0]) & (code <= ends[1]) & (code == code.round())).all():
-            raise ValueError(f'Quantizer: {who} gives a zero point that is no code from '
-                f'{ends[0]} to {ends[1]}')
-        return scale,code
-
     def set_grid_(self,
         scale:float|Tensor,           # One > 0 for all, or a Tensor of the grid's shape
         # A code, or a Tensor of codes; None is 0, or as it was
@@ -479,17 +494,6 @@ class Quantizer(_Grid):
             scale,code = self._checked(scale, code, self.range(), 'set_grid_')
         self._keep(scale, code, self.signed is not False)
         return self
-
-    def _given_scale(self, scale):
-        "In the shape of the grid: one for all is one for each."
-        now = getattr(self, self._scale_name())
-        scale = torch.as_tensor(scale, dtype=torch.float32, device=now.device)
-        if scale.ndim == 0: scale = scale.expand(now.shape)
-        known = self.ready or self.axis is None and self.block is None
-        wanted = now.shape if known else scale.shape
-        if scale.shape == wanted and scale.numel(): return scale
-        told = f'set_grid_ wants a scale of shape {tuple(wanted)}'
-        raise ValueError(f'Quantizer: {told}, got {tuple(scale.shape)}')
 
     def _given_zero_point(self, code, scale):
         "In the shape of the scale; None is as it was."
