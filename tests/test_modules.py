@@ -156,10 +156,10 @@ ROUNDINGS = dict(partial=partial(soft_round, alpha=5.), function=soft_round, lay
 
 @pytest.mark.parametrize('rounding', ROUNDINGS.values(), ids=ROUNDINGS)
 def test_no_soft_value_leaks(rounding):
-    layer = Rounding(lsq, lsq, step=torch.tensor(.1), bits=4, rounding=rounding)
+    layer = Rounding(lsq, lsq, scale=torch.tensor(.1), bits=4, rounding=rounding)
     for m in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert same(m.eval()(X), lsq(X, torch.tensor(.1), 4))
-    layer = Rounding(lsq, lsq, step=torch.tensor(.1), rounding=partial(soft_round, alpha=1.))
+    layer = Rounding(lsq, lsq, scale=torch.tensor(.1), rounding=partial(soft_round, alpha=1.))
     KnobScheduler(layer, lambda step: 9.)
     assert layer.rounding.alpha == 9.
 
@@ -168,7 +168,7 @@ def test_no_soft_value_leaks(rounding):
 def test_no_hard_twin(rounding):
     before = torch.get_rng_state()
     with pytest.raises(ValueError, match=r'^Rounding: rounding=.* gives soft or random values in evaluation'):
-        Rounding(lsq, lsq, step=torch.tensor(.1), rounding=rounding)
+        Rounding(lsq, lsq, scale=torch.tensor(.1), rounding=rounding)
     assert torch.equal(before, torch.get_rng_state())
 
 def test_swap():
