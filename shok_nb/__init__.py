@@ -29,7 +29,7 @@ from .quantization.learned import *
 from .quantization.fsq import *
 from .quantization.calibrate import *
 from .quantization.quantizer import Quantizer as Quantizer
-from .quantization.models import quantize_model_ as quantize_model_, unquantize_ as unquantize_
+from .quantization.models import quantize_model_ as quantize_model_
 from .quantization.deploy import deploy_ as deploy_
 from .quantization.runtime import onnx_session as onnx_session, to_onnx as to_onnx
 

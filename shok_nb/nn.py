@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Rounding', 'SoftRound', 'RoundSTE', 'FloorSTE', 'CeilSTE', 'TruncSTE', 'SignSTE', 'RatioRound', 'LogisticRound',
-           'CubicRound', 'StochasticRound', 'swap_rounding', 'round_weights_', 'bake_']
+           'CubicRound', 'StochasticRound', 'swap_rounding', 'round_weights_', 'remove_rounding_']
 
 # %% ../nbs/training/20_nn.ipynb #abc9555f
 import copy
@@ -103,6 +103,21 @@ def _check_functions(f, deployed, knobs, fn):
     if deployed is None or deployed is f: return
     check_callable(deployed, fn, 'deployed', 1, [k for k in knobs if k in ('step', 'offset')])
 
+def _check_modes(f, deployed, takes, fn):
+    "Raises unless there is something for evaluation to run."
+    if deployed is not None or 'hard' in takes: return
+    raise ValueError(f'{fn}: {_name(f)} takes no hard=; pass deployed=, what evaluation runs')
+
+def _unwrapped(f, deployed, knobs):
+    "A function and its knobs: those of a partial are knobs like others."
+    if not isinstance(f, partial) or f.args: return f,deployed,knobs
+    return f.func,f.func if deployed is f else deployed,f.keywords | knobs
+
+def _as_knob(k, v, is_float, learns):
+    "What a layer holds: a Parameter, a tensor that is a buffer, or the value as it is."
+    if learns: return nn.Parameter(_tensor(v))
+    return _tensor(v) if is_float and k not in ('step', 'offset') else v
+
 def _is_whole(f):
     "Are the values of `f` whole numbers, the same at every call?"
     x = torch.linspace(-3, 3, 97)
@@ -141,7 +156,7 @@ class Rounding(nn.Module):
         >>> layer(x), layer.eval()(x)
         (tensor([0.1486, 1.8514]), tensor([0., 2.]))
     """
-    rounds = True                    # `bake_` may remove it from a weight
+    rounds = True                    # `remove_rounding_` may take it from a weight
     def __init__(self,
         f:Callable,                  # Called as `f(x, **knobs)`
         # What evaluation calls: `f` itself, or a function of x, step and offset;
@@ -153,18 +168,14 @@ class Rounding(nn.Module):
     ):
         "See `Rounding`."
         super().__init__()
-        if isinstance(f, partial) and not f.args:             # its knobs are knobs like others
-            if deployed is f: deployed = f.func
-            f,knobs = f.func,f.keywords | knobs
         fn = type(self).__name__
+        f,deployed,knobs = _unwrapped(f, deployed, knobs)
         _check_functions(f, deployed, knobs, fn)
         learnable = check_flag(learnable, fn, 'learnable')
         takes = _arguments(f)
         _check_words(takes, knobs, fn)
         floats = [k for k,v in knobs.items() if _is_float(v, takes.get(k))]
-        if deployed is None and 'hard' not in takes:
-            raise ValueError(
-                f'{fn}: {_name(f)} takes no hard=; pass deployed=, what evaluation runs')
+        _check_modes(f, deployed, takes, fn)
         if learnable and not floats:
             told = f'learnable=True, but {_name(f)} was given no float knob to learn'
             raise ValueError(f'{fn}: {told}')
@@ -172,10 +183,8 @@ class Rounding(nn.Module):
         if 'rounding' in knobs:
             knobs['rounding'] = _hard_in_evaluation(knobs['rounding'], fn)
         self.f,self.deployed,self.names = f,deployed,tuple(knobs)
-        for k,v in knobs.items():
-            if learnable and k == floats[0]: v = nn.Parameter(_tensor(v))
-            elif k in floats and k not in ('step', 'offset'): v = _tensor(v)
-            _hold(self, k, v)
+        learns = floats[:1] if learnable else []
+        for k,v in knobs.items(): _hold(self, k, _as_knob(k, v, k in floats, k in learns))
 
     def forward(self,
         x:Tensor # Values; any shape, floating dtype
@@ -576,9 +585,21 @@ def _unparametrize(m, name, keep):
     parametrize.remove_parametrizations(m, name, leave_parametrized=keep)
     if isinstance(m, nn.RNNBase) and not parametrize.is_parametrized(m): m._init_flat_weights()
 
+def _enters(m, args, kwargs):
+    "A hook: what enters a layer goes through its `input_quantizer`."
+    if args: return (m.input_quantizer(args[0]), *args[1:]),kwargs
+    return args,kwargs | dict(input=m.input_quantizer(kwargs['input']))
+
+def _quantize_input(m, quantizer):
+    "Let `quantizer` round what enters this layer."
+    m.input_quantizer = quantizer
+    m._quantizes = m.register_forward_pre_hook(_enters, with_kwargs=True),
+
+def _ours(q): return getattr(q, 'rounds', False) or bool(getattr(q, 'of_a_model', False))
+
 def _rounded(m, name):
-    if not parametrize.is_parametrized(m, name): return False
-    return any(getattr(p, 'rounds', False) for p in m.parametrizations[name])
+    "Does one of ours make this weight?"
+    return parametrize.is_parametrized(m, name) and any(map(_ours, m.parametrizations[name]))
 
 # %% ../nbs/training/20_nn.ipynb #4e7709ff
 def round_weights_(
@@ -624,23 +645,54 @@ def round_weights_(
     for m in found:
         if _rounded(m, name):
             raise ValueError(f'round_weights_: {name} of {type(m).__name__} is rounded '
-                'already; use swap_rounding, or bake_ first')
+                'already; use swap_rounding, or remove_rounding_ first')
     made = []
     for m in found:
         if isinstance(rounding, nn.Module): r = copy.deepcopy(rounding)
         else: r = check_model(rounding(m), 'round_weights_', 'what rounding makes')
+        r.__dict__['rounds'] = True                     # `remove_rounding_` may take it away
         made.append(r.train(m.training).to(getattr(m, name).device))
     with _all_or_nothing(model):
         for m,r in zip(found, made): _parametrize(m, name, r)
     return model
 
-def bake_(
-    model:nn.Module # A model with rounded weights, changed in place
-)->nn.Module:       # `model` itself
-    """Make the weights of evaluation permanent, and remove what rounds them (and nothing else).
+def _free_weight(m, name, leave_rounded):
+    "Takes what is ours from a weight; what is not ours stays, unless the values are to."
+    makers = m.parametrizations[name]
+    if leave_rounded: makers.eval()
+    ours = [i for i,q in enumerate(makers) if _ours(q)]
+    if leave_rounded or len(ours) == len(makers): _unparametrize(m, name, keep=leave_rounded)
+    else:
+        for i in reversed(ours): del makers[i]
+
+def _free(m, leave_rounded):
+    "Takes what is ours from one layer. Was there anything?"
+    names = [n for n in getattr(m, 'parametrizations', ()) if _rounded(m, n)]
+    for name in names: _free_weight(m, name, leave_rounded)
+    hooks = m.__dict__.pop('_quantizes', ())
+    for h in hooks: h.remove()
+    if hooks: del m.input_quantizer
+    return bool(names or hooks)
+
+def _check_not_deployed(model):
+    "Raises where codes have taken the place of floats."
+    for n,m in model.named_modules():
+        if not getattr(m, 'holds_codes', False): continue
+        where = n.partition('.parametrizations.')[0] or type(model).__name__
+        raise ValueError(f'remove_rounding_: {where} holds codes, as deploy_ made it; its '
+            'float weights are gone, so copy a model before deploy_')
+
+def remove_rounding_(
+    model:nn.Module,        # What `round_weights_` or `quantize_model_` has changed, in place
+    *,
+    leave_rounded:bool=True # Keep the weights as evaluation rounds them? Else as trained
+)->nn.Module:               # `model` itself
+    """Take away what rounds weights and the inputs of layers. Without any raises ValueError.
 
     Parameters:
-        model (nn.Module): A model with rounded weights, changed in place
+        model (nn.Module): What `round_weights_` or `quantize_model_` has changed, in place
+        leave_rounded (bool = True): Keep the weights as evaluation rounds them? Else as
+            trained
 
     Returns:
         nn.Module: `model` itself
@@ -650,15 +702,16 @@ def bake_(
         >>> from torch import nn
         >>> linear = nn.Linear(2, 2)
         >>> _ = R.nn.round_weights_(linear, R.nn.RoundSTE(step=0.25))
-        >>> R.nn.bake_(linear)
+        >>> R.nn.remove_rounding_(linear)
         Linear(in_features=2, out_features=2, bias=True)
+        >>> (linear.weight*4 % 1 == 0).all()    # with leave_rounded=False they are as before
+        tensor(True)
     """
-    check_model(model, 'bake_')
+    check_model(model, 'remove_rounding_')
+    leave_rounded = check_flag(leave_rounded, 'remove_rounding_', 'leave_rounded')
+    _check_not_deployed(model)
     with _all_or_nothing(model):
-        for m in list(model.modules()):
-            lists = getattr(m, 'parametrizations', {})
-            for name in list(lists):
-                if not _rounded(m, name): continue
-                lists[name].eval()
-                _unparametrize(m, name, keep=True)
-    return model
+        found = [_free(m, leave_rounded) for m in list(model.modules())]
+    if any(found): return model
+    told = f'nothing rounds the weights or the inputs of a layer in {type(model).__name__}'
+    raise ValueError(f'remove_rounding_: {told}')

@@ -371,7 +371,7 @@ def units(model):
         if not isinstance(m, LINEAR) or not hasattr(m, 'input_quantizer') or not computes_plainly(m): continue
         if not parametrize.is_parametrized(m, 'weight'): continue
         q = m.parametrizations.weight[0]
-        if q.has_zero or q.block is not None or q.axis not in (None, 0): continue
+        if q.has_zero_point or q.block is not None or q.axis not in (None, 0): continue
         codes = q.to_codes(m.parametrizations.weight.original).flatten(1)
         found[m] = q.grid()[0].detach()*m.input_quantizer.grid()[0].detach()*(codes != 0).any(1)/2
     return found

@@ -95,7 +95,7 @@ def method(name):
 
 def grid(**more): return dict(step=POSITIVE, offset=NUMBER) | more
 def noisy(**more): return dict(generator=NONE, seed=NONE) | more
-def groups(): return dict(dim=AXIS, block=NONE)
+def groups(): return dict(axis=AXIS, block=NONE)
 
 def of_learned():
     def v(): return R.adaround_init(W)
@@ -107,8 +107,9 @@ def of_learned():
         start=POSITIVE, end=POSITIVE, warmup=COUNT)
     yield 'flexround', dict(w=W, divisor=1., step=1., offset=0.), grid(w=TENSOR, divisor=POSITIVE)
     yield 'signround', dict(w=W, v=0., step=1., offset=0.), grid(w=TENSOR, v=NUMBER)
-    yield 'signround_range', dict(w=W, alpha=1., beta=1., bits=4, dim=1, block=3), dict(w=kind('meta'),
-        alpha=POSITIVE, beta=POSITIVE, bits=NOTHING, dim=kind('minus'), block=NONE)
+    yield 'signround_range', dict(w=W, alpha=1., beta=1., bits=4, axis=None, block=3), dict(w=kind('meta'),
+        alpha=POSITIVE, beta=POSITIVE, bits=NOTHING, axis=NONE, block=NONE)
+    yield 'signround_range', dict(w=W, axis=1), dict(axis=AXIS)
 
 def of_fsq():
     more = dict(symmetric=False, gain=1., margin=1e-3, noise=.5, generator=None, seed=None, rounding=R.round_ste)
@@ -143,15 +144,13 @@ def of_dither():
     yield 'expected_noise_grad', plain | dict(f=torch.square), noisy(f=NOTHING, x=TENSOR, step=POSITIVE)
 
 def of_fake_quantize():
-    codes = dict(bits=kind('none'), signed=FLAG)
-    yield 'fake_quantize', dict(x=X, scale=.1, zero_point=0, qmin=-128, qmax=127, rounding=R.round_ste,
+    yield 'fake_quantize', dict(x=X, scale=.1, zero_point=0, bits=8, signed=True, rounding=R.round_ste,
         gradient='saturated', reciprocal=False), dict(x=TENSOR, scale=POSITIVE, zero_point=kind('minus zero half ints'),
-        qmin=kind('minus zero'), qmax=kind('zero'), rounding=NOTHING, gradient=NOTHING, reciprocal=FLAG)
-    yield 'fake_quantize', dict(x=X, scale=.1, bits=4, signed=True), codes
-    yield 'lsq', dict(x=X, step=torch.tensor(.1), bits=4, signed=True, offset=0., rounding=R.round_ste), dict(x=TENSOR,
-        step=POSITIVE, bits=NOTHING, signed=FLAG, offset=NUMBER, rounding=NOTHING)
-    yield 'lsq_init', dict(x=X, bits=8, signed=True, dim=1, block=3), dict(x=NOTHING, bits=NOTHING, signed=FLAG,
-        dim=kind('minus'), block=NONE)
+        bits=NOTHING, signed=FLAG, rounding=NOTHING, gradient=NOTHING, reciprocal=FLAG)
+    yield 'lsq', dict(x=X, scale=torch.tensor(.1), bits=4, signed=True, offset=0., rounding=R.round_ste), dict(x=TENSOR,
+        scale=POSITIVE, bits=NOTHING, signed=FLAG, offset=NUMBER, rounding=NOTHING)
+    yield 'lsq_init', dict(x=X, bits=8, signed=True, axis=None, block=3), dict(x=NOTHING, bits=NOTHING,
+        signed=FLAG, axis=NONE, block=NONE)
     yield 'pact', dict(x=X, alpha=2., bits=4, rounding=R.round_ste), dict(x=TENSOR, alpha=POSITIVE, bits=NOTHING,
         rounding=NOTHING)
     yield 'dorefa', dict(x=X, bits=4), dict(x=TENSOR, bits=NOTHING)
@@ -162,14 +161,14 @@ def of_fake_quantize():
     yield 'alpha_blend', dict(x=X, hard=X, alpha=.5), dict(x=NOTHING, hard=NOTHING, alpha=COUNT)
 
 def of_calibrate():
-    both = dict(x=X, bits=8, signed=True, zero_point=False, dim=1, block=3)
-    legal = dict(x=NOTHING, bits=NOTHING, signed=FLAG, zero_point=FLAG, dim=kind('minus'), block=NONE)
+    both = dict(x=X, bits=8, signed=True, zero_point=False, axis=None, block=3)
+    legal = dict(x=NOTHING, bits=NOTHING, signed=FLAG, zero_point=FLAG, axis=NONE, block=NONE)
     yield 'minmax_init', both, legal
     yield 'percentile_init', both | dict(percentile=99.), legal | dict(percentile=NOTHING)
     yield 'mse_init', both | dict(search='grid'), legal | dict(search=NOTHING)
-    yield 'minmax_init', both | dict(block=None), dict(dim=AXIS)
-    yield 'percentile_init', both | dict(block=None), dict(dim=AXIS)
-    yield 'mse_init', both | dict(block=None), dict(dim=AXIS)
+    yield 'minmax_init', both | dict(axis=1, block=None), dict(axis=AXIS)
+    yield 'percentile_init', both | dict(axis=1, block=None), dict(axis=AXIS)
+    yield 'mse_init', both | dict(axis=1, block=None), dict(axis=AXIS)
 
 def of_schedules():
     valid = dict(init_value=3., end_value=12., transition_steps=10, transition_begin=0)
@@ -245,8 +244,7 @@ def of_models():
     def valid(): return dict(model=network(), weights=4, activations=8, calibrate=[X], ends=8, skip=())
     yield 'quantize_model_', valid, dict(model=NOTHING, weights=NONE, activations=NONE, calibrate=NONE,
         ends=kind('none zero'), skip=kind('list tuple set dict iterator'))
-    yield 'unquantize_', lambda: dict(model=quantized()), dict(model=NOTHING)
-    yield 'Report', dict(rows=[], note=''), dict(rows=kind('list'), note=kind('word empty'))
+    yield 'LayerReport', dict(rows=[], note=''), dict(rows=kind('list'), note=kind('word empty'))
 
 def of_integers():
     codes = torch.tensor([1, -1, 7, -8], dtype=torch.int8)
@@ -294,16 +292,16 @@ def methods():
     yield of('schedules', 'KnobScheduler', lambda: dict(self=scheduler(), state=dict(last_epoch=3)), dict(
         state=NOTHING), member='load_state_dict')
     scale = torch.ones(2)
-    yield of('integers', 'Dequantize', lambda: dict(scale=scale, zero=None, axis=0, block=None, packed=None,
-        dtype=torch.float32), dict(scale=TENSOR, zero=kind('none ints'), axis=kind('none zero minus'), block=NONE,
+    yield of('integers', 'Dequantize', lambda: dict(scale=scale, zero_point=None, axis=0, block=None, packed=None,
+        dtype=torch.float32), dict(scale=TENSOR, zero_point=kind('none ints'), axis=kind('none zero minus'), block=NONE,
         packed=kind('none list tuple'), dtype=NOTHING))
     yield of('integers', 'Dequantize', lambda: dict(self=integers.Dequantize(scale, axis=0),
         codes=torch.ones(2, 3).char()), dict(codes=kind('ints')), member='forward')
     yield of('integers', 'IntegerLayer', lambda: dict(layer=nn.Linear(3, 2), codes=torch.ones(2, 3).char(),
-        scale=torch.ones(2), bias=None, step=torch.tensor(.5), zero=torch.tensor(0).byte()), dict(layer=NOTHING,
-        codes=NOTHING, scale=NOTHING, bias=NONE, step=NOTHING, zero=NOTHING))
-    yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), step=torch.tensor(.5),
-        zero=torch.tensor(0).byte()), dict(step=NOTHING, zero=NOTHING), member='feeds')
+        scale=torch.ones(2), bias=None, input_scale=torch.tensor(.5), input_zero_point=torch.tensor(0).byte()), dict(
+        layer=NOTHING, codes=NOTHING, scale=NOTHING, bias=NONE, input_scale=NOTHING, input_zero_point=NOTHING))
+    yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), scale=torch.tensor(.5),
+        zero_point=torch.tensor(0).byte()), dict(scale=NOTHING, zero_point=NOTHING), member='feeds')
     yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), input=X), dict(input=NOTHING), member='forward')
     yield of('nn', 'Rounding', lambda: dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1.,
         offset=0.), dict(f=NOTHING, deployed=NONE, learnable=FLAG, alpha=SHARP | {'void', 'meta'}, step=POSITIVE | {
@@ -318,7 +316,8 @@ def methods():
         model=NOTHING, old=kind('cls arity'), new=NOTHING))
     yield of('nn', 'round_weights_', lambda: dict(model=network(), rounding=R.nn.RoundSTE(), layers=nn.Linear,
         name='weight'), dict(model=NOTHING, rounding=NOTHING, layers=NOTHING, name=NOTHING))
-    yield of('nn', 'bake_', lambda: dict(model=rounded()), dict(model=NOTHING))
+    for make in (rounded, quantized): yield of('nn', 'remove_rounding_', lambda make=make: dict(model=make(),
+        leave_rounded=True), dict(model=NOTHING, leave_rounded=FLAG))
 
 def layer_table(c):
     "A valid call of a layer, and the kinds of its knobs."

@@ -7,7 +7,18 @@ import pytest
 import torch
 import shok_nb as R
 from shok_nb.catalog import Row, row
-from shok_nb.checks import LAWS, Law, Report, _least_digits, check_estimator, hard_row, measured, near, same, slope
+from shok_nb.checks import (
+    LAWS,
+    Law,
+    LawReport,
+    _least_digits,
+    check_estimator,
+    hard_row,
+    measured,
+    near,
+    same,
+    slope,
+)
 
 
 def kept(f): return replace(row(R.soft_round), f=f)
@@ -490,4 +501,5 @@ def test_a_law_of_ones_own():
     def is_small(f, r, dtype): assert f(torch.ones(3, dtype=dtype)).max() < 2
     law = Law(is_small, (torch.float32,), lambda r: r.equivariant)
     assert law.name == 'is_small' and law.applies(row(R.round_ste)) and not law.applies(row(R.sign_ste))
-    assert Report(row(R.round_ste), (), 3).ok and not Report(row(R.round_ste), (('is_small', None, 'no'),), 3).ok
+    assert LawReport(row(R.round_ste), (), 3).ok
+    assert not LawReport(row(R.round_ste), (('is_small', None, 'no'),), 3).ok

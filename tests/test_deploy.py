@@ -17,11 +17,11 @@ import torch
 from estimators import generator
 from torch import nn
 from shok_nb.estimators.soft import soft_round
-from shok_nb.nn import SoftRound, bake_
+from shok_nb.nn import SoftRound, remove_rounding_
 from shok_nb.quantization.deploy import deploy_
 from shok_nb.quantization.flow import _quiet
 from shok_nb.quantization.integers import IntegerLayer, pack_int4, unpack_int4
-from shok_nb.quantization.models import quantize_model_, unquantize_
+from shok_nb.quantization.models import quantize_model_
 from shok_nb.quantization.quantizer import Quantizer
 from shok_nb.quantization.runtime import onnx_session, to_onnx
 
@@ -107,12 +107,12 @@ def test_a_million_inputs(name, seed, tmp_path):
         with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
 
 def powers_of_two(model):
-    "Every step 1/64 or 1/16: products of steps are exact, and sums fall on ties."
+    "Every scale 1/64 or 1/16: products of scales are exact, and sums fall on ties."
     for n,q in model.named_modules():
         if not isinstance(q, Quantizer): continue
-        step = q.grid()[0]
+        scale = q.grid()[0]
         size = 2**-6 if 'param' in n else 2**-4
-        q.set_grid_(torch.full_like(step.detach(), size))
+        q.set_grid_(torch.full_like(scale.detach(), size))
 
 @pytest.mark.parametrize('name', ['mlp', pytest.param('cnn', marks=pytest.mark.slow)])
 def test_ties(name, tmp_path):
@@ -125,9 +125,9 @@ def test_ties(name, tmp_path):
     deploy_(model, x[:2])
     first = next(m for m in model if isinstance(m, IntegerLayer))
     with torch.no_grad():
-        was,first.out_step = first.out_step,None
+        was,first.out_scale = first.out_scale,None
         sums = first(x)/was
-        first.out_step = was
+        first.out_scale = was
     assert ((sums-sums.floor()) == .5).float().mean() > .01             # there are ties
     call,_,_ = session(model, x[:2], tmp_path)
     with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
@@ -136,12 +136,13 @@ def test_exact_sums():
     "Against integers of Python's kind, for one layer: the sum, the product, the rounding."
     model,_ = deployed(mlp, (16,))
     layer,x = model[0],inputs((16,), 50, 1)
-    q = (np.rint(x.numpy()/layer.step.numpy())+int(layer.zero)).clip(0, 255).astype(int)-int(layer.zero)
+    zero = int(layer.input_zero_point)
+    q = (np.rint(x.numpy()/layer.input_scale.numpy())+zero).clip(0, 255).astype(int)-zero
     total = q @ layer.codes.numpy().astype(int).T + layer.bias_codes.numpy().astype(int)
-    factor = layer.product.numpy()/layer.out_step.numpy()
-    codes = np.rint(total.astype(np.float32)*factor).clip(-int(layer.out_zero), 255-int(layer.out_zero))
+    factor = layer.product.numpy()/layer.out_scale.numpy()
+    codes = np.rint(total.astype(np.float32)*factor).clip(-int(layer.out_zero_point), 255-int(layer.out_zero_point))
     assert factor.dtype == np.float32
-    assert np.array_equal(layer(x).numpy(), codes.astype(np.float32)*layer.out_step.numpy())
+    assert np.array_equal(layer(x).numpy(), codes.astype(np.float32)*layer.out_scale.numpy())
 
 def test_normalization_is_folded():
     "Signs of the factor included; codes are those of the quantizer, turned where the factor is negative."
@@ -240,7 +241,7 @@ def test_floats_on_codes(name, weights):
 def test_blocks_and_zero_points():
     torch.manual_seed(0)
     model,x = nn.Linear(32, 4).eval(),inputs((32,), 5)
-    quantize_model_(model, Quantizer(4, axis=0, block=8), None)
+    quantize_model_(model, Quantizer(4, block=8), None)
     want = model(x)
     deploy_(model, x)
     assert torch.equal(model(x), want) and model.parametrizations.weight.original.numel() == 64
@@ -297,7 +298,7 @@ def test_compiled():
         assert torch.equal(torch.compile(model, backend='aot_eager', fullgraph=True)(x), model(x))
 
 def test_sums_beyond_int32():
-    "A bias that its grid cannot hold takes a larger step; sums that no step makes smaller stay floats."
+    "A bias that its grid cannot hold takes a larger scale; sums that no scale makes smaller stay floats."
     model,x = nn.Sequential(nn.Linear(4, 2)).eval(),inputs((4,), 9)
     with torch.no_grad(): model[0].bias.copy_(torch.tensor([1e9, .5]))
     quantize_model_(model, 8, 8, calibrate=[x])
@@ -345,8 +346,8 @@ def test_everything_learns():
     model.train()(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert all(p.ndim > 0 for p in model.parameters())                  # FSDP2 wants one axis at least
-    steps = [p for n,p in model.named_parameters() if 'log_step' in n]
-    assert len(steps) == 6 and all(p.grad.abs().sum() > 0 for p in steps)
+    scales = [p for n,p in model.named_parameters() if 'log_scale' in n]
+    assert len(scales) == 6 and all(p.grad.abs().sum() > 0 for p in scales)
 
 def test_undo():
     torch.manual_seed(0)
@@ -355,19 +356,34 @@ def test_undo():
     model.forward = lambda x: model[0](x)
     report = quantize_model_(model, 8, 8, calibrate=[x])
     assert 'not reached by the batches' in repr(report)
-    unquantize_(model)
+    assert remove_rounding_(model, leave_rounded=False) is model
     assert {*model.state_dict()} == {*state}
     assert all(torch.equal(t, state[k]) for k,t in model.state_dict().items())
     assert not any(m._forward_pre_hooks or 'Parametrized' in type(m).__name__ for m in model.modules())
 
-def test_baked():
-    "`bake_` makes the quantized weights permanent, in floats, and leaves the activations' quantizers."
+def test_rounded_weights_stay():
+    "`remove_rounding_` makes the quantized weights permanent, in floats, and takes the quantizers of inputs away."
     model,x = mlp(),inputs((16,), 64)
-    quantize_model_(model, 4, 8, calibrate=[x])
+    quantize_model_(model, 4, None)
     want = model.eval()(x)
-    bake_(model)
-    assert torch.equal(model(x), want) and type(model[0]) is nn.Linear
-    assert isinstance(model[0].input_quantizer, Quantizer)
+    assert torch.equal(remove_rounding_(model)(x), want) and type(model[0]) is nn.Linear
+    weight = model[0].weight.detach().clone()
+    quantize_model_(model, 4, 8, calibrate=[x])
+    remove_rounding_(model)
+    assert not hasattr(model[0], 'input_quantizer') and not model[0]._forward_pre_hooks
+    assert torch.allclose(model[0].weight, weight, atol=weight.abs().max()/7)
+
+@pytest.mark.parametrize('activations', [8, None])
+def test_codes_are_no_rounding(activations):
+    "A deployed model has no floats to go back to: refused by name, and left as it is."
+    model,x = mlp(),inputs((16,), 64)
+    quantize_model_(model, 4, activations, calibrate=[x])
+    deploy_(model, x)
+    want = model(x)
+    for leave in (True, False):
+        with pytest.raises(ValueError, match='^remove_rounding_: 0 holds codes, as deploy_ made it'):
+            remove_rounding_(model, leave_rounded=leave)
+    assert torch.equal(model(x), want)
 
 def unchanged(model, before): return repr(model) == before and not any(m._forward_pre_hooks for m in model.modules())
 
@@ -418,7 +434,7 @@ def test_loaders(batch):
     with torch.no_grad(): assert torch.allclose(a.eval()(x), b.eval()(x), atol=.02)
 
 def test_large_batches_are_sampled():
-    "Ends always, and the calibrated step is that of all values to a percent."
+    "Ends always, and the calibrated scale is that of all values to a percent."
     x = torch.randn(4, 100_000, generator=generator())
     x[1, 777],x[2, 5] = 9.,-12.
     model = nn.Sequential(nn.Unflatten(1, (-1, 4)), nn.Linear(4, 2))
@@ -435,7 +451,7 @@ def test_blocks_in_the_runtime(bits, tmp_path):
     pytest.importorskip('onnxruntime')
     torch.manual_seed(0)
     model,x = nn.Sequential(nn.Linear(32, 4)).eval(),inputs((32,), 50)
-    quantize_model_(model, Quantizer(bits, axis=0, block=16), None)
+    quantize_model_(model, Quantizer(bits, block=16), None)
     deploy_(model, x)
     graph = onnx.load(to_onnx(model, x, tmp_path/'m.onnx')).graph
     assert not OURS & {n.op_type for n in graph.node}
@@ -528,7 +544,7 @@ def test_a_quantized_model_compiles():
         assert torch.allclose(a, b, rtol=1e-3, atol=1e-3*b.abs().max())
 
 def test_learned_grids_export_with_any_batch(tmp_path):
-    "The gradient of a learned step is scaled by the size of the batch, which a graph leaves open."
+    "The gradient of a learned scale is scaled by the size of the batch, which a graph leaves open."
     pytest.importorskip('onnxruntime')
     torch.manual_seed(0)
     model,x = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).eval(),inputs((4, 3), 6)

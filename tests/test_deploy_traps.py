@@ -217,7 +217,7 @@ def test_one_image():
 
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_dtypes(dtype):
-    "A model answers in its dtype, and one that is cast after it was deployed does too, with the steps it had."
+    "A model answers in its dtype, and one that is cast after it was deployed does too, with the scales it had."
     def make():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)).eval()
@@ -231,10 +231,10 @@ def test_dtypes(dtype):
     model = make()
     quantize_model_(model, calibrate=[x])
     deploy_(model, x)
-    steps = [t.clone() for k,t in model.state_dict().items() if 'step' in k or 'scale' in k]
+    scales = [t.clone() for k,t in model.state_dict().items() if 'scale' in k]
     want,got = model(x),model.to(dtype)(x.to(dtype))
     assert got.dtype == dtype and (got-want).abs().max() < .02*want.abs().max()
-    assert all(map(torch.equal, steps, [t for k,t in model.state_dict().items() if 'step' in k or 'scale' in k]))
+    assert all(map(torch.equal, scales, [t for k,t in model.state_dict().items() if 'scale' in k]))
 
 def test_gradient_of_the_input():
     "That of the quantized network: rounding passes it on, the ends of the codes do not."
@@ -288,7 +288,7 @@ def same_snapshot(a, b):
     *b,after = b
     return a == b and before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
 
-ONCE = '_flow_or_none', '_planned', '_recorded', '_swap', '_still_called', '_proved', '_note', 'Report'
+ONCE = '_flow_or_none', '_planned', '_recorded', '_swap', '_still_called', '_proved', '_note', 'LayerReport'
 STEPS = *ONCE,'_made','_pack','_judge','_store','_stored','_row','IntegerLayer','Dequantize'
 
 @pytest.mark.parametrize('step', STEPS)
@@ -318,12 +318,12 @@ def test_a_failure_at_any_step_changes_nothing(step, late, monkeypatch):
 
 SPOILED = dict(
     weights=lambda made: made.layer.codes.neg_(),
-    step=lambda made: made.layer.step.mul_(1.01),
-    zero=lambda made: made.layer.zero.add_(1),
-    scale=lambda made: made.layer.product.mul_(1.001),
+    input_scale=lambda made: made.layer.input_scale.mul_(1.01),
+    zero_point=lambda made: made.layer.input_zero_point.add_(1),
+    product=lambda made: made.layer.product.mul_(1.001),
     bias=lambda made: made.layer.bias_codes.add_(2),
-    next_step=lambda made: made.layer.out_step is not None and made.layer.out_step.mul_(1.01),
-    next_zero=lambda made: made.layer.out_zero is not None and made.layer.out_zero.add_(2))
+    next_scale=lambda made: made.layer.out_scale is not None and made.layer.out_scale.mul_(1.01),
+    next_zero_point=lambda made: made.layer.out_zero_point is not None and made.layer.out_zero_point.add_(2))
 
 @pytest.mark.parametrize('what', SPOILED)
 def test_the_proof_finds_a_wrong_layer(what, monkeypatch):

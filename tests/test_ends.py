@@ -109,19 +109,19 @@ def dsq_round(x, lower, upper):
     slope = k*sech2(k*(.5-abs(n-w)))/(2*(1-.2))
     return n*s+lower,slope,1-slope-(n-w*slope)/4,(n-w*slope)/4
 
-@case(lambda x, s: fake_quantize(x, s, 0, -4, 3), lambda d: grid(d, (-1.125, -1, .75, .875), (.25,)))
+@case(lambda x, s: fake_quantize(x, s, bits=3), lambda d: grid(d, (-1.125, -1, .75, .875), (.25,)))
 def fake_quantize_saturated(x, s):
     v,n = x/s,round(x/s)
     k = hold(n, -4, 3)
     return k*s,inside(n, -4, 3),n-v if k == n else k
 
-@case(lambda x, s: fake_quantize(x, s, 0, -4, 3, gradient='clipped'),
+@case(lambda x, s: fake_quantize(x, s, bits=3, gradient='clipped'),
     lambda d: grid(d, (-1.125, -1, .75, .875), (.25,)))
 def fake_quantize_clipped(x, s):
     v,k = x/s,hold(round(x/s), -4, 3)
     return k*s,inside(v, -4, 3),k-v if -4 <= v <= 3 else k
 
-@case(lambda x, s: fake_quantize(x, s, 0, -4, 3, rounding=lambda v: v/4), lambda d: grid(d, (-1.25, 1, .75), (.25,)))
+@case(lambda x, s: fake_quantize(x, s, bits=3, rounding=lambda v: v/4), lambda d: grid(d, (-1.25, 1, .75), (.25,)))
 def fake_quantize_with_another_rounding(x, s):
     "Values are held one step beyond the codes, at -5 s and 4 s."
     return hold(x, -5*s, 4*s)/4,inside(x, -5*s, 4*s)/4,0.

@@ -2,7 +2,6 @@
 import inspect
 import math
 import re
-from functools import partial
 import numpy as np
 import pytest
 import torch
@@ -24,7 +23,7 @@ from shok_nb import (
 )
 from shok_nb.catalog import catalog, row
 from shok_nb.engine.random import fold_in, noise_like, uniform_like
-from shok_nb.functions import PassRound, ScaleGrad, SoftRound
+from shok_nb.functions import NormalizeGrad, PassRound, RatioRound
 
 X = torch.zeros(2, 3)
 BAD = [
@@ -157,8 +156,9 @@ def bad_numbers():
 def arguments(f, kind):
     "Names of the arguments that are tensors, or numbers (and maybe tensors)."
     for p in inspect.signature(f).parameters.values():
-        tensor = p.annotation is torch.Tensor and (f.__name__, p.name) != ('lsq', 'step')
-        number = not tensor and ('float' in str(p.annotation) or p.annotation is int or p.name in ('step', 'dim'))
+        tensor = p.annotation is torch.Tensor and (f.__name__, p.name) != ('lsq', 'scale')
+        named = p.name in ('step', 'dim', 'axis')
+        number = not tensor and (named or 'float' in str(p.annotation) or p.annotation is int)
         if {'tensor': tensor, 'number': number}[kind]: yield p.name
 
 def said(f, name, arg, bad):
@@ -178,7 +178,7 @@ def test_every_function_names_itself(name):
         for bad in bad_numbers(): said(f, name, arg, bad)
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('c', (PassRound, ScaleGrad, SoftRound), ids=lambda c: c.__name__)
+@pytest.mark.parametrize('c', (PassRound, NormalizeGrad, RatioRound), ids=lambda c: c.__name__)
 def test_classes_of_shok_name_themselves(c):
     for bad in bad_tensors():
         with pytest.raises(TypeError, match=f'^{c.__name__}: x must'): c.apply(bad)
@@ -213,17 +213,19 @@ def test_lazy_parameter():
     with pytest.raises(TypeError, match=message):
         round_ste(X, step=torch.nn.UninitializedParameter())
 
-@pytest.mark.parametrize('f', (normalize_grad, quantize_grad, partial(signround_range)),
+@pytest.mark.parametrize('f,arg', ((normalize_grad, 'dim'), (quantize_grad, 'dim'), (signround_range, 'axis')),
     ids=('normalize_grad', 'quantize_grad', 'signround_range'))
-def test_dim(f):
-    name = getattr(f, '__name__', 'signround_range')
+def test_dim(f, arg):
+    name = f.__name__
     for bad in (True, '0', 1.5, torch.tensor(0), (0, 'a'), (1.,)):
-        with pytest.raises(TypeError, match=f'^{name}: dim must be an int or a tuple of them, got'): f(X, dim=bad)
+        wanted = f'^{name}: {arg} must be an int or a tuple of them, got'
+        with pytest.raises(TypeError, match=wanted): f(X, **{arg: bad})
     for bad in (2, -3, 10**400):
-        with pytest.raises(IndexError, match=f'^{name}: dim .* is out of range for x of shape'): f(X, dim=bad)
+        wanted = f'^{name}: {arg} .* is out of range for x of shape'
+        with pytest.raises(IndexError, match=wanted): f(X, **{arg: bad})
     def drawn(dim):
         torch.manual_seed(0)
-        return f(X, dim=dim)
+        return f(X, **{arg: dim})
     torch.testing.assert_close(drawn(np.int32(1)), drawn(1), rtol=0, atol=0)
 
 def test_dim_of_gradients():
@@ -287,7 +289,7 @@ def test_a_class_is_called_a_class():
 
 def test_counts_of_numpy():
     assert torch.equal(sine_round(X+.3, np.int32(2)), sine_round(X+.3, 2))
-    assert torch.equal(fake_quantize(X+.3, .1, 0, np.int8(-8), np.int8(7)), fake_quantize(X+.3, .1, 0, -8, 7))
+    assert torch.equal(fake_quantize(X+.3, .1, 0, (np.int8(-8), np.int8(7))), fake_quantize(X+.3, .1, bits=4))
 
 def test_star_import():
     """It brings functions and classes, and leaves the caller's `random` and `nn`

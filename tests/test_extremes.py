@@ -137,7 +137,7 @@ def test_numbers_beyond_the_dtype():
     with pytest.raises(ValueError, match=r'^fake_quantize: scale must .*1e\+300, which is inf'): fake_quantize(x, 1e300)
     below = r'^floor_ste: step must be in \(0, inf\), got 1e-60, which is 0 in torch.float32'
     with pytest.raises(ValueError, match=below): floor_ste(x, step=1e-60)
-    with pytest.raises(ValueError, match=r'^lsq: step must .*which is inf'): lsq(x, 1e39)
+    with pytest.raises(ValueError, match=r'^lsq: scale must .*which is inf'): lsq(x, 1e39)
     assert round_ste(x.double(), step=1e300).tolist() == [0., 0.] and round_ste(x.double(), step=1e-60).isfinite().all()
     for k in (1e300, 10**400, math.inf):
         assert same(soft_round(x, k), x.round()) and same(sigmoid_round(x, k), torch.tensor([0., 1.]))

@@ -28,7 +28,7 @@ from shok_nb.nn import (
     SoftRound,
     StochasticRound,
     TruncSTE,
-    bake_,
+    remove_rounding_,
     round_weights_,
     swap_rounding,
 )
@@ -156,10 +156,10 @@ ROUNDINGS = dict(partial=partial(soft_round, alpha=5.), function=soft_round, lay
 
 @pytest.mark.parametrize('rounding', ROUNDINGS.values(), ids=ROUNDINGS)
 def test_no_soft_value_leaks(rounding):
-    layer = Rounding(lsq, lsq, step=torch.tensor(.1), bits=4, rounding=rounding)
+    layer = Rounding(lsq, lsq, scale=torch.tensor(.1), bits=4, rounding=rounding)
     for m in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert same(m.eval()(X), lsq(X, torch.tensor(.1), 4))
-    layer = Rounding(lsq, lsq, step=torch.tensor(.1), rounding=partial(soft_round, alpha=1.))
+    layer = Rounding(lsq, lsq, scale=torch.tensor(.1), rounding=partial(soft_round, alpha=1.))
     KnobScheduler(layer, lambda step: 9.)
     assert layer.rounding.alpha == 9.
 
@@ -168,7 +168,7 @@ def test_no_soft_value_leaks(rounding):
 def test_no_hard_twin(rounding):
     before = torch.get_rng_state()
     with pytest.raises(ValueError, match=r'^Rounding: rounding=.* gives soft or random values in evaluation'):
-        Rounding(lsq, lsq, step=torch.tensor(.1), rounding=rounding)
+        Rounding(lsq, lsq, scale=torch.tensor(.1), rounding=rounding)
     assert torch.equal(before, torch.get_rng_state())
 
 def test_swap():
@@ -209,13 +209,13 @@ def test_weights():
     loaded = copy.deepcopy(model)
     loaded.load_state_dict(model.state_dict())
     y = model.eval()(x)
-    bake_(model)
+    remove_rounding_(model)
     assert torch.equal(model(x), y) and torch.equal(loaded.eval()(x), y)
     assert model[4].weight is model[5].weight and {id(p) for p in model.parameters()} == held
     assert [type(m) for m in model] == [nn.Conv2d, nn.BatchNorm2d, nn.Flatten, nn.Linear, nn.Linear, nn.Linear]
     assert [*model.state_dict()] != [*loaded.state_dict()]
     torch.load(io.BytesIO(dump(model)), weights_only=False)
-    bake_(loaded)
+    remove_rounding_(loaded)
     assert torch.equal(loaded(x), y)
 
 def dump(model):
@@ -230,5 +230,8 @@ def test_weights_by_name():
     mha.in_proj_weight = torch.full((12, 4), .3)
     assert torch.equal(mha.in_proj_weight, torch.full((12, 4), .25))
     assert torch.equal(mha.parametrizations.in_proj_weight.original, torch.full((12, 4), .3))
-    other = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))            # not ours: bake_ leaves it alone
-    assert parametrize.is_parametrized(bake_(other), 'weight')
+    other = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))            # not ours: it stays
+    for leave in (True, False):
+        with pytest.raises(ValueError, match='^remove_rounding_: nothing rounds the weights or the inputs of a layer'):
+            remove_rounding_(other, leave_rounded=leave)
+    assert parametrize.is_parametrized(other, 'weight')

@@ -3,6 +3,7 @@ bits, types and levels. Random tensors come from seed 0."""
 import math
 from fractions import Fraction
 from functools import partial
+import numpy as np
 import pytest
 import torch
 from estimators import FLOATS, generator
@@ -38,11 +39,11 @@ def test_per_tensor(bits, dtype):
     """Values bit for bit, gradients to a unit in the last place (scale and unscale), at zero points in the middle and
     at both ends. torch multiplies by 1/scale where this divides: values may differ where the quotient is within a
     rounding of a tie, and no value of this seed is."""
-    qmin,qmax = -2**(bits-1),2**(bits-1)-1
+    qmin,qmax = ends = -2**(bits-1),2**(bits-1)-1
     x = normal(20_000, dtype=dtype)
     for scale in (.37, .0513):
         for z in (qmin, 0, qmax):
-            ours = grads(lambda x: fake_quantize(x, scale, z, qmin, qmax), x)
+            ours = grads(lambda x: fake_quantize(x, scale, z, ends), x)
             theirs = grads(lambda x: torch.fake_quantize_per_tensor_affine(x, scale, z, qmin, qmax), x)
             assert torch.equal(ours[0], theirs[0]), (scale, z)
             assert torch.allclose(ours[1], theirs[1], rtol=torch.finfo(dtype).eps, atol=0)
@@ -54,7 +55,7 @@ def test_near_ties():
     scale = torch.tensor(.1)
     x = (torch.arange(-2000, 2001)+.5)*scale
     x = torch.cat([x, torch.nextafter(x, x-1), torch.nextafter(x, x+1)])
-    ours,theirs = fake_quantize(x, .1, 0, -4096, 4095),torch.fake_quantize_per_tensor_affine(x, .1, 0, -4096, 4095)
+    ours,theirs = fake_quantize(x, .1, bits=13),torch.fake_quantize_per_tensor_affine(x, .1, 0, -4096, 4095)
     differ = ours != theirs
     assert 0 < differ.sum() < len(x)/10
     s = Fraction(scale.item())
@@ -65,18 +66,18 @@ def test_float64_is_float64():
     "torch's kernel keeps the scale in float32 there; this one agrees with exact fractions."
     x = normal(500, dtype=torch.float64)
     want = [float(Fraction(.037))*min(max(round(Fraction(v)/Fraction(.037)), -8), 7) for v in x.tolist()]
-    assert fake_quantize(x, .037, 0, -8, 7).tolist() == want
+    assert fake_quantize(x, .037, bits=4).tolist() == want
     assert torch.fake_quantize_per_tensor_affine(x, .037, 0, -8, 7).tolist() != want
 
 @pytest.mark.parametrize('bits', BITS)
 @pytest.mark.parametrize('axis', (0, 1, 2))
 def test_per_channel(bits, axis):
     "A scale and an integer zero point for each channel are a broadcast."
-    qmin,qmax = 0,2**bits-1
+    qmin,qmax = ends = 0,2**bits-1
     x = normal(5, 6, 7)
     n,shape = x.shape[axis],[-1 if i == axis else 1 for i in range(3)]
     scale,zp = torch.linspace(.05, .7, n),torch.arange(n, dtype=torch.int32) % (qmax+1)
-    ours = grads(lambda x: fake_quantize(x, scale.view(shape), zp.view(shape), qmin, qmax), x)
+    ours = grads(lambda x: fake_quantize(x, scale.view(shape), zp.view(shape), ends), x)
     theirs = grads(lambda x: torch.fake_quantize_per_channel_affine(x, scale, zp, axis, qmin, qmax), x)
     assert torch.equal(ours[0], theirs[0]) and torch.allclose(ours[1], theirs[1], rtol=2e-7, atol=0)
 
@@ -84,15 +85,15 @@ def test_per_channel(bits, axis):
 def test_learnable(bits):
     """Scale and zero point learn as torch's do, per tensor and per channel; sums over
     3000 values to 1e-4 of the largest term."""
-    qmin,qmax = -2**(bits-1),2**(bits-1)-1
+    qmin,qmax = ends = -2**(bits-1),2**(bits-1)-1
     x = normal(3, 1000)
     s,z = torch.tensor([.3]),torch.tensor([1.])                     # given as floats: before rounding, torch's after it
-    ours = grads(lambda x, s, z: fake_quantize(x, s, z, qmin, qmax), x, s, z)
+    ours = grads(lambda x, s, z: fake_quantize(x, s, z, ends), x, s, z)
     theirs = grads(lambda x, s, z: torch._fake_quantize_learnable_per_tensor_affine(x, s, z, qmin, qmax, 1.), x, s, z)
     for a,b in zip(ours, theirs): assert torch.allclose(a, b, rtol=1e-4, atol=1e-3*2**bits)
     assert torch.allclose(ours[1], theirs[1], rtol=2e-7, atol=0)
     s,z = torch.tensor([.1, .3, .9]),torch.tensor([0., 1., -1.])
-    ours = grads(lambda x, s, z: fake_quantize(x, s[:, None], z[:, None], qmin, qmax), x, s, z)
+    ours = grads(lambda x, s, z: fake_quantize(x, s[:, None], z[:, None], ends), x, s, z)
     kernel = torch._fake_quantize_learnable_per_channel_affine
     theirs = grads(lambda x, s, z: kernel(x, s, z, 0, qmin, qmax, 1.), x, s, z)
     for a,b in zip(ours, theirs): assert torch.allclose(a, b, rtol=1e-4, atol=1e-3*2**bits)
@@ -144,7 +145,7 @@ def test_zero_points_out_of_range():
     x = torch.tensor([-100., 0., 100.])
     for z,got in ((8, '8'), (-8.5, '-8.5'), (math.nan, 'nan')):
         with pytest.raises(ValueError, match=rf'^fake_quantize: zero_point must be in \[-8, 7\], got {got}'):
-            fake_quantize(x, .5, z, -8, 7)
+            fake_quantize(x, .5, z, 4)
     y = fake_quantize(x, .5, torch.tensor(9, dtype=torch.int8), bits=4)         # not looked at: 0 has no code
     assert y.tolist() == [-8.5, -1., -1.]
 
@@ -152,12 +153,14 @@ def test_bits():
     x = normal(1000)
     for bits in (2, 4, 8):
         n = 2**(bits-1)
-        assert torch.equal(fake_quantize(x, .1, bits=bits), fake_quantize(x, .1, 0, -n, n-1))
-    assert torch.equal(fake_quantize(x, .1, bits=3, signed=False), fake_quantize(x, .1, 0, 0, 7))
+        assert torch.equal(fake_quantize(x, .1, bits=bits), fake_quantize(x, .1, bits=(-n, n-1)))
+    assert torch.equal(fake_quantize(x, .1, bits=3, signed=False), fake_quantize(x, .1, bits=(0, 7)))
     assert fake_quantize(x, .1, bits=1, signed=False).unique().tolist() == pytest.approx([0., .1])
-    for kw in (dict(qmin=0), dict(qmax=7), dict(qmin=-8, qmax=7)):
-        with pytest.raises(ValueError, match='^fake_quantize: give bits, or qmin and qmax'):
-            fake_quantize(x, .1, bits=4, **kw)
+    assert torch.equal(fake_quantize(x, .1), fake_quantize(x, .1, 0, (-128, 127)))
+    assert torch.equal(fake_quantize(x, .1, bits=np.int8(8)), fake_quantize(x, .1))
+    for bits,words in (((1, 7), 'the smallest code must be in'), ((-8, 0), 'the largest code must be in'),
+            ((1, 2, 3), 'bits must be a number or two codes')):
+        with pytest.raises(ValueError, match=f'^fake_quantize: {words}'): fake_quantize(x, .1, bits=bits)
     for bits,signed in ((1, True), (0, False), (25, True)):
         with pytest.raises(ValueError, match='^fake_quantize: bits must be in'):
             fake_quantize(x, .1, bits=bits, signed=signed)
@@ -190,25 +193,25 @@ def test_reciprocal(dtype):
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_nan_and_infinity(dtype, mode):
     "nan stays nan, infinity is the end of the range; the scale gets the code from it, and under 'ste' nothing."
-    assert fake_quantize(torch.tensor([math.nan], dtype=dtype), .25, 0, -8, 7, gradient=mode).isnan()
+    assert fake_quantize(torch.tensor([math.nan], dtype=dtype), .25, bits=4, gradient=mode).isnan()
     x,s = torch.tensor([math.inf, -math.inf, 1e4], dtype=dtype),torch.tensor(.25, requires_grad=True)
-    y = fake_quantize(x, s, 0, -8, 7, gradient=mode)
+    y = fake_quantize(x, s, bits=4, gradient=mode)
     assert y.dtype == dtype and y.tolist() == [1.75, -2., 1.75]
-    codes = [torch.autograd.grad(fake_quantize(v, s, 0, -8, 7, gradient=mode), s)[0].item() for v in x]
+    codes = [torch.autograd.grad(fake_quantize(v, s, bits=4, gradient=mode), s)[0].item() for v in x]
     assert mode == 'ste' or torch.autograd.grad(y.sum(), s)[0] == sum(codes)
     assert codes == [7., -8., 7.] if mode != 'ste' else codes == [0., 0., 7-4*x[2].item()]
 
 # --- LSQ, PACT, DoReFa
 def test_lsq_gradients_as_the_paper_states_them():
-    "round(v)-v inside, the end of the range outside, times 1/sqrt(N qmax), with N per step."
-    x,step = normal(4, 500),torch.tensor([[.1], [.2], [.4], [.8]])
-    v = x/step
+    "round(v)-v inside, the end of the range outside, times 1/sqrt(N qmax), with N per scale."
+    x,scale = normal(4, 500),torch.tensor([[.1], [.2], [.4], [.8]])
+    v = x/scale
     ds = torch.where(v <= -4, -4., torch.where(v >= 3, 3., v.round()-v))
     w = torch.randn(4, 500, generator=generator(1))
-    _,gx,gs = grads(lambda x, s: lsq(x, s, 3), x, step)
+    _,gx,gs = grads(lambda x, s: lsq(x, s, 3), x, scale)
     assert torch.equal(gx != 0, (v >= -4) & (v <= 3))
     assert torch.allclose(gs, (ds*w).sum(1, keepdim=True)/(500*3)**.5, atol=1e-4)
-    assert torch.equal(lsq(x, step, 3), fake_quantize(x, step, 0, -4, 3))
+    assert torch.equal(lsq(x, scale, 3), fake_quantize(x, scale, 0, (-4, 3)))
     assert math.isclose(lsq_init(x, 3), 2*x.abs().mean()/3**.5, rel_tol=1e-6)
 
 def test_pact_gradients_as_the_paper_states_them():
@@ -262,16 +265,16 @@ def test_quantized_bits_gradients():
 FS = dict(saturated=fake_quantize, clipped=partial(fake_quantize, gradient='clipped'),
           ste=partial(fake_quantize, gradient='ste'),
           soft=partial(fake_quantize, rounding=soft_round), floor=partial(fake_quantize, rounding=floor_ste),
-          lsq=lambda x, s, z, qmin, qmax: lsq(x, s, 3, offset=z), pact=lambda x, s, z, qmin, qmax: pact(x, s, 3)+z,
-          bits=lambda x, s, z, qmin, qmax: quantized_bits(x, 3, gradient='saturated')*s+z,
-          blend=lambda x, s, z, qmin, qmax: alpha_blend(x, round_ste(x), s)+z)
+          lsq=lambda x, s, z, bits: lsq(x, s, bits, offset=z), pact=lambda x, s, z, bits: pact(x, s, bits)+z,
+          bits=lambda x, s, z, bits: quantized_bits(x, bits, gradient='saturated')*s+z,
+          blend=lambda x, s, z, bits: alpha_blend(x, round_ste(x), s)+z)
 
 @pytest.mark.parametrize('name', FS)
 def test_transforms(name):
     """The gradient of eager mode under func.grad, compiled, compiled func.grad and forward
     mode; vmap and export give its value."""
     x,s,z = torch.linspace(-3, 3, 24),torch.tensor(.3),torch.tensor(1.)
-    def f(x, s, z): return FS[name](x, s, z, -4, 3)
+    def f(x, s, z): return FS[name](x, s, z, 3)
     def loss(*a): return (f(*a)*torch.arange(24.)).sum()
     def grad(loss):
         leaves = [t.clone().requires_grad_() for t in (x, s, z)]
@@ -294,7 +297,7 @@ def test_transforms(name):
 def test_errors():
     x = torch.zeros(3)
     alone = lsq_init,dorefa,dorefa_weight,quantized_bits
-    for f in (*alone, partial(fake_quantize, scale=1.), partial(lsq, step=1.), partial(pact, alpha=1.)):
+    for f in (*alone, partial(fake_quantize, scale=1.), partial(lsq, scale=1.), partial(pact, alpha=1.)):
         with pytest.raises(TypeError, match=r'must be float16, bfloat16, float32 or float64, got torch\.int64'):
             f(torch.arange(3))
     for f in (*(partial(f, x) for f in alone), partial(lsq, x, 1.), partial(pact, x, 1.)):

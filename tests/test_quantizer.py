@@ -18,11 +18,11 @@ from shok_nb.catalog import catalog
 from shok_nb.estimators.soft import soft_round
 from shok_nb.estimators.ste import floor_ste
 from shok_nb.estimators.surrogates import clipped_round
-from shok_nb.nn import FloorSTE, Rounding, RoundSTE, SignSTE, SoftRound, bake_, round_weights_, swap_rounding
+from shok_nb.nn import FloorSTE, Rounding, RoundSTE, SignSTE, SoftRound, remove_rounding_, round_weights_, swap_rounding
 from shok_nb.quantization import models
 from shok_nb.quantization.calibrate import minmax_init, mse_init, percentile_init
 from shok_nb.quantization.fake_quantize import dorefa_weight, fake_quantize, lsq_init, pact
-from shok_nb.quantization.models import Report, quantize_model_, unquantize_
+from shok_nb.quantization.models import LayerReport, quantize_model_
 from shok_nb.quantization.quantizer import Quantizer
 from shok_nb.training.schedules import KnobScheduler, linear_schedule
 
@@ -30,29 +30,40 @@ INITS = dict(minmax=minmax_init, percentile=percentile_init, mse=mse_init, lsq=l
 inits = pytest.mark.parametrize('init', INITS.values(), ids=INITS)
 W = torch.randn(6, 4, 10, generator=generator())*torch.logspace(-1, 1, 6)[:, None, None]
 
-def error(x, step, zero, bits, signed=True):
-    y = fake_quantize(x.double(), step.double(), zero, bits=bits, signed=signed)
+def error(x, scale, zero_point, bits, signed=True):
+    y = fake_quantize(x.double(), scale.double(), zero_point, bits, signed=signed)
     return (y-x.double()).square().mean().item()
 
 @inits
-@pytest.mark.parametrize('dim', [0, 1, -1, (1, 2), (0, 2)], ids=str)
-def test_dims_are_groups(init, dim):
-    "Each group as if it were alone; a step broadcasts with the tensor. The valley of an error is flat."
-    step = init(W, 4, dim=dim)
-    dims = {d % 3 for d in (dim if isinstance(dim, tuple) else (dim,))}
-    assert step.shape == tuple(1 if d in dims else s for d,s in enumerate(W.shape))
-    alone = W.permute(*[d for d in range(3) if d not in dims], *dims).flatten(3-len(dims))
-    for i in np.ndindex(alone.shape[:-1]):
-        assert torch.allclose(step.squeeze()[i], init(alone[i], 4), rtol=1e-3 if init is mse_init else 1e-5)
+@pytest.mark.parametrize('axis', [0, 1, -1, (1, 2), (-1, 0), (0, 1, 2)], ids=str)
+def test_axes_are_groups(init, axis):
+    "Each group as if it were alone; a scale broadcasts with the tensor. The valley of an error is flat."
+    scale = init(W, 4, axis=axis)
+    kept = sorted({d % 3 for d in (axis if isinstance(axis, tuple) else (axis,))})
+    assert scale.shape == tuple(n if d in kept else 1 for d,n in enumerate(W.shape))
+    alone = W.permute(*kept, *[d for d in range(3) if d not in kept])
+    for i in [*np.ndindex(alone.shape[:len(kept)])][:40]:
+        assert torch.allclose(scale.squeeze()[i], init(alone[i], 4), rtol=1e-3 if init is mse_init else 1e-5)
+
+@inits
+def test_one_dimension(init):
+    "Without an axis one scale, 0-d; with it one for each value."
+    x = torch.tensor([1., -2., 3.])
+    assert init(x, 4).shape == () and init(x, 4, axis=0).shape == (3,)
+    assert torch.allclose(init(x, 4, axis=0), torch.stack([init(v, 4) for v in x]))
 
 @inits
 def test_blocks_are_groups(init):
-    step = init(W, 4, dim=2, block=5)
-    assert step.shape == (6, 4, 2, 1)
-    assert torch.equal(step, init(W.unflatten(2, (2, 5)), 4, dim=3))
+    "Runs along the last axis, at every index of the others."
+    scale = init(W, 4, block=5)
+    assert scale.shape == (6, 4, 2, 1)
+    assert torch.equal(scale, init(W.unflatten(2, (2, 5)), 4, axis=(0, 1, 2)))
+    name = init.__name__
     for bad in (3, 0, 20):
-        with pytest.raises(ValueError, match=f'^{init.__name__}: block must '): init(W, 4, dim=2, block=bad)
-    with pytest.raises(ValueError, match=f'^{init.__name__}: block needs one dim'): init(W, 4, block=5)
+        with pytest.raises(ValueError, match=f'^{name}: block must '): init(W, 4, block=bad)
+    with pytest.raises(ValueError, match=f'^{name}: give axis or block, not both, got 2 and 5'):
+        init(W, 4, axis=2, block=5)
+    with pytest.raises(ValueError, match=f'^{name}: block needs an axis'): init(torch.tensor(1.), 4, block=1)
 
 RANGES = (8, True), (4, True), (2, True), (1, False), (8, False), ((-3, 3), True)
 
@@ -61,22 +72,22 @@ RANGES = (8, True), (4, True), (2, True), (1, False), (8, False), ((-3, 3), True
 def test_minmax(bits, signed, shift):
     "Nothing is clipped, and the farthest value has the last code; with a zero point both ends, and 0."
     x = W+shift
-    step = minmax_init(x, bits, signed=signed)
+    scale = minmax_init(x, bits, signed=signed)
     q = Quantizer(bits, signed=signed)
     low,high = q.range()
     far = x.abs().max() if signed else x.clamp(min=0).max()
-    assert torch.allclose(step*high, far if far > 0 else torch.tensor(float(high)))
-    step,zero = minmax_init(x, bits, signed=signed, zero_point=True)
-    assert zero.dtype == torch.int32 and low <= zero <= high
+    assert torch.allclose(scale*high, far if far > 0 else torch.tensor(float(high)))
+    scale,code = minmax_init(x, bits, signed=signed, zero_point=True)
+    assert code.dtype == torch.int32 and low <= code <= high
     ends = torch.stack([x.min().clamp(max=0), x.max().clamp(min=0)])
-    assert torch.allclose(step*(high-low), ends[1]-ends[0])
-    assert ((ends/step).round()+zero-torch.tensor([low, high])).abs().max() <= 1
+    assert torch.allclose(scale*(high-low), ends[1]-ends[0])
+    assert ((ends/scale).round()+code-torch.tensor([low, high])).abs().max() <= 1
 
 def test_percentile():
     "The value of that rank, as numpy finds it."
     for p in (50., 90., 99.9, 100.):
         want = np.percentile(W.abs().flatten(1).numpy(), p, axis=1, method='inverted_cdf')/7
-        assert np.allclose(percentile_init(W, 4, percentile=p, dim=(1, 2)).flatten().numpy(), want)
+        assert np.allclose(percentile_init(W, 4, percentile=p, axis=0).flatten().numpy(), want)
     assert torch.equal(percentile_init(W, 4, percentile=100.), minmax_init(W, 4))
     both = [f(W, 4, zero_point=True, **kw) for f,kw in ((percentile_init, dict(percentile=100.)), (minmax_init, {}))]
     assert all(map(torch.equal, *both))
@@ -93,7 +104,7 @@ def test_mse(name, bits, zero_point):
     def of(grid): return error(x, *(grid if zero_point else (grid, 0)), bits)
     share = torch.linspace(.01, 1, 2000)[:, None]
     ends = x.clamp(x.min()*share, x.max()*share) if zero_point else x*share
-    grid = minmax_init(ends, bits, zero_point=zero_point, dim=1)
+    grid = minmax_init(ends, bits, zero_point=zero_point, axis=0)
     errors = fake_quantize(x, *(grid if zero_point else (grid, 0)), bits=bits)-x
     best = errors.double().square().mean(1).min()
     golden,grid = (of(mse_init(x, bits, search=s, zero_point=zero_point)) for s in ('golden', 'grid'))
@@ -103,10 +114,10 @@ def test_mse(name, bits, zero_point):
 @inits
 def test_dtypes(init, dtype):
     x = W.to(dtype)
-    step = init(x, 4, dim=2)
-    assert step.isfinite().all() and (step > 0).all()
+    scale = init(x, 4, axis=(0, 1))
+    assert scale.isfinite().all() and (scale > 0).all()
     rtol = .02 if dtype in FLOATS[:2] else 1e-3 if init is mse_init else 1e-5
-    assert torch.allclose(step.double(), init(x.double(), 4, dim=2), rtol=rtol)
+    assert torch.allclose(scale.double(), init(x.double(), 4, axis=(0, 1)), rtol=rtol)
 
 def test_bad_data():
     for init in (minmax_init, percentile_init, mse_init):
@@ -120,7 +131,7 @@ def test_bad_data():
         mse_init(W, search='best')
 
 # --- the layer
-KINDS = dict(fixed=dict(), channels=dict(axis=0), last=dict(axis=-1), blocks=dict(axis=0, block=5),
+KINDS = dict(fixed=dict(), channels=dict(axis=0), last=dict(axis=-1), blocks=dict(block=5),
     learned=dict(learn=True), learned_channels=dict(learn=True, axis=1), zero=dict(zero_point=True),
     learned_zero=dict(learn=True, zero_point=True, axis=0), unsigned=dict(signed=False), codes=dict(bits=(-3, 3)),
     lsq=dict(init='lsq', learn=True), percentile=dict(init='percentile'))
@@ -131,15 +142,15 @@ def test_codes_are_values(kind):
     "Scale times code less zero point, within the range, and the nearest grid point inside."
     q = Quantizer(**dict(bits=4) | kind).calibrate_(W)
     low,high = q.range()
-    step,zero = q.grid()
+    scale,code = q.grid()
     codes = q.to_codes(W)
     assert codes.dtype == torch.int32 and low <= codes.min() and codes.max() <= high
     v = W if q.block is None else W.unflatten(-1, (-1, q.block))
-    step,zero = q._laid_beside(step, v),0 if zero is None else q._laid_beside(zero, v)
-    back = ((codes.view(v.shape)-zero)*step).view(W.shape)
+    scale,code = q._laid_beside(scale, v),0 if code is None else q._laid_beside(code, v)
+    back = ((codes.view(v.shape)-code)*scale).view(W.shape)
     assert torch.allclose(q(W), back, atol=1e-6)
     inside = (codes > low) & (codes < high)
-    assert ((q(W)-W).abs() <= step.expand_as(v).reshape(W.shape)*.5001)[inside].all()
+    assert ((q(W)-W).abs() <= scale.expand_as(v).reshape(W.shape)*.5001)[inside].all()
 
 @kinds
 def test_round_trips(kind, tmp_path):
@@ -167,11 +178,11 @@ def test_compiled_and_exported(kind):
 def test_a_zero_point_that_learns():
     "Whole in the forward pass, kept in the range, moved by what is clipped."
     q = Quantizer(4, zero_point=True, learn=True).calibrate_(W+3)
-    with torch.no_grad(): q.zero += .3
+    with torch.no_grad(): q.zero_point += .3
     assert q.grid()[1] == q.grid()[1].round() and q(torch.zeros(1)) == 0
     q(W+30).sum().backward()
-    assert q.zero.grad.abs() > 0
-    with torch.no_grad(): q.zero.fill_(99.)
+    assert q.zero_point.grad.abs() > 0
+    with torch.no_grad(): q.zero_point.fill_(99.)
     assert q.grid()[1] == 7
 
 def test_signed_as_the_data():
@@ -258,7 +269,9 @@ def test_any_module_quantizes_a_model(name):
     model(x).square().sum().backward()
     assert model[0].parametrizations.weight.original.grad.abs().sum() > 0
     assert own not in [*model.modules()]                      # each place has a copy
-    for m in (model, found): assert torch.equal(unquantize_(m)(x), before) and not hasattr(m[0], 'input_quantizer')
+    for m in (model, found):
+        assert torch.equal(remove_rounding_(m, leave_rounded=False)(x), before)
+        assert not hasattr(m[0], 'input_quantizer')
 
 def test_a_module_that_does_not_fit():
     "Nothing is changed by a call that fails."
@@ -290,7 +303,8 @@ def test_the_sign_is_in_the_state():
     other.load_state_dict(one.state_dict())
     assert torch.equal(one.eval()(X), other.eval()(X))
 
-LAYOUTS = dict(bits=4), dict(bits=(-127, 127)), dict(signed=False), dict(axis=1), dict(axis=None), dict(block=5)
+LAYOUTS = (dict(bits=4), dict(bits=(-127, 127)), dict(signed=False), dict(axis=1), dict(axis=None),
+    dict(axis=None, block=5))
 
 @pytest.mark.parametrize('other', LAYOUTS, ids=str)
 @pytest.mark.parametrize('learn', [False, True])
@@ -326,12 +340,12 @@ def test_loading_keeps_parameters():
     model.requires_grad_(False).load_state_dict(model.state_dict())
     assert not any(p.requires_grad for p in model.parameters())
     q = Quantizer(axis=0, learn=True)
-    step = q.log_step
-    step.requires_grad_(False)
+    scale = q.log_scale
+    scale.requires_grad_(False)
     q.load_state_dict(Quantizer(axis=0, learn=True).calibrate_(W).state_dict())
-    assert q.log_step is step and not step.requires_grad and step.shape == (6,)
+    assert q.log_scale is scale and not scale.requires_grad and scale.shape == (6,)
     q.calibrate_(3*W)
-    assert q.log_step is step and not step.requires_grad
+    assert q.log_scale is scale and not scale.requires_grad
 
 @pytest.mark.parametrize('assign', [False, True])
 def test_a_state_of_another_dtype(assign):
@@ -339,7 +353,7 @@ def test_a_state_of_another_dtype(assign):
     state = {k: t.double() if t.is_floating_point() else t for k,t in q.state_dict().items()}
     twin = Quantizer(axis=0, learn=True)
     twin.load_state_dict(state, assign=assign)
-    assert twin.log_step.dtype == torch.float32 and torch.equal(twin(W), q(W))
+    assert twin.log_scale.dtype == torch.float32 and torch.equal(twin(W), q(W))
 
 def test_a_model_waits_for_a_state():
     "Without batches the grids come with a state, signs and shapes included."
@@ -385,20 +399,20 @@ def test_what_an_init_returns(found):
 @pytest.mark.parametrize('init', INITS)
 @pytest.mark.parametrize('learn', [False, True])
 def test_channels_of_zeros(init, learn):
-    "A step as large as the others', or 1 if there is none; the network stays finite."
+    "A scale as large as the others', or 1 if there is none; the network stays finite."
     model = layers()
     with torch.no_grad(): model[0].weight[2:4] = 0.
     quantize_model_(model, Quantizer(8, axis=0, init=init, learn=learn), 8, calibrate=[X])
-    step = model[0].parametrizations.weight[0].grid()[0].detach()
-    rest = step[[0, 1, 4, 5, 6, 7]]
-    assert rest.min() <= step[2] <= rest.max() and step[2] == step[3] and model(X).isfinite().all()
-    assert Quantizer(8, axis=0, init=init).calibrate_(torch.zeros(2, 3)).step.tolist() == [1., 1.]
+    scale = model[0].parametrizations.weight[0].grid()[0].detach()
+    rest = scale[[0, 1, 4, 5, 6, 7]]
+    assert rest.min() <= scale[2] <= rest.max() and scale[2] == scale[3] and model(X).isfinite().all()
+    assert Quantizer(8, axis=0, init=init).calibrate_(torch.zeros(2, 3)).scale.tolist() == [1., 1.]
 
 @pytest.mark.parametrize('zero_point', [False, True])
 @pytest.mark.parametrize('bits', [1, 4, 24, (-2**24, 2**24)], ids=str)
 @pytest.mark.parametrize('sign', [1, -1])
 def test_any_optimizer(bits, sign, zero_point):
-    "Adam with a learning rate of a thousand, both ways: steps, values, codes and gradients can be computed with."
+    "Adam with a learning rate of a thousand, both ways: scales, values, codes and gradients can be computed with."
     x = torch.randn(1000, generator=generator())
     q = Quantizer(bits, signed=bits != 1, learn=True, init='minmax', zero_point=zero_point).calibrate_(x)
     adam = torch.optim.Adam(q.parameters(), 1000.)
@@ -407,26 +421,26 @@ def test_any_optimizer(bits, sign, zero_point):
         (sign*(q(x)-x).square().mean()).backward()
         assert all(p.grad.isfinite().all() for p in q.parameters())
         adam.step()
-        step,_ = q.grid()
-        assert step.isfinite().all() and (step >= torch.finfo(torch.float32).tiny).all()
+        scale,_ = q.grid()
+        assert scale.isfinite().all() and (scale >= torch.finfo(torch.float32).tiny).all()
         low,high = q.range()
         assert q(x).isfinite().all() and ((q.to_codes(x) >= low) & (q.to_codes(x) <= high)).all()
     for end in (-torch.inf, torch.inf):
-        with torch.no_grad(): q.log_step.fill_(end)
+        with torch.no_grad(): q.log_scale.fill_(end)
         assert q.grid()[0].isfinite().all() and (q.grid()[0] > 0).all()
 
-def test_steps_come_back():
+def test_scales_come_back():
     "Beyond the ends the gradient still points back."
     q = Quantizer(4, learn=True).calibrate_(W)
-    with torch.no_grad(): q.log_step.fill_(100.)
+    with torch.no_grad(): q.log_scale.fill_(100.)
     (q.grid()[0].log()).sum().backward()
-    assert q.log_step.grad.tolist() == [1.]
+    assert q.log_scale.grad.tolist() == [1.]
 
 def test_far_data():
     for x in (torch.tensor([3e38, -3e38]), torch.tensor([3e38])):
         for zero_point in (False, True):
             q = Quantizer(zero_point=zero_point, init='minmax')
-            with pytest.raises(ValueError, match='^Quantizer: init=minmax gives a step of .* scale x down'):
+            with pytest.raises(ValueError, match='^Quantizer: init=minmax gives a scale of .* scale x down'):
                 q.calibrate_(x)
             assert not q.ready
     for size in (1e35, 1e-30, 1e-44):
@@ -440,12 +454,12 @@ CASTS = dict(bfloat16=lambda m: m.bfloat16(), half=lambda m: m.half(), double=la
 @pytest.mark.parametrize('cast', CASTS.values(), ids=CASTS)
 @pytest.mark.parametrize('when', ['before', 'after'])
 def test_state_stays_float32(cast, when):
-    "In a model of any dtype the steps stay, learn, and give codes as they are."
+    "In a model of any dtype the scales stay, learn, and give codes as they are."
     model = layers()
     if when == 'before': cast(model)
     x = X.to(next(model.parameters()).dtype)
     quantize_model_(model, Quantizer(8, axis=0, zero_point=True, learn=True), 8, calibrate=[x])
-    before = {n: t.clone() for n,t in model.state_dict().items() if 'log_step' in n or '.zero' in n}
+    before = {n: t.clone() for n,t in model.state_dict().items() if 'log_scale' in n or '.zero_point' in n}
     cast(model)
     own = [m for m in model.modules() if isinstance(m, Quantizer)]
     assert len(own) == 4 and len(before) == 6
@@ -459,10 +473,10 @@ def test_state_stays_float32(cast, when):
     assert torch.equal(q.to_codes(x), q.to_codes(x.float() if x.dtype != torch.float64 else x))
     back = q.eval()(x).double()/q.grid()[0].detach().double()
     assert torch.equal(back.round().int(), q.to_codes(x))
-    adam = torch.optim.Adam([p for n,p in model.named_parameters() if 'log_step' in n], 1e-4)
+    adam = torch.optim.Adam([p for n,p in model.named_parameters() if 'log_scale' in n], 1e-4)
     y.float().square().sum().backward()
     adam.step()
-    assert not any(torch.equal(p, before[n]) for n,p in model.named_parameters() if 'log_step' in n)
+    assert not any(torch.equal(p, before[n]) for n,p in model.named_parameters() if 'log_scale' in n)
 
 # --- the codes of evaluation
 @pytest.mark.parametrize('row', [pytest.param(r, id=r.name) for r in catalog])
@@ -477,10 +491,10 @@ def test_evaluation_gives_the_codes(row):
             continue
         q.calibrate_(x)
         training = q.to_codes(x)
-        step,zero = q.eval().grid()
-        step,zero = q._laid_beside(step.detach(), x),0 if zero is None else zero.detach()
-        v = torch.cat([x, torch.arange(-40, 40, .5)*step.expand(10, 1)], 1)
-        assert torch.equal(torch.round(q(v).detach()/step)+zero, q.to_codes(v).float())
+        scale,code = q.eval().grid()
+        scale,code = q._laid_beside(scale.detach(), x),0 if code is None else code.detach()
+        v = torch.cat([x, torch.arange(-40, 40, .5)*scale.expand(10, 1)], 1)
+        assert torch.equal(torch.round(q(v).detach()/scale)+code, q.to_codes(v).float())
         assert torch.equal(training, q.to_codes(x))
 
 def test_layers_that_round():
@@ -488,7 +502,7 @@ def test_layers_that_round():
     for layer in (RoundSTE(), SignSTE(), FloorSTE(), SoftRound(5.), Rounding(clipped_round, clipped_round)):
         q = Quantizer(4, rounding=layer, init='minmax').calibrate_(W)
         codes,mode = q.to_codes(W),[m.training for m in q.modules()]
-        assert all(mode) and torch.equal(torch.round(q.eval()(W)/q.step).int(), codes)
+        assert all(mode) and torch.equal(torch.round(q.eval()(W)/q.scale).int(), codes)
     assert not Quantizer(rounding=floor_ste).to_even and Quantizer(rounding=soft_round).to_even
 
 @pytest.mark.parametrize('rounding', ['x', None, 3, nn.Tanh, lambda: 0, lambda v: v.sum(), lambda v: 'no',
@@ -515,12 +529,12 @@ def test_arguments(error):
 def test_a_bool_of_numpy_is_one():
     no,yes = np.bool_(False),np.bool_(True)
     q = Quantizer(signed=no, zero_point=yes, learn=no)
-    assert (q.signed, q.has_zero, q.learn) == (False, True, False) and type(q.learn) is bool
+    assert (q.signed, q.has_zero_point, q.learn) == (False, True, False) and type(q.learn) is bool
     assert torch.equal(minmax_init(W, signed=yes), minmax_init(W))
 
 def test_an_init_takes_what_it_is_given():
     "All of it, when the layer is made and not when it is calibrated."
-    def no_block(x, bits, *, signed, zero_point, dim): return minmax_init(x, bits, signed=signed, dim=dim)
+    def no_block(x, bits, *, signed, zero_point, axis): return minmax_init(x, bits, signed=signed, axis=axis)
     Quantizer(init=no_block).calibrate_(W)
     with pytest.raises(TypeError, match="^Quantizer: init cannot be called .*'block'"):
         Quantizer(init=no_block, block=2)
@@ -531,12 +545,12 @@ def test_arguments_of_an_init(init):
     name = init.__name__
     for kw in (dict(signed=0), dict(signed=np.ones(1)), dict(zero_point='no')):
         with pytest.raises(TypeError, match=f'^{name}: {[*kw][0]} must be True or False'): init(W, **kw)
-    for dim in ((), []):
-        with pytest.raises(ValueError, match=f'^{name}: dim must name an axis'): init(W, dim=dim)
-    zeros = init(torch.cat([torch.zeros(1, 40), W.flatten(1)]), 4, dim=1)
+    for axis in ((), []):
+        with pytest.raises(ValueError, match=f'^{name}: axis must name an axis'): init(W, axis=axis)
+    zeros = init(torch.cat([torch.zeros(1, 40), W.flatten(1)]), 4, axis=0)
     assert zeros[0] == zeros[1:].median()
-    step,zero = init(torch.tensor([3e38, -3e38]), zero_point=True)
-    assert step.isfinite() and zero in (-1, 0)
+    scale,code = init(torch.tensor([3e38, -3e38]), zero_point=True)
+    assert scale.isfinite() and code in (-1, 0)
 
 def test_axis_of_what_comes():
     for axis in (3, -4, 5):
@@ -547,12 +561,14 @@ def test_axis_of_what_comes():
     with pytest.raises(ValueError, match=r'^Quantizer: x of shape \(6, 4, 3\) has 3 along axis 2, the grid 10'):
         q(W[..., :3])
     line = Quantizer(axis=0, init='minmax', bits=(-1, 1)).calibrate_(torch.tensor([1., -2., 3.]))
-    assert line.step.tolist() == [1., 2., 3.]
+    assert line.scale.tolist() == [1., 2., 3.]
     one = torch.tensor(1.)
     with pytest.raises(ValueError, match='^Quantizer: axis 0 is not in x'): Quantizer(axis=0).calibrate_(one)
     with pytest.raises(ValueError, match='^Quantizer: block needs an axis'): Quantizer(block=2).calibrate_(one)
+    with pytest.raises(ValueError, match='^Quantizer: give axis or block, not both, got 0 and 2'):
+        Quantizer(axis=0, block=2)
 
-@pytest.mark.parametrize('name', ['bits', 'signed', 'axis', 'block', 'learn', 'has_zero', 'zero_point', 'ready'])
+@pytest.mark.parametrize('name', ['bits', 'signed', 'axis', 'block', 'learn', 'has_zero_point', 'zero_point', 'ready'])
 def test_set_once(name):
     q = Quantizer(4, learn=True).calibrate_(W)
     before = q(W)
@@ -564,11 +580,11 @@ def test_set_by_hand(learn):
     "In place, checked, and as good as calibrated."
     q = Quantizer(4, axis=0, zero_point=True, learn=learn)
     q.set_grid_(torch.tensor([.25, .5]), torch.tensor([1., -8.]))
-    own = q.log_step if learn else q.step
+    own = q.log_scale if learn else q.scale
     assert torch.allclose(q.grid()[0], torch.tensor([.25, .5])) and q.grid()[1].tolist() == [1., -8.]
     assert q.set_grid_(.125) is q and torch.allclose(q.grid()[0], torch.tensor(.125))
     assert q.grid()[1].tolist() == [1., -8.]
-    assert (q.log_step if learn else q.step) is own
+    assert (q.log_scale if learn else q.scale) is own
     twin = Quantizer(4, axis=0, zero_point=True, learn=learn)
     twin.load_state_dict(q.state_dict())
     assert torch.equal(twin(W[:2]), q(W[:2]))
@@ -587,11 +603,11 @@ def test_activations_per_channel():
     model = layers()
     quantize_model_(model, 8, Quantizer(8, axis=-1, init='minmax'), calibrate=[X*size, X[:5]*size, X[None]*size])
     want = (X*size).abs().amax(0)/127
-    assert torch.allclose(model[0].input_quantizer.step, want) and model[2].input_quantizer.step.shape == (8,)
+    assert torch.allclose(model[0].input_quantizer.scale, want) and model[2].input_quantizer.scale.shape == (8,)
     many = torch.randn(40_000, 6, generator=generator())*size
     model = layers()
     quantize_model_(model, 8, Quantizer(8, axis=1, init='minmax'), calibrate=[many])
-    assert torch.allclose(model[0].input_quantizer.step, many.abs().amax(0)/127)
+    assert torch.allclose(model[0].input_quantizer.scale, many.abs().amax(0)/127)
     bad = {Quantizer(8, block=2): 'cannot have blocks', Quantizer(8, axis=2): 'axis=2, which is not in the input of 0'}
     for q,words in bad.items():
         model = layers()
@@ -614,8 +630,8 @@ def test_weights_that_others_make():
         'is made by Twice; torch.nn.utils.parametrize.remove_parametrizations': (
             lambda l: parametrize.register_parametrization(l, 'weight', Twice()),
             lambda l: parametrize.remove_parametrizations(l, 'weight')),
-        'is rounded; bake_': (lambda l: round_weights_(l, RoundSTE(step=.1)), bake_),
-        'is quantized already; unquantize_': (lambda l: quantize_model_(l, 8, None), unquantize_),
+        'is rounded already; nn.remove_rounding_': (lambda l: round_weights_(l, RoundSTE(step=.1)), remove_rounding_),
+        'is quantized already; nn.remove_rounding_': (lambda l: quantize_model_(l, 8, None), remove_rounding_),
     }
     for words,(hold,free) in held.items():
         model = layers()
@@ -624,7 +640,9 @@ def test_weights_that_others_make():
         with pytest.raises(ValueError, match=f'^quantize_model_: 2.weight {words}'):
             quantize_model_(model, calibrate=[X])
         assert told(model) == before
-        if 'already' not in words: unquantize_(called(quantize_model_, model, 8, None, skip=['2']))
+        if 'quantized already' not in words:
+            quantize_model_(model, 8, None, skip=['2'])
+            remove_rounding_(model[0], leave_rounded=False)
         free(model[2])
         quantize_model_(model, calibrate=[X])
 
@@ -633,20 +651,23 @@ def test_twice():
     model = quantized(None, 8)
     before,want = told(model),model(X)
     for args in ((None, 4), (8, None), (8, 8)):
-        with pytest.raises(ValueError, match=r'input_quantizer is there already; unquantize_\(model\) first'):
+        with pytest.raises(ValueError, match=r'input_quantizer is there already; nn.remove_rounding_\(model\) first'):
             quantize_model_(model, *args, calibrate=[X])
     assert told(model) == before and torch.equal(model(X), want)
-    unquantize_(model)
+    remove_rounding_(model)
     quantize_model_(model, 4, 8, calibrate=[X])
 
 def test_behind_another_parametrization():
-    "Only ours is taken away."
+    "Only ours is taken away; what it made stays whole."
     for first in (True, False):
         model = nn.Sequential(nn.Linear(6, 4))
         makers = [Twice(), Quantizer(axis=0).calibrate_(model[0].weight)]
         want = 2*model[0].weight.detach()
         for q in makers if first else makers[::-1]: parametrize.register_parametrization(model[0], 'weight', q)
-        unquantize_(model)
+        twin = copy.deepcopy(model).eval()
+        rounded = twin[0].weight.detach().clone()
+        assert torch.equal(remove_rounding_(twin)[0].weight, rounded) and not parametrize.is_parametrized(twin[0])
+        remove_rounding_(model, leave_rounded=False)
         assert torch.equal(model[0].weight, want) and [*model[0].parametrizations.weight] == makers[:1]
 
 def test_weights_without_values():
@@ -681,8 +702,8 @@ def test_recurrent_layers_in_threads(kind):
     with torch.no_grad(): twin.parametrizations.weight_ih_l0.original.zero_()
     assert torch.equal(model(x)[0], want) and not torch.equal(twin(x)[0], want)
     assert torch.allclose(model.double()(x.double())[0].float(), want, atol=1e-3)
-    assert torch.allclose(bake_(copy.deepcopy(model))(x.double())[0], model(x.double())[0])
-    assert torch.allclose(unquantize_(model)(x.double())[0].float(), floats, atol=1e-6)
+    assert torch.allclose(remove_rounding_(copy.deepcopy(model))(x.double())[0], model(x.double())[0])
+    assert torch.allclose(remove_rounding_(model, leave_rounded=False)(x.double())[0].float(), floats, atol=1e-6)
     assert type(model) is kind and not model._forward_pre_hooks
     with torch.no_grad(): model.weight_ih_l0.zero_()
     assert not torch.allclose(model(x.double())[0].float(), floats, atol=1e-6)
@@ -724,8 +745,9 @@ def quickly(model):
     quantize_model_(model, Quantizer(4, axis=0, **fast), Quantizer(8, signed=None, **fast), calibrate=[X, X])
 
 CALLS = dict(quantize=(everything, quickly),
-    unquantize=(lambda: called(quickly, everything()), unquantize_),
-    bake=(lambda: called(quickly, everything()), bake_),
+    remove=(lambda: called(quickly, everything()), partial(remove_rounding_, leave_rounded=False)),
+    leave=(lambda: called(quickly, everything()), remove_rounding_),
+    unround=(lambda: called(round_weights_, everything(), RoundSTE(step=.1)), remove_rounding_),
     round=(everything, lambda m: round_weights_(m, RoundSTE(step=.1))),
     swap=(everything, lambda m: swap_rounding(m, RoundSTE, SoftRound(3.))))
 
@@ -764,8 +786,9 @@ def test_reports():
     class Line(NamedTuple):
         name: str
         size: int
-    assert repr(Report([Line('a.b', 3), Line('c', 12)], 'two layers')) == 'layer  size\na.b    3\nc      12\ntwo layers'
-    assert repr(Report([], 'nothing done')) == 'nothing done' and repr(Report([])) == 'no layers'
+    report = LayerReport([Line('a.b', 3), Line('c', 12)], 'two layers')
+    assert repr(report) == 'layer  size\na.b    3\nc      12\ntwo layers'
+    assert repr(LayerReport([], 'nothing done')) == 'nothing done' and repr(LayerReport([])) == 'no layers'
 
 BAD_CALLS = {
     'calibrate must be batches': [dict(calibrate=c) for c in ('abc', 3, nn.ReLU(), X, dict(x=X))],
@@ -791,12 +814,12 @@ def test_bad_calls(words):
 
 @pytest.mark.parametrize('model', ['abc', None, nn.Linear, 3])
 def test_no_model(model):
-    for f in (quantize_model_, unquantize_, bake_, lambda m: round_weights_(m, RoundSTE()),
+    for f in (quantize_model_, remove_rounding_, lambda m: round_weights_(m, RoundSTE()),
             lambda m: swap_rounding(m, RoundSTE, SoftRound())):
         with pytest.raises(TypeError, match=r'^\w+: model must be a torch.nn.Module, got '): f(model)
 
 def test_calibration_keeps_little():
-    "However many batches come: their ends always, and a step that is that of all values to two percent."
+    "However many batches come: their ends always, and a scale that is that of all values to two percent."
     torch.manual_seed(0)
     model,kept = nn.Sequential(nn.Linear(256, 4)),[]
     def batches():

@@ -131,23 +131,24 @@ def _regraded_nowhere(fn, x, *args): return _view(x)
 _regrade = by_mode(_regraded, transform=either(_regraded_inside, _refused_inside),
     export=_regraded_nowhere)
 
-def _along(fn, d, x):
+def _along(fn, d, x, arg='dim'):
     "The number of an axis of `x`, from 0 on."
     if isinstance(d, bool) or not isinstance(d, numbers.Integral):
-        raise TypeError(f'{fn}: dim must be an int or a tuple of them, got {type(d).__name__}')
+        got = type(d).__name__
+        raise TypeError(f'{fn}: {arg} must be an int or a tuple of them, got {got}')
     axis,most = int(d),max(x.ndim, 1)
     if not -most <= axis < most:
-        raise IndexError(f'{fn}: dim {_shown(d)} is out of range for x of shape '
+        raise IndexError(f'{fn}: {arg} {_shown(d)} is out of range for x of shape '
             f'{tuple(x.shape)}')
     return axis % most
 
-def _check_dim(fn, dim, x):
+def _check_dim(fn, dim, x, arg='dim'):
     "The axes as ints, a tuple of them or None."
     if dim is None: return None
-    if not isinstance(dim, (tuple, list)): return _along(fn, dim, x)
-    axes = [_along(fn, d, x) for d in dim]
+    if not isinstance(dim, (tuple, list)): return _along(fn, dim, x, arg)
+    axes = [_along(fn, d, x, arg) for d in dim]
     if len(set(axes)) < len(axes):
-        raise ValueError(f'{fn}: dim names an axis twice, got {dim}')
+        raise ValueError(f'{fn}: {arg} names an axis twice, got {dim}')
     return tuple(axes)
 
 def _fine(what): pass

@@ -14,9 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from ..engine.arguments import check_flag, check_model
-from .flow import _first_line, _flow, _NoFlow, _tensors
+from shok_nb.quantization.flow import (
+    _alike,
+    _first_line,
+    _flow,
+    _gap,
+    _NoFlow,
+    _same,
+    _tensors,
+)
 from .integers import _CONVOLUTIONS, Dequantize, IntegerLayer, pack_int4
-from .models import Report, _evaluating, _feed, _weights_of
+from .models import LayerReport, _evaluating, _feed, _loose, _weights_of
 from .quantizer import Quantizer
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00001
@@ -56,9 +64,10 @@ def _no_grid(q):
     low,high = q.range()
     if high-low != 255: return f'activations of {high-low+1} codes'
     if (q.axis, q.block) != (None, None): return 'activations per channel'
-    step,zero = q.grid()
-    if not ((step > 0) & step.isfinite()).all(): return 'a step that is no positive number'
-    if not low <= (0 if zero is None else zero.item()) <= high: return '0 has no code'
+    scale,code = q.grid()
+    if not ((scale > 0) & scale.isfinite()).all():
+        return 'a scale that is no positive number'
+    if not low <= (0 if code is None else code.item()) <= high: return '0 has no code'
     if not q.to_even: return 'activations are not rounded to the nearest code'
 
 def _floats_because(m):
@@ -69,7 +78,7 @@ def _floats_because(m):
     if q is None: return 'float weights'
     if told := _no_grid(getattr(m, 'input_quantizer', None)): return told
     low,high = q.range()
-    if q.has_zero or q.block is not None: return 'weights with zero points or blocks'
+    if q.has_zero_point or q.block is not None: return 'weights with zero points or blocks'
     if q.axis not in (None, 0): return 'weights not per channel'
     if low < -128 or high > 127: return 'weights beyond int8'
     if getattr(m, 'padding_mode', 'zeros') != 'zeros': return 'padding that is not zero'
@@ -78,14 +87,14 @@ def _floats_because(m):
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00003
 def _entering_grid(q):
-    "The step and the uint8 code of 0 of a quantizer of activations."
-    step,zero = q.grid()
+    "The scale and the uint8 code of 0 of a quantizer of activations."
+    scale,code = q.grid()
     low = q.range()[0]
-    code = torch.zeros_like(step) if zero is None else zero
-    return step.detach().float().reshape(()),(code-low).reshape(()).to(torch.uint8)
+    if code is None: code = torch.zeros_like(scale)
+    return scale.detach().float().reshape(()),(code-low).reshape(()).to(torch.uint8)
 
 class _Affine(NamedTuple):
-    "A layer as codes times steps, and a bias: all per output channel."
+    "A layer as codes times scales, and a bias: all per output channel."
     codes:Tensor      # float64 whole numbers
     scale:Tensor      # float64
     bias:Tensor       # float64
@@ -111,12 +120,12 @@ def _folded(a, bn):
     terms = (a.terms+mean.abs())*factor.abs() + shift.abs()
     return _Affine(codes, a.scale*factor.abs(), (a.bias-mean)*factor + shift, terms)
 
-def _within_int32(a, step):
-    "The same in int8 and int32, or None. What is all bias takes the step that holds it best."
+def _within_int32(a, entering):
+    "The same in int8 and int32, or None. What is all bias takes the scale that holds it best."
     a = a._replace(codes=a.codes.clamp(max=127))                 # a code of -128 that turned
-    def most(a): return 255*a.codes.abs().flatten(1).sum(1) + (a.bias/(step*a.scale)).abs()
+    def most(a): return 255*a.codes.abs().flatten(1).sum(1) + (a.bias/(entering*a.scale)).abs()
     odd = ~(most(a) < 2**31-1) | (a.codes == 0).flatten(1).all(1)
-    best = (a.bias.abs()/(step*2**30)).clamp(min=1e-30)
+    best = (a.bias.abs()/(entering*2**30)).clamp(min=1e-30)
     scale = torch.where(odd, best, a.scale)
     codes = (a.codes*_beside(a.scale/scale, a.codes)).round()
     a = a._replace(codes=codes, scale=scale)
@@ -144,18 +153,18 @@ def _made(name, m, norm):
     if norm is not None: wanted = _folded(wanted, norm)
     if not all(t.isfinite().all() for t in wanted):
         return 'a bias or a normalization that is no finite number'
-    step,zero = _entering_grid(m.input_quantizer)
-    found = _within_int32(wanted, step.double())
+    entering,zero_point = _entering_grid(m.input_quantizer)
+    found = _within_int32(wanted, entering.double())
     if found is None: return 'sums beyond int32'
     scale = found.scale.float()
-    product = (step*scale).double()
+    product = (entering*scale).double()
     whole = (found.bias/product).round()
     needed = whole.any() or isinstance(m, nn.Linear)    # a Gemm has one, or is a MatMul
     bias = whole.to(torch.int32) if needed else None
-    layer = IntegerLayer(m, found.codes.to(torch.int8), scale, bias, step, zero)
+    layer = IntegerLayer(m, found.codes.to(torch.int8), scale, bias, entering, zero_point)
     exact = wanted.codes*_beside(wanted.scale, wanted.codes)
     apart = (found.codes*_beside(scale.double(), exact)-exact).abs().flatten(1).sum(1)
-    rounded = product/2 + apart*255*step.double()
+    rounded = product/2 + apart*255*entering.double()
     return _Made(name, m, norm, layer, rounded.float(), wanted.terms.float())
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00005
@@ -243,19 +252,6 @@ def _recorded(model, example, layers):
     finally:
         for h in hooks: h.remove()
 
-def _same(a, b):
-    "Where two tensors are equal, or nan both."
-    return (a == b) | ((a != a) & (b != b))
-
-def _alike(a, b): return a.shape == b.shape and a.dtype == b.dtype and bool(_same(a, b).all())
-
-def _gap(a, b):
-    "The largest difference of two tensors, over the largest value of the second."
-    apart = torch.where(_same(a, b), 0., (a-b).abs())
-    if not apart.numel(): return 0.
-    most = torch.where(b.isfinite(), b.abs(), 0.).amax()
-    return (apart.amax()/most.clamp(min=torch.finfo(most.dtype).tiny)).item()
-
 def _explained(made, q, like):
     "How far each output may be from the float layer's: what was rounded, and last bits."
     layer = made.layer
@@ -266,13 +262,13 @@ def _explained(made, q, like):
     return layer._beside(made.rounded) + bits*terms
 
 def _on_grid(out, quantizer, y):
-    "Is this what a quantizer makes of `y`, or one step from it, where `y` lies on a tie?"
+    "Is this what a quantizer makes of `y`, or one code from it, where `y` lies on a tie?"
     wanted = quantizer(y)
-    steps = ((out.to(wanted.dtype)-wanted)/quantizer.grid()[0]).abs()
-    whole = steps.round()
+    apart = ((out.to(wanted.dtype)-wanted)/quantizer.grid()[0]).abs()
+    whole = apart.round()
     half = out.dtype in (torch.float16, torch.bfloat16)                 # which rounds a code
     loose = .5 if half else .02
-    return bool(((whole <= 1) & ((steps-whole).abs() <= loose) | (wanted != wanted)).all())
+    return bool(((whole <= 1) & ((apart-whole).abs() <= loose) | (wanted != wanted)).all())
 
 def _judge(made, x, out, call):
     "What is wrong with a call of a layer of integers, or None; its gap is kept."
@@ -282,8 +278,8 @@ def _judge(made, x, out, call):
     before = made.inputs[call]
     if not _alike(q, layer._entering(layer._batch(before))):
         return 'gets other codes than before'
-    read = (layer._batch(made.old.input_quantizer(before)).to(q.dtype)/layer.step).round()
-    if not _same(read, q).all(): return 'reads other codes than its quantizer'
+    read = layer._batch(made.old.input_quantizer(before)).to(q.dtype)/layer.input_scale
+    if not _same(read.round(), q).all(): return 'reads other codes than its quantizer'
     y = layer._sums(q)*layer._beside(layer.product)
     was = layer._batch(made.outputs[call])
     beyond = (y-was).abs() - _explained(made, q, was)
@@ -292,7 +288,7 @@ def _judge(made, x, out, call):
         return f'differs by {beyond.amax().item():.3g} more than its roundings explain'
     if made.next is not None and not _on_grid(layer._batch(out), made.next, y):
         return 'hands on other codes than the next layer reads'
-    made.gap = max(made.gap, _gap(y, was.float()))
+    made.gap = max(made.gap, _gap(y, was))
 
 def _proved(model, example, layers, outputs):
     "Run what was made, with each layer judged and then replaced by what it was."
@@ -316,7 +312,7 @@ def _proved(model, example, layers, outputs):
     if outputs is None: return
     for i,(a,b) in enumerate(zip(found, outputs)):
         if _alike(a, b): continue
-        gap = f'{_gap(a.float(), b.float()):.3g} of its largest value'
+        gap = f'{_gap(a, b):.3g} of its largest value'
         raise _Differs(f'output {i} differs by {gap} though every layer gives what it gave')
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00009
@@ -401,15 +397,15 @@ def _stored(m, layer, name, pack):
     w,value = _quantized(m, name)
     if not w.isfinite().all(): return None,'floats: a weight that is no finite number'
     codes = q.to_codes(w)
-    scale,zero = q.grid()
+    scale,code = q.grid()
     low,high = q.range()
     small = pack and low >= -8 and high <= 7
     kind = _kind_of_codes(low, high)
     stored = pack_int4(codes) if small else codes.to(kind)
     packed = tuple(codes.shape) if small else None
-    if zero is not None: zero = zero.to(kind)
+    if code is not None: code = code.to(kind)
     how = dict(axis=q.axis, block=q.block, packed=packed, dtype=value.dtype)
-    weight = Dequantize(scale, zero, **how)
+    weight = Dequantize(scale, code, **how)
     if not _alike(weight(stored), value):
         raise _Differs(f'{layer}.{name} has other codes than its quantizer')
     stored = nn.Parameter(stored, requires_grad=False)
@@ -481,10 +477,8 @@ def _quantized_layers(model):
 def _left(name, kind, m):
     "A line for a layer that nobody quantized, or whose class is not known; else None."
     inner = isinstance(m, (Quantizer, parametrize.ParametrizationList))
-    loose = [k for k,p in m.named_parameters(recurse=False) if p.ndim > 1]
-    if _weights_of(m)[0]: told = 'not quantized'
-    elif loose and not inner: told = f'not known: {", ".join(loose)}'
-    else: return None
+    told = 'not quantized' if _weights_of(m)[0] else _loose(m)
+    if inner or not told: return None
     return Deployed(name, kind, 'floats', told, '-', '-')
 
 def _row(name, m, made, stored, because, names):
@@ -494,7 +488,7 @@ def _row(name, m, made, stored, because, names):
     if m not in made: return _left(name, kind, m)
     one = made[m]
     kept = 'int8' if one.layer.packed is None else 'int4'
-    way = 'codes to floats' if one.layer.out_step is None else 'codes to codes'
+    way = 'codes to floats' if one.layer.out_scale is None else 'codes to codes'
     return Deployed(name, kind, kept, way, names.get(one.norm, '-'), f'{one.gap:.1e}')
 
 def _note(before, after, why):
@@ -505,13 +499,39 @@ def _note(before, after, why):
         told = f'the outputs differ by {max(gaps, default=0.):.1e} of the largest'
     return f'{told}; floats between all layers, as torch made no graph: {why}' if why else told
 
+def _check_example(model, example):
+    "Raises where the model does not take it."
+    try:
+        with _repeatable(model): _feed(model, example)
+    except Exception as e:
+        raise ValueError(f'deploy_: the model does not take example: {_first_line(e)}') from e
+
+def _whys(model, weights):
+    "Why layers cannot be layers of integers, as far as one of them tells."
+    because = {m: told for m in weights if (told := _floats_because(m))}
+    if model in weights: because.setdefault(model, 'the layer is the model, nothing holds it')
+    return because
+
+def _deployed(model, example, weights, pack, changes):
+    "Layers of integers, and codes for the other quantized weights, in their places; a report."
+    names = {m: n or '(model)' for n,m in model.named_modules()}
+    because = _whys(model, weights)
+    layers = {m: names[m] for m in weights if m not in because}
+    with _repeatable(model):
+        flow,why = _flow_or_none(model, example, layers)
+        made,before,after = _integers_of(model, example, flow, layers, because, pack, changes)
+        rest = [m for m in weights if m not in made]
+        stored = {m: _store(m, names[m], weights[m], pack, changes) for m in rest}
+    rows = [_row(n, m, made, stored, because, names) for m,n in names.items()]
+    return LayerReport([r for r in rows if r is not None], _note(before, after, why))
+
 # %% ../../nbs/quantization/50_deploy.ipynb #59a00010
 def deploy_(
     model:nn.Module,   # What `quantize_model_` has quantized and you have trained; in place
     example:object,    # A batch, as the model takes it: shows what feeds what, and proves it
     *,
     pack:bool=True     # Codes of four bits or fewer two in a byte?
-)->Report:             # What every layer became, why some compute with floats, and each gap
+)->LayerReport:        # What every layer became, why some compute with floats, and each gap
     """Integers in place of floats, proved on `example`. Raises ValueError if they do not agree.
 
     Parameters:
@@ -520,7 +540,7 @@ def deploy_(
         pack (bool = True): Codes of four bits or fewer two in a byte?
 
     Returns:
-        Report: What every layer became, why some compute with floats, and each gap
+        LayerReport: What every layer became, why some compute with floats, and each gap
 
     Example:
         >>> import torch, shok_nb as R
@@ -538,24 +558,9 @@ def deploy_(
     """
     _check_call(model, example, pack)
     weights = _quantized_layers(model)
-    names = {m: n or '(model)' for n,m in model.named_modules()}
-    because = {m: told for m in weights if (told := _floats_because(m))}
-    if model in weights: because.setdefault(model, 'the layer is the model, nothing holds it')
-    layers = {m: names[m] for m in weights if m not in because}
+    _check_example(model, example)
     changes = _Changes()
-    try:
-        with _repeatable(model): _feed(model, example)
-    except Exception as e:
-        raise ValueError(f'deploy_: the model does not take example: {_first_line(e)}') from e
-    try:
-        with _repeatable(model):
-            flow,why = _flow_or_none(model, example, layers)
-            made,before,after = _integers_of(
-                model, example, flow, layers, because, pack, changes)
-            stored = {m: _store(m, names[m], ws, pack, changes)
-                for m,ws in weights.items() if m not in made}
-        rows = [_row(n, m, made, stored, because, names) for m,n in names.items()]
-        report = Report([r for r in rows if r is not None], _note(before, after, why))
+    try: report = _deployed(model, example, weights, pack, changes)
     except BaseException as e:
         changes.undo()
         if not isinstance(e, _Differs): raise

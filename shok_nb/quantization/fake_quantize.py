@@ -79,7 +79,7 @@ def _range_of(fn, bits, signed):
             raise ValueError(f'{fn}: bits must be a number or two codes, got {bits}')
         low = check_count(bits[0], fn, 'the smallest code', -2**31, 0)
         return low,check_count(bits[1], fn, 'the largest code', 1, 2**31)
-    check_count(bits, fn, 'bits', 1+signed, 24)
+    bits = check_count(bits, fn, 'bits', 1+signed, 24)
     return (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #14fe4dc2
@@ -98,11 +98,9 @@ def fake_quantize(
     # Code of 0, in the range; a float may lie between two codes, and a tensor of floats may
     # learn. What a tensor holds is not looked at: beyond the range 0 has no code
     zero_point:float|Tensor=0.,
-    qmin:int=-128,              # Smallest code
-    qmax:int=127,               # Largest code
+    bits:_Bits=8,               # Of a code, 2 to 24, or 1 if not `signed`; or both end codes
     *,
-    bits:_Bits|None=None,       # In place of `qmin` and `qmax`: bits of a code, or both ends
-    signed:bool=True,           # With `bits`: codes from -2**(bits-1), else from 0
+    signed:bool=True,
     rounding:Callable=round_ste, # Any function of a tensor, called as `rounding(x/scale)`
     # 0 where the code is clipped ('saturated'), where the value is ('clipped') or nowhere
     gradient:_Gradient='saturated',
@@ -116,10 +114,9 @@ def fake_quantize(
         zero_point (float|Tensor = 0.): Code of 0, in the range; a float may lie between two
             codes, and a tensor of floats may learn. What a tensor holds is not looked at:
             beyond the range 0 has no code
-        qmin (int = -128): Smallest code
-        qmax (int = 127): Largest code
-        bits (_Bits|None = None): In place of `qmin` and `qmax`: bits of a code, or both ends
-        signed (bool = True): With `bits`: codes from -2**(bits-1), else from 0
+        bits (int|tuple[int, int] = 8): Of a code, 2 to 24, or 1 if not `signed`; or both end
+            codes
+        signed (bool = True): Codes from -2**(bits-1), else from 0
         rounding (Callable = round_ste): Any function of a tensor, called as
             `rounding(x/scale)`
         gradient ('saturated'|'clipped'|'ste' = 'saturated'): 0 where the code is clipped
@@ -136,24 +133,23 @@ def fake_quantize(
     """
     check_input(x, 'fake_quantize')
     s = check_knob(scale, x, 'fake_quantize', 'scale', open=True)
-    check_count(qmin, 'fake_quantize', 'qmin', -2**31, 2**31)
-    check_count(qmax, 'fake_quantize', 'qmax', qmin+1, 2**31)
-    check_flag(signed, 'fake_quantize', 'signed')
+    qmin,qmax = _range_of('fake_quantize', bits, signed)
     check_flag(reciprocal, 'fake_quantize', 'reciprocal')
     _check_ways('fake_quantize', rounding, gradient)
-    if bits is not None:
-        if (qmin, qmax) != (-128, 127):
-            told = 'give bits, or qmin and qmax'
-            raise ValueError(f'fake_quantize: {told}, got bits={bits!r} too')
-        qmin,qmax = _range_of('fake_quantize', bits, signed)
     code,apart = _zero_code(zero_point, x, qmin, qmax)
     if gradient == 'ste': apart = _detached(apart)
     low,high = qmin-code,qmax-code
-    moved = isinstance(apart, Tensor) or apart != 0
-    if rounding is round_ste and not reciprocal:
-        at_code,anywhere = _forms[gradient]
-        if moved: return anywhere(x, apart, low, high, step=s)
-        return at_code(x, low, high, step=s)
+    if rounding is not round_ste or reciprocal:
+        return _by_any(rounding, x, s, apart, low, high, gradient, reciprocal)
+    at_code,anywhere = _forms[gradient]
+    if _is_moved(apart): return anywhere(x, apart, low, high, step=s)
+    return at_code(x, low, high, step=s)
+
+def _is_moved(apart): return isinstance(apart, Tensor) or apart != 0
+
+def _by_any(rounding, x, s, apart, low, high, gradient, reciprocal):
+    "The same in plain steps, for a rounding that is no part of a formula, or for 1/scale."
+    moved = _is_moved(apart)
     v = x.to(_wide(x.dtype))
     if isinstance(s, Tensor):
         s = s.to(v.dtype)
@@ -170,22 +166,23 @@ def fake_quantize(
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #3cb06906
 def lsq(
     x:Tensor,               # Weights or activations; any shape, floating dtype
-    step:Tensor,            # Step > 0, broadcasts with `x`; start from `lsq_init`
+    scale:Tensor,           # Scale > 0, broadcasts with `x`; start from `lsq_init`
     bits:_Bits=8,           # Bits per code, 2 to 24, or 1 if not `signed`; or both end codes
     *,
     signed:bool=True,
-    offset:float|Tensor=0., # LSQ+: the value of code 0; may learn
+    # LSQ+: the value of code 0, which is no code; may learn
+    offset:float|Tensor=0.,
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                  # Quantized `x`; dtype of `x`
-    """Learned step size (arXiv:1902.08153, with `offset` 2004.09576). Bad bits or step raises.
+    """Learned step size (arXiv:1902.08153, with `offset` 2004.09576). Bad bits or scale raises.
 
     Parameters:
         x (Tensor): Weights or activations; any shape, floating dtype
-        step (Tensor): Step > 0, broadcasts with `x`; start from `lsq_init`
+        scale (Tensor): Scale > 0, broadcasts with `x`; start from `lsq_init`
         bits (int|tuple[int, int] = 8): Bits per code, 2 to 24, or 1 if not `signed`; or both
             end codes
         signed (bool = True): Codes from -2**(bits-1), else from 0
-        offset (float|Tensor = 0.): LSQ+: the value of code 0; may learn
+        offset (float|Tensor = 0.): LSQ+: the value of code 0, which is no code; may learn
         rounding (Callable = round_ste): Any function of a tensor
 
     Returns:
@@ -193,42 +190,68 @@ def lsq(
 
     Example:
         >>> import torch, shok_nb as R
-        >>> w, step = torch.tensor([0.12, 0.5, 9.]), torch.tensor(0.05, requires_grad=True)
-        >>> R.lsq(w, step, bits=4).detach()
+        >>> w, scale = torch.tensor([0.12, 0.5, 9.]), torch.tensor(0.05, requires_grad=True)
+        >>> R.lsq(w, scale, bits=4).detach()
         tensor([0.1000, 0.3500, 0.3500])
     """
-    qmin,qmax = _range_of('lsq', bits, signed)
+    ends = _range_of('lsq', bits, signed)
     check_input(x, 'lsq')
     _check_ways('lsq', rounding)
-    s = check_knob(step, x, 'lsq', 'step', open=True)
+    s = check_knob(scale, x, 'lsq', 'scale', open=True)
     offset = check_knob(offset, x, 'lsq', 'offset', -math.inf, open=True)
-    if isinstance(s, Tensor):
-        each = max(x.numel()//s.numel(), 1)             # values that share a step
-        s = scale_grad(s, (each*qmax)**-.5)
-    y = fake_quantize(x-offset, s, 0, qmin, qmax, rounding=rounding, gradient='clipped')
+    if isinstance(s, Tensor): s = _lsq_scaled(s, x, ends[1])
+    y = fake_quantize(x-offset, s, 0, ends, rounding=rounding, gradient='clipped')
     return y+offset
 
-_Dims = int|tuple[int, ...]|None
+def _lsq_scaled(scale, values, high):
+    "The scale with LSQ's gradient: over the root of `high` times how many values share it."
+    each = max(values.numel()//scale.numel(), 1)
+    return scale_grad(scale, (each*high)**-.5)
 
-def _groups(x, fn, dim, block):
-    "`x` with blocks in a dim of their own, and the dims along which values share a step."
-    dim = _check_dim(fn, dim, x)
-    if block is None:
-        every = tuple(range(x.ndim)) if dim is None else dim
-        return x,(every if isinstance(every, tuple) else (every,))
-    check_count(block, fn, 'block', 1)
-    if not isinstance(dim, int):
-        raise ValueError(f'{fn}: block needs one dim to run along, got dim={dim}')
-    n = x.shape[dim]
-    if n % block:
-        told = f'block must divide dim {dim} of length {n}'
-        raise ValueError(f'{fn}: {told}, got {block}; pad it')
-    return x.unflatten(dim, (-1, block)),(dim+1,)
+_Axis = int|tuple[int, ...]|None
+
+def _groups(x, fn, axis, block):
+    "The values that share a scale as the rows of a matrix, and the shape of the scales."
+    if block is not None: return _runs(x, fn, axis, block)
+    kept = _check_dim(fn, axis, x, 'axis')
+    if kept == ():
+        raise ValueError(f'{fn}: axis must name an axis, or be None for one scale, got {axis}')
+    if kept is None or x.ndim == 0: return x.reshape(1, -1),()
+    kept = sorted(kept) if isinstance(kept, tuple) else [kept]
+    rest = [d for d in range(x.ndim) if d not in kept]
+    shape = [n if d in kept else 1 for d,n in enumerate(x.shape)]
+    return x.permute(*kept, *rest).reshape(math.prod(shape), -1),shape
+
+def _one_way(fn, axis, block):
+    "Raises where both are given."
+    if axis is None or block is None: return
+    told = 'a block has a scale at every index of the other axes'
+    raise ValueError(f'{fn}: give axis or block, not both, got {axis} and {block}; {told}')
+
+def _runs(x, fn, axis, block):
+    "Runs along the last axis as rows, and the shape of their scales."
+    block = check_count(block, fn, 'block', 1)
+    _one_way(fn, axis, block)
+    _check_runs(x, fn, block)
+    return x.reshape(-1, block),(*x.shape[:-1], x.shape[-1]//block, 1)
+
+def _check_runs(x, fn, block):
+    "Raises unless the last axis can be cut in runs of this length."
+    if x.ndim == 0: raise ValueError(f'{fn}: block needs an axis to run along, got 0-d x')
+    n = x.shape[-1]
+    if n % block == 0: return
+    told = f'block must divide the last axis, of length {n}'
+    raise ValueError(f'{fn}: {told}, got {block}; pad it')
+
+def _check_some(x, fn, arg='x'):
+    "Raises where there are no values."
+    if x.numel(): return
+    raise ValueError(f'{fn}: {arg} is empty, got shape {tuple(x.shape)}')
 
 def _check_values(x, fn):
     "Raises where `x` has no values to look at, or one that has no code."
     if x.is_meta: raise ValueError(f'{fn}: x is on the meta device, where it has no values')
-    if x.numel() == 0: raise ValueError(f'{fn}: x is empty, got shape {tuple(x.shape)}')
+    _check_some(x, fn)
     if not x.isfinite().all(): raise ValueError(f'{fn}: x must be finite, got nan or infinity')
 
 def lsq_init(
@@ -236,22 +259,22 @@ def lsq_init(
     bits:_Bits=8,     # As for `lsq`
     *,
     signed:bool=True,
-    dim:_Dims=None,
+    axis:_Axis=None,
     block:int|None=None,
-)->Tensor:            # Twice the mean size over the root of the largest code; 0-d or by `dim`
-    """The first step of `lsq` (arXiv:1902.08153, 2.1). Bad bits, nan or empty raises.
+)->Tensor:            # 2*mean(|x|)/sqrt(largest code); 0-d, or to broadcast with `x`
+    """The first scale of `lsq` (arXiv:1902.08153, 2.1). Bad bits, nan or empty raises.
 
     Parameters:
         x (Tensor): The tensor to be quantized
         bits (int|tuple[int, int] = 8): As for `lsq`
         signed (bool = True): Codes from -2**(bits-1), else from 0
-        dim (int|tuple[int, ...]|None = None): Axis or axes whose values share a step, kept
-            with length 1; None is all of them
-        block (int|None = None): Values in a run along `dim` that share one: for
-            `x.unflatten(dim, (-1, block))`
+        axis (int|tuple[int, ...]|None = None): Axis or axes that are kept, with a scale for
+            each index; None: one scale for all
+        block (int|None = None): Or values in a run that share one, for `x.unflatten(-1, (-1,
+            block))`
 
     Returns:
-        Tensor: Twice the mean size over the root of the largest code; 0-d or by `dim`
+        Tensor: 2*mean(|x|)/sqrt(largest code); 0-d, or to broadcast with `x`
 
     Example:
         >>> import torch, shok_nb as R
@@ -260,8 +283,8 @@ def lsq_init(
     """
     _,qmax = _range_of('lsq_init', bits, signed)
     _check_values(check_input(x, 'lsq_init'), 'lsq_init')
-    v,dims = _groups(x.detach(), 'lsq_init', dim, block)
-    return 2*v.abs().mean(dims, keepdim=dim is not None)/qmax**.5
+    v,shape = _groups(x.detach(), 'lsq_init', axis, block)
+    return (2*v.abs().mean(1)/qmax**.5).reshape(shape)
 
 def _pact_value(v, alpha): return _between(v, 0., alpha)
 
@@ -303,7 +326,8 @@ def pact(
     alpha = check_knob(alpha, x, 'pact', 'alpha', open=True)
     n = 2**bits-1
     scale = _detached(alpha)/n
-    return fake_quantize(_pact(x, alpha), scale, 0, 0, n, rounding=rounding, gradient='ste')
+    kw:dict[str,Any] = dict(signed=False, rounding=rounding, gradient='ste')
+    return fake_quantize(_pact(x, alpha), scale, 0, bits, **kw)
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #9d1e4c2a
 def _levels(v, n): return torch.round(v.clamp(0, 1)*n)/n
@@ -404,7 +428,8 @@ def quantized_bits(
     if bits == 1 and keep_negative: return (sign_ste if gradient == 'ste' else clipped_sign)(x)
     m = 2**(bits-keep_negative)
     low = -m+symmetric if keep_negative else 0
-    return fake_quantize(x, 2.**integer/m, 0, low, m-1, rounding=rounding, gradient=gradient)
+    ends = low,m-1
+    return fake_quantize(x, 2.**integer/m, 0, ends, rounding=rounding, gradient=gradient)
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #5a785674
 def alpha_blend(

@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import io
 import logging
+import math
 import operator
 import warnings
 import weakref
@@ -63,6 +64,21 @@ def _tensors(tree)->Any:
         yield from _tensors([*vars(tree).values()])
     elif not isinstance(tree, (*_PLAIN, torch.dtype, torch.device)):
         raise TypeError(f'an output of type {type(tree).__name__}')
+
+def _same(a, b):
+    "Where two tensors are equal, or nan both."
+    return (a == b) | ((a != a) & (b != b))
+
+def _alike(a, b): return a.shape == b.shape and a.dtype == b.dtype and bool(_same(a, b).all())
+
+def _gap(a, b):
+    "The largest difference, over the largest value of the second; inf where shapes differ."
+    if a.shape != b.shape: return math.inf
+    if not a.numel(): return 0.
+    a,b = a.double(),b.double()
+    apart = torch.where(_same(a, b), 0., (a-b).abs()).nan_to_num(math.inf, math.inf)
+    most = torch.where(b.isfinite(), b.abs(), 0.).amax().clamp(min=1e-30)
+    return (apart.amax()/most).item()
 
 class _Flat(nn.Module):
     "A model whose output is a list of tensors, which export knows."

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from ..engine.arguments import _what, check_count, check_input
 from ..engine.pieces import _FLOATS
 from ..estimators.ste import round_ste
+from .fake_quantize import _one_way
 from shok_nb.quantization.quantizer import (
     _Float32Buffers,
     _laid_beside,
@@ -100,13 +101,13 @@ def _check_is(t, fn, arg, dtype, shape, device):
 
 # %% ../../nbs/quantization/52_integers.ipynb #59d00008
 class Dequantize(_Float32Buffers):
-    """A weight made from its codes: `scale*(code - zero)`. Raises as `Quantizer` does.
+    """A weight made from its codes: `scale*(code - zero_point)`. Raises as `Quantizer` does.
 
     Parameters:
-        scale (Tensor): Steps, one for all, per channel or per block
-        zero (Tensor|None = None): Zero points in the dtype of the codes, of the same shape
+        scale (Tensor): One for all, per channel or per block
+        zero_point (Tensor|None = None): In the dtype of the codes, of the same shape
         axis (int|None = None): Of the channels
-        block (int|None = None): Values in a run along the last axis that share a step
+        block (int|None = None): Values in a run along the last axis that share a scale
         packed (tuple|None = None): Shape of the codes if `pack_int4` packed them
         dtype (torch.dtype = torch.float32): Of the values
 
@@ -117,25 +118,28 @@ class Dequantize(_Float32Buffers):
         >>> Dequantize(torch.tensor([0.5]))(codes)
         tensor([[ 5., -2.]])
     """
+    holds_codes = True
     scale:Tensor
-    zero:Tensor|None
+    zero_point:Tensor|None
     def __init__(self,
-        scale:Tensor,           # Steps, one for all, per channel or per block
-        zero:Tensor|None=None,  # Zero points in the dtype of the codes, of the same shape
+        scale:Tensor,           # One for all, per channel or per block
+        zero_point:Tensor|None=None, # In the dtype of the codes, of the same shape
         *,
         axis:int|None=None,     # Of the channels
-        block:int|None=None,    # Values in a run along the last axis that share a step
+        block:int|None=None,    # Values in a run along the last axis that share a scale
         packed:tuple|None=None, # Shape of the codes if `pack_int4` packed them
         dtype:torch.dtype=torch.float32, # Of the values
     ):
         "See `Dequantize`."
         super().__init__()
         check_input(scale, 'Dequantize', 'scale')
-        if zero is not None:
-            _integers(zero, 'Dequantize', 'zero')
-            _check_is(zero, 'Dequantize', 'zero', zero.dtype, scale.shape, scale.device)
+        if zero_point is not None:
+            _integers(zero_point, 'Dequantize', 'zero_point')
+            like = zero_point.dtype,scale.shape,scale.device
+            _check_is(zero_point, 'Dequantize', 'zero_point', *like)
         if axis is not None: axis = check_count(axis, 'Dequantize', 'axis', -64, 63)
         if block is not None: block = check_count(block, 'Dequantize', 'block', 1)
+        _one_way('Dequantize', axis, block)
         if packed is not None: packed = tuple(_shape(packed, 'Dequantize', 'packed'))
         if not isinstance(dtype, torch.dtype) or dtype not in _FLOATS:
             known = ', '.join(map(str, _FLOATS))
@@ -143,7 +147,8 @@ class Dequantize(_Float32Buffers):
             raise TypeError(f'Dequantize: dtype must be one of {known}, got {got}')
         self.axis,self.block,self.packed,self.dtype = axis,block,packed,dtype
         self.register_buffer('scale', scale.detach().clone())
-        self.register_buffer('zero', None if zero is None else zero.detach().clone())
+        if zero_point is not None: zero_point = zero_point.detach().clone()
+        self.register_buffer('zero_point', zero_point)
 
     def _apply(self, fn, recurse=True):
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.scale.device)).dtype
@@ -173,20 +178,20 @@ class Dequantize(_Float32Buffers):
         v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
         def beside(t): return _laid_beside(t, v, self.axis, self.block)
         n = v.to(torch.promote_types(self.dtype, torch.float32))
-        if self.zero is not None: n = n - beside(self.zero)
+        if self.zero_point is not None: n = n - beside(self.zero_point)
         return (n*beside(self.scale).to(n.dtype)).reshape(codes.shape).to(self.dtype)
 
     def _in_onnx(self, codes):
-        "One step for all is 0-d there; codes without a zero point may be taken for uint8."
-        scale,zero,axis = self.scale,self.zero,self.axis
+        "One scale for all is 0-d there; codes without a zero point may be taken for uint8."
+        scale,zero_point,axis = self.scale,self.zero_point,self.axis
         if self.block is not None: axis = codes.ndim-1
-        if zero is None: zero = torch.zeros_like(scale, dtype=codes.dtype)
-        if codes.dtype == torch.int32 and self.zero is not None:    # its zero point must be 0
+        if zero_point is None: zero_point = torch.zeros_like(scale, dtype=codes.dtype)
+        if codes.dtype == torch.int32 and self.zero_point is not None:     # it must be 0 there
             v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
-            codes = (v-_laid_beside(zero, v, self.axis, self.block)).reshape(codes.shape)
-            zero = torch.zeros_like(zero)
-        if axis is None: scale,zero = scale.view(()),zero.view(())
-        return _onnx_dequantize(codes, scale, zero, axis, self.block).to(self.dtype)
+            codes = (v-_laid_beside(zero_point, v, self.axis, self.block)).reshape(codes.shape)
+            zero_point = torch.zeros_like(zero_point)
+        if axis is None: scale,zero_point = scale.view(()),zero_point.view(())
+        return _onnx_dequantize(codes, scale, zero_point, axis, self.block).to(self.dtype)
 
     def extra_repr(self):
         """What `print` shows of it.
@@ -214,15 +219,15 @@ def _kind_of(layer):
     wanted = 'nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d'
     raise TypeError(f'IntegerLayer: layer must be {wanted}, got {_what(layer)}')
 
-def _check_grid(step, zero, device):
-    "Raises unless they are a step and a uint8 zero point for all."
-    check_input(step, 'IntegerLayer', 'step')
-    _integers(zero, 'IntegerLayer', 'zero')
-    _check_is(step, 'IntegerLayer', 'step', step.dtype, (), device)
-    _check_is(zero, 'IntegerLayer', 'zero', torch.uint8, (), device)
+def _check_grid(scale, zero_point, device, of=''):
+    "Raises unless they are a scale and a uint8 zero point for all."
+    check_input(scale, 'IntegerLayer', f'{of}scale')
+    _integers(zero_point, 'IntegerLayer', f'{of}zero_point')
+    _check_is(scale, 'IntegerLayer', f'{of}scale', scale.dtype, (), device)
+    _check_is(zero_point, 'IntegerLayer', f'{of}zero_point', torch.uint8, (), device)
 
 def _check_weights(codes, scale, bias):
-    "Raises unless they are int8 codes, a step of each channel and int32 codes or None."
+    "Raises unless they are int8 codes, a scale of each channel and int32 codes or None."
     _integers(codes, 'IntegerLayer', 'codes')
     _check_is(codes, 'IntegerLayer', 'codes', torch.int8, codes.shape, codes.device)
     each = codes.shape[:1]
@@ -239,43 +244,44 @@ class IntegerLayer(_Float32Buffers):
     Parameters:
         layer (nn.Module): The float layer, for its sizes
         codes (Tensor): int8 weights
-        scale (Tensor): Step of each output channel
-        bias (Tensor|None): int32, in steps of scale times that of the input
-        step (Tensor): Step of the input, 0-d
-        zero (Tensor): uint8 code of an input of 0, 0-d
+        scale (Tensor): Of the weights, one for each output channel
+        bias (Tensor|None): int32, in units of scale times that of the input
+        input_scale (Tensor): 0-d
+        input_zero_point (Tensor): uint8 code of an input of 0, 0-d
 
     Example:
         >>> import torch
         >>> from torch import nn
         >>> from shok_nb.quantization.integers import IntegerLayer
         >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
-        >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
-        >>> layer = IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero)
+        >>> grid = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)  # scale, code of 0
+        >>> layer = IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, *grid)
         >>> layer(torch.tensor([[1., 0.3]]))
         tensor([[0.8500]])
     """
+    holds_codes = True
     codes:Tensor
     scale:Tensor
-    step:Tensor
-    zero:Tensor
+    input_scale:Tensor
+    input_zero_point:Tensor
     bias_codes:Tensor|None
     product:Tensor
     out_features:int
-    out_step:Tensor|None
-    out_zero:Tensor
+    out_scale:Tensor|None
+    out_zero_point:Tensor
     def __init__(self,
         layer:nn.Module,  # The float layer, for its sizes
         codes:Tensor,     # int8 weights
-        scale:Tensor,     # Step of each output channel
-        bias:Tensor|None, # int32, in steps of scale times that of the input
-        step:Tensor,      # Step of the input, 0-d
-        zero:Tensor       # uint8 code of an input of 0, 0-d
+        scale:Tensor,     # Of the weights, one for each output channel
+        bias:Tensor|None, # int32, in units of scale times that of the input
+        input_scale:Tensor,     # 0-d
+        input_zero_point:Tensor # uint8 code of an input of 0, 0-d
     ):
         "See `IntegerLayer`."
         super().__init__()
         self.packed,self.options,self.kind = None,{},_kind_of(layer)
         _check_weights(codes, scale, bias)
-        _check_grid(step, zero, codes.device)
+        _check_grid(input_scale, input_zero_point, codes.device, 'input_')
         self.read = False                   # has somebody asked for the weight or the bias?
         for k in ('in_features', 'out_features', 'in_channels', 'out_channels', 'kernel_size'):
             if hasattr(layer, k): setattr(self, k, getattr(layer, k))
@@ -283,35 +289,36 @@ class IntegerLayer(_Float32Buffers):
             keys = 'stride', 'padding', 'dilation', 'groups'
             self.options = {k: getattr(layer, k) for k in keys}
             for k,v in self.options.items(): setattr(self, k, v)
-        values = dict(codes=codes, scale=scale, step=step, zero=zero, bias_codes=bias)
-        values |= dict(product=step*scale, out_step=None, out_zero=None)
+        values = dict(codes=codes, scale=scale, bias_codes=bias, product=input_scale*scale)
+        values |= dict(input_scale=input_scale, input_zero_point=input_zero_point)
+        values |= dict(out_scale=None, out_zero_point=None)
         for k,v in values.items(): self.register_buffer(k, v)
         self.dims = 2 if self.kind is nn.Linear else codes.ndim      # of a batch
         self.register_forward_pre_hook(_stay)
 
     def feeds(self,
-        step:Tensor, # Of the codes that leave, 0-d
-        zero:Tensor  # uint8 code of a 0, 0-d
+        scale:Tensor,     # Of the codes that leave, 0-d
+        zero_point:Tensor # uint8 code of a 0, 0-d
     ):
         """What comes next wants codes on this grid.
 
         Parameters:
-            step (Tensor): Of the codes that leave, 0-d
-            zero (Tensor): uint8 code of a 0, 0-d
+            scale (Tensor): Of the codes that leave, 0-d
+            zero_point (Tensor): uint8 code of a 0, 0-d
 
         Example:
             >>> import torch
             >>> from torch import nn
             >>> from shok_nb.quantization.integers import IntegerLayer
             >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
-            >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
-            >>> layer = IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero)
-            >>> layer.feeds(torch.tensor(0.5), zero)
+            >>> grid = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)  # scale, code of 0
+            >>> layer = IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, *grid)
+            >>> layer.feeds(torch.tensor(0.5), grid[1])
             >>> layer(torch.tensor([[1., 0.3]]))
             tensor([[1.]])
         """
-        _check_grid(step, zero, self.codes.device)
-        self.out_step,self.out_zero = step,zero
+        _check_grid(scale, zero_point, self.codes.device)
+        self.out_scale,self.out_zero_point = scale,zero_point
 
     @property
     def weight(self)->Tensor: # In floats
@@ -325,8 +332,8 @@ class IntegerLayer(_Float32Buffers):
             >>> from torch import nn
             >>> from shok_nb.quantization.integers import IntegerLayer
             >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
-            >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
-            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero).weight
+            >>> grid = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)  # scale, code of 0
+            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, *grid).weight
             tensor([[ 1.0000, -0.5000]])
         """
         self.read = True
@@ -345,9 +352,9 @@ class IntegerLayer(_Float32Buffers):
             >>> from torch import nn
             >>> from shok_nb.quantization.integers import IntegerLayer
             >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
-            >>> step, zero = torch.tensor(0.5), torch.tensor(0, dtype=torch.uint8)
+            >>> grid = torch.tensor(0.5), torch.tensor(0, dtype=torch.uint8)  # scale, code of 0
             >>> bias = torch.tensor([3], dtype=torch.int32)
-            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), bias, step, zero).bias
+            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), bias, *grid).bias
             tensor([0.7500])
         """
         self.read = True
@@ -367,8 +374,8 @@ class IntegerLayer(_Float32Buffers):
     def _entering(self, x):
         "The codes of what enters, less that of 0; the slope is 1 within the range."
         v = x.to(torch.promote_types(x.dtype, torch.float32))
-        zero = self.zero.to(v.dtype)
-        return (round_ste(v/self.step)+zero).clamp(0, 255) - zero
+        zero_point = self.input_zero_point.to(v.dtype)
+        return (round_ste(v/self.input_scale)+zero_point).clamp(0, 255) - zero_point
 
     def _sums(self, q):
         "Exact sums of integers, then one float each."
@@ -376,11 +383,11 @@ class IntegerLayer(_Float32Buffers):
         return self._apply_to(q.double(), self._weight().double(), bias).float()
 
     def _leaving(self, total):
-        "The sums as values: floats, or codes of what comes next times their step."
-        if self.out_step is None: return total*self._beside(self.product)
-        zero = self.out_zero.to(torch.float32)
-        n = round_ste(total*self._beside(self.product/self.out_step))
-        return ((n+zero).clamp(0, 255)-zero)*self.out_step
+        "The sums as values: floats, or codes of what comes next times their scale."
+        if self.out_scale is None: return total*self._beside(self.product)
+        zero_point = self.out_zero_point.to(torch.float32)
+        n = round_ste(total*self._beside(self.product/self.out_scale))
+        return ((n+zero_point).clamp(0, 255)-zero_point)*self.out_scale
 
     def _check(self, x):
         "Raises for what this layer cannot take."
@@ -431,22 +438,23 @@ class IntegerLayer(_Float32Buffers):
     def _parameters_in_onnx(self):
         "Weight and bias of an integer kernel, or of a float one, which gets products."
         codes,bias = self._weight(),self.bias_codes
-        if self.kind is not nn.Linear and self.out_step is None:     # only a float Conv
+        if self.kind is not nn.Linear and self.out_scale is None:    # only a float Conv
             scale = self.scale.view(-1, *[1]*(codes.ndim-1))
             return codes.float()*scale,None if bias is None else bias.float()*self.product
         # the runtime's Gemm wants the zero point named; Conv does not, and may share none
-        zero = None
-        if self.kind is nn.Linear: zero = torch.zeros_like(self.scale, dtype=torch.int8)
-        weight = _onnx_dequantize(codes, self.scale, zero, 0)
+        code = None
+        if self.kind is nn.Linear: code = torch.zeros_like(self.scale, dtype=torch.int8)
+        weight = _onnx_dequantize(codes, self.scale, code, 0)
         return weight,None if bias is None else _onnx_dequantize(bias, self.product, None, 0)
 
     def _in_onnx(self, x):
         "The pattern that the runtime replaces by QLinearConv and QGemm, or a Conv in floats."
         v = x.float()
-        v = _onnx_dequantize(_onnx_quantize(v, self.step, self.zero), self.step, self.zero)
+        grid = self.input_scale,self.input_zero_point
+        v = _onnx_dequantize(_onnx_quantize(v, *grid), *grid)
         y = self._apply_to(v, *self._parameters_in_onnx())
-        if self.out_step is not None:
-            grid = self.out_step,self.out_zero
+        if self.out_scale is not None:
+            grid = self.out_scale,self.out_zero_point
             y = _onnx_dequantize(_onnx_quantize(y, *grid), *grid)
         return y.to(x.dtype)
 
@@ -461,9 +469,9 @@ class IntegerLayer(_Float32Buffers):
             >>> from torch import nn
             >>> from shok_nb.quantization.integers import IntegerLayer
             >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
-            >>> step, zero = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)
-            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, step, zero)
+            >>> grid = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)  # scale, code of 0
+            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, *grid)
             IntegerLayer(Linear, int8, floats out)
         """
         shown = [self.kind.__name__, 'int8' if self.packed is None else 'int4']
-        return ', '.join([*shown, 'floats out' if self.out_step is None else 'codes out'])
+        return ', '.join([*shown, 'floats out' if self.out_scale is None else 'codes out'])

@@ -14,7 +14,7 @@ from ..engine.arguments import check_count, check_flag, check_input, check_knob
 from ..engine.core import _recompute
 from ..engine.parts import _saturate
 from ..estimators.ste import floor_ste, round_ste
-from .fake_quantize import _Dims, _groups
+from .fake_quantize import _Axis, _check_some, _groups
 
 # %% ../../nbs/quantization/60_learned.ipynb #85547b64
 def _steps(w, step, offset, fn):
@@ -234,7 +234,7 @@ def signround_range(
     beta:float|Tensor=1.,   # Share of the smallest; may learn
     *,
     bits:int=4,             # Bits per code
-    dim:_Dims=None,
+    axis:_Axis=None,
     block:int|None=None,
 )->tuple[Tensor,Tensor]:    # Scale and zero point for `fake_quantize`, codes 0 to 2**bits-1
     """Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Bad `bits` raises.
@@ -244,27 +244,26 @@ def signround_range(
         alpha (float|Tensor = 1.): Share of the largest weight that has a code; may learn
         beta (float|Tensor = 1.): Share of the smallest; may learn
         bits (int = 4): Bits per code
-        dim (int|tuple[int, ...]|None = None): Axis or axes whose values share a step, kept
-            with length 1; None is all of them
-        block (int|None = None): Values in a run along `dim` that share one: for
-            `x.unflatten(dim, (-1, block))`
+        axis (int|tuple[int, ...]|None = None): Axis or axes that are kept, with a scale for
+            each index; None: one scale for all
+        block (int|None = None): Or values in a run that share one, for `x.unflatten(-1, (-1,
+            block))`
 
     Returns:
         tuple[Tensor,Tensor]: Scale and zero point for `fake_quantize`, codes 0 to 2**bits-1
 
     Example:
         >>> import torch, shok_nb as R
-        >>> scale, zero = R.signround_range(torch.tensor([-1., 0.5, 2.]), bits=4)
-        >>> scale, zero
+        >>> scale, zero_point = R.signround_range(torch.tensor([-1., 0.5, 2.]), bits=4)
+        >>> scale, zero_point
         (tensor(0.2000), tensor(5.))
     """
     check_count(bits, 'signround_range', 'bits', 1, 24)
-    check_input(w, 'signround_range', 'w')
-    v,dims = _groups(w.detach(), 'signround_range', dim, block)
-    keep = dim is not None
+    _check_some(check_input(w, 'signround_range', 'w'), 'signround_range', 'w')
+    v,shape = _groups(w.detach(), 'signround_range', axis, block)
     alpha = check_knob(alpha, w, 'signround_range', 'alpha', open=True)
     beta = check_knob(beta, w, 'signround_range', 'beta', open=True)
-    low,high = v.amin(dims, keepdim=keep),v.amax(dims, keepdim=keep)
+    low,high = v.amin(1).reshape(shape),v.amax(1).reshape(shape)
     low,high = low.clamp(max=0)*beta,high.clamp(min=0)*alpha
     scale = _saturate((high-low)/(2**bits-1), torch.finfo(w.dtype).tiny)
     return scale,round_ste(-low/scale)

@@ -22,13 +22,16 @@ from shok_nb.engine.arguments import (
 from ..engine.core import straight_through
 from ..engine.parts import _name, _saturate
 from ..engine.pieces import _wide
-from ..estimators.gradient import scale_grad
 from ..estimators.ste import round_ste
-from ..nn import Rounding, _hard_in_evaluation, _hold
+from ..nn import Rounding, _hard_in_evaluation
 from .calibrate import _filled, minmax_init, mse_init, percentile_init
 from shok_nb.quantization.fake_quantize import (
     _Bits,
+    _check_runs,
     _check_values,
+    _groups,
+    _lsq_scaled,
+    _one_way,
     _range_of,
     _select,
     fake_quantize,
@@ -43,16 +46,17 @@ def _symbolic(op, inputs, axis, dtype, shape, block=None):
     kind:dict[str,Any] = dict(dtype=dtype, shape=shape, version=version)
     return torch.onnx.ops.symbolic(op, inputs, attributes, **kind)
 
-def _onnx_quantize(x, scale, zero, axis=None):
-    return _symbolic('QuantizeLinear', (x, scale, zero), axis, zero.dtype, x.shape)
+def _onnx_quantize(x, scale, zero_point, axis=None):
+    inputs = x,scale,zero_point
+    return _symbolic('QuantizeLinear', inputs, axis, zero_point.dtype, x.shape)
 
-def _onnx_dequantize(codes, scale, zero, axis=None, block=None):
-    inputs = (codes, scale) if zero is None else (codes, scale, zero)
+def _onnx_dequantize(codes, scale, zero_point, axis=None, block=None):
+    inputs = (codes, scale) if zero_point is None else (codes, scale, zero_point)
     return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
 
-# %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
+# %% ../../nbs/quantization/30_quantizer.ipynb #57b00001
 def _laid_beside(t, v, axis, block):
-    "A step or zero point of each channel or block, to broadcast with `v`."
+    "A scale or zero point of each channel or block, to broadcast with `v`."
     if block is not None: return t.unsqueeze(-1)
     if axis is None: return t if v.ndim else t.view(())
     return t.view([-1 if d == axis % v.ndim else 1 for d in range(v.ndim)])
@@ -72,6 +76,7 @@ def _kept_in(t, low, high):
     "`t` within these ends. A gradient passes as if it were, so that it finds the way back."
     return straight_through(t.detach().clamp(low, high), t)
 
+# %% ../../nbs/quantization/30_quantizer.ipynb #57b00002
 def _in_evaluation(rounding):
     "What `rounding` is in evaluation, whatever mode it is in now."
     if not isinstance(rounding, nn.Module): return rounding
@@ -105,61 +110,24 @@ def _has_own_knobs(rounding):
     "Is it a layer of a function with `hard=`, whose knobs may fit only the data?"
     return isinstance(rounding, Rounding) and rounding.deployed is None
 
-_INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
-    mse=mse_init, lsq=lsq_init)
-def _knobs_of(init, block):
-    "The names of what `calibrate_` gives to this function beside `x` and bits."
-    zero_point = () if init is lsq_init else ('zero_point',)
-    return 'signed',*zero_point,'dim',*(('block',) if block is not None else ())
+# %% ../../nbs/quantization/30_quantizer.ipynb #57b00003
+_SET_ONCE = 'bits', 'signed', 'has_zero_point', 'axis', 'block', 'learn', 'ready'
 
-_SET_ONCE = 'bits', 'signed', 'zero_point', 'has_zero', 'axis', 'block', 'learn', 'ready'
-
-class Quantizer(_Float32Buffers):
-    """A grid of integers as a layer, fixed or learned (arXiv:1902.08153). Raises if it is none.
-
-    Parameters:
-        bits (int|tuple[int, int] = 8): Bits per code, 2 to 24, or 1 if not `signed`; or both
-            ends
-        signed (bool|None = True): Codes on both sides of 0? None: as the data are calibrated
-        zero_point (bool = False): A zero point too?
-        axis (int|None = None): One step per index of this axis; None: one for all
-        block (int|None = None): And one per run of so many values along the last axis
-        learn (bool = False): Are the step and the zero point Parameters?
-        rounding (Callable = round_ste): Any that is hard in `.eval()`, function or layer
-        init ('minmax'|'percentile'|'mse'|'lsq'|Callable = 'mse'): How `calibrate_` chooses, or
-            a function with the arguments of `minmax_init`
-
-    Example:
-        >>> import torch, shok_nb as R
-        >>> q = R.Quantizer(bits=4).calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
-        >>> q(torch.tensor([0.12, 5.]))
-        tensor([0.1000, 0.7000])
-    """
-    rounds = True                # `bake_` may remove it from a weight
+class _Grid(_Float32Buffers):
+    "A scale and a zero point, and in `layout` what they are a grid of, as a state keeps it."
     bits:_Bits
     signed:bool|None
+    asked:bool|None              # `signed` as it was given: None is as the data are
     axis:int|None
     block:int|None
     learn:bool
-    has_zero:bool
+    has_zero_point:bool
     ready:bool
-    step:Tensor
-    log_step:Tensor
-    zero:Tensor
+    scale:Tensor
+    log_scale:Tensor
+    zero_point:Tensor
     layout:Tensor
-    def __init__(self,
-        bits:_Bits=8,            # Bits per code, 2 to 24, or 1 if not `signed`; or both ends
-        *,
-        signed:bool|None=True,   # Codes on both sides of 0? None: as the data are calibrated
-        zero_point:bool=False,   # A zero point too?
-        axis:int|None=None,      # One step per index of this axis; None: one for all
-        block:int|None=None,     # And one per run of so many values along the last axis
-        learn:bool=False,        # Are the step and the zero point Parameters?
-        rounding:Callable=round_ste, # Any that is hard in `.eval()`, function or layer
-        # How `calibrate_` chooses, or a function with the arguments of `minmax_init`
-        init:Literal['minmax', 'percentile', 'mse', 'lsq']|Callable='mse',
-    ):
-        "See `Quantizer`."
+    def __init__(self, bits, signed, zero_point, axis, block, learn):
         super().__init__()
         if signed is not None: signed = check_flag(signed, 'Quantizer', 'signed')
         zero_point = check_flag(zero_point, 'Quantizer', 'zero_point')
@@ -170,37 +138,36 @@ class Quantizer(_Float32Buffers):
                 f'-2**24 and 2**24, got {bits}')
         if axis is not None: axis = check_count(axis, 'Quantizer', 'axis', -64, 63)
         if block is not None: block = check_count(block, 'Quantizer', 'block', 1)
-        if not callable(init): check_choice(init, 'Quantizer', 'init', _INITS)
-        else: check_callable(init, 'Quantizer', 'init', 2, _knobs_of(init, block))
-        if zero_point and isinstance(init, str) and init == 'lsq':
-            raise ValueError("Quantizer: init='lsq' has no zero point; use 'minmax' or 'mse'")
+        _one_way('Quantizer', axis, block)
         self._set(bits=bits, signed=signed, asked=signed, axis=axis, block=block, learn=learn,
-            has_zero=zero_point, ready=False)
-        self.init,self.rounding = init,rounding
-        def hold(name, t): _hold(self, name, nn.Parameter(t) if learn else t)
+            has_zero_point=zero_point, ready=False)
         one = torch.ones(1, dtype=torch.float32)
-        hold(self._step_name(), one.log() if learn else one)
-        if zero_point: hold('zero', torch.zeros(1, dtype=torch.float32))
+        self._hold(self._scale_name(), one.log() if learn else one)
+        if zero_point: self._hold('zero_point', torch.zeros(1, dtype=torch.float32))
         self.register_buffer('layout', torch.tensor(self._written()))
 
     def _set(self, **values): self.__dict__.update(values)
 
+    def _hold(self, name, t):
+        if self.learn: self.register_parameter(name, nn.Parameter(t))
+        else: self.register_buffer(name, t)
+
     def __setattr__(self, name, value:Any):
-        "What a grid is made of is set once; a rounding is looked at as in the constructor."
-        if name in _SET_ONCE:
+        "What a grid is made of is set once."
+        by_hand = name == 'zero_point' and not isinstance(value, Tensor)
+        if name in _SET_ONCE or by_hand:
             raise AttributeError(f'Quantizer: {name} is set once, when it is made; make '
-                'another Quantizer, or use set_grid_ for the step and the zero point')
-        if name == 'rounding':
-            value,even = _whole_values(value)
-            self._set(to_even=even)
+                'another Quantizer, or use set_grid_ for the scale and the zero point')
         super().__setattr__(name, value)
 
-    def _step_name(self): return 'log_step' if self.learn else 'step'
+    def _scale_name(self): return 'log_scale' if self.learn else 'scale'
+
+    def _ends(self): return _range_of('Quantizer', self.bits, self.signed is not False)
 
     def _written(self):
         "What a state says of its grid: both end codes, is there an axis, which, block, ready?"
         axis,block = self.axis,self.block
-        return [*self.range(), axis is not None, axis or 0, block or 0, self.ready]
+        return [*self._ends(), axis is not None, axis or 0, block or 0, self.ready]
 
     def _write(self, name, value):
         """A Parameter or buffer gets this value in place: an optimizer goes on with what it
@@ -211,12 +178,12 @@ class Quantizer(_Float32Buffers):
             if own.shape == value.shape and own.device == value.device: own.copy_(value)
             else: own.data,own.grad = value.clone(),None
 
-    def _keep(self, step, zero, signed):
+    def _keep(self, scale, zero_point, signed):
         "Hold a grid. Nothing here fails."
         self._set(signed=signed, ready=True)
-        self._write(self._step_name(), step.log() if self.learn else step)
-        if self.has_zero: self._write('zero', zero)
-        self._write('layout', torch.tensor(self._written(), device=step.device))
+        self._write(self._scale_name(), scale.log() if self.learn else scale)
+        if self.has_zero_point: self._write('zero_point', zero_point)
+        self._write('layout', torch.tensor(self._written(), device=scale.device))
 
     def _changed(self, **values):
         "A copy without a grid that has other bits or another axis."
@@ -224,6 +191,171 @@ class Quantizer(_Float32Buffers):
         twin._set(**values, signed=self.asked, ready=False)
         twin._write('layout', torch.tensor(twin._written(), device=twin.layout.device))
         return twin
+
+    def _unlike(self, saved):
+        "How the grid of a saved state differs from this one, in words; or None."
+        if saved.shape != self.layout.shape or saved.dtype != self.layout.dtype:
+            return 'another kind of state', 'these'
+        def said(v):
+            axis = f'axis={v[3]}' if v[2] else 'no axis'
+            block = f'block={v[4]}' if v[4] else 'no block'
+            return f'codes {v[0]} to {v[1]}, {axis}, {block}'
+        fits = [self._written()]
+        if self.asked is None and not isinstance(self.bits, tuple):
+            both = [_range_of('Quantizer', self.bits, s) for s in (True, False)]
+            fits = [[*ends, *fits[0][2:]] for ends in both]
+        got = saved.tolist()
+        if got[:5] in [f[:5] for f in fits]: return None
+        return said(got),said(self._written())
+
+    def _make_room(self, state_dict, prefix):
+        "Scale and zero point get the shape of the saved ones, and those the dtype of these."
+        for own in (self._scale_name(), *(['zero_point'] if self.has_zero_point else [])):
+            given,now = state_dict.get(prefix+own),getattr(self, own)
+            if not isinstance(given, Tensor): continue
+            if given.dtype != now.dtype: state_dict[prefix+own] = given.to(now.dtype)
+            if given.shape != now.shape:
+                self._write(own, torch.ones(given.shape, device=now.device))
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys,
+        unexpected_keys, error_msgs):
+        "A saved grid has the shape that calibration gave it. Another layout is refused."
+        rest = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        saved,name = state_dict.get(prefix+'layout'),prefix+self._scale_name()
+        if not isinstance(saved, Tensor) or saved.is_meta or name not in state_dict:
+            kept = {k: v for k,v in state_dict.items() if k != prefix+'layout'}
+            return super()._load_from_state_dict(kept, prefix, *rest)
+        if unlike := self._unlike(saved):
+            where = prefix or 'its root'
+            error_msgs.append(f'Quantizer: the state at {where} has {unlike[0]}; '
+                f'this one has {unlike[1]}; make it as the saved one was made')
+            return
+        self._make_room(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        ready,signed = bool(saved[5]),self.asked
+        if ready and signed is None: signed = bool(saved[0] < 0)
+        self._set(signed=signed, ready=ready)
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #57b00004
+_INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
+    mse=mse_init, lsq=lsq_init)
+def _knobs_of(init, block):
+    "The names of what `calibrate_` gives to this function beside `x` and bits."
+    zero_point = () if init is lsq_init else ('zero_point',)
+    return 'signed',*zero_point,'axis',*(('block',) if block is not None else ())
+
+def _check_init(init, block, zero_point):
+    "Raises for what cannot choose such a grid."
+    if callable(init): check_callable(init, 'Quantizer', 'init', 2, _knobs_of(init, block))
+    else: check_choice(init, 'Quantizer', 'init', _INITS)
+    if zero_point and isinstance(init, str) and init == 'lsq':
+        raise ValueError("Quantizer: init='lsq' has no zero point; use 'minmax' or 'mse'")
+
+class _Sound(_Grid):
+    "A grid that can be computed with, however it was found: what cannot be raises."
+    init:Any
+    def _span(self):
+        """The least and largest logarithm of a scale: no grid value is infinite, and if it
+        learns no gradient is."""
+        low,high = self._ends()
+        return -80.,32. if self.learn else 88.-math.log(high-low+2)
+
+    def _found(self, x, signed, of):
+        "What `init` returns."
+        init:Any = _INITS[self.init] if isinstance(self.init, str) else self.init
+        if init is lsq_init: return _filled(init(x, self.bits, signed=signed, **of))
+        return init(x, self.bits, signed=signed, zero_point=self.has_zero_point, **of)
+
+    def _sound(self, found, shape, signed):
+        "The scale and the zero point that `init` has found; raises where they are none."
+        init = self.init if isinstance(self.init, str) else _name(self.init)
+        pair:Any = found if self.has_zero_point else (found,)
+        if not isinstance(pair, tuple) or len(pair) != 1+self.has_zero_point:
+            raise TypeError(f'Quantizer: init={init} must return a scale and a zero point')
+        for what,t in zip(('scale', 'zero point'), pair):
+            if not isinstance(t, Tensor) or t.shape != shape or t.is_complex():
+                got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
+                raise TypeError(f'Quantizer: init={init} must return a {what} of real numbers '
+                    f'and shape {tuple(shape)}, got {got}')
+        ends = _range_of('Quantizer', self.bits, signed)
+        return self._checked(pair[0], pair[1] if self.has_zero_point else None, ends,
+            f'init={init}')
+
+    def _checked(self, scale, zero_point, ends, who):
+        "Both in float32, on a grid that can be computed with; or raises."
+        scale = scale.detach().float()
+        if not (scale.isfinite() & (scale > 0)).all():
+            told = 'gives a scale that is not positive and finite'
+            raise ValueError(f'Quantizer: {who} {told}')
+        most = math.exp(self._span()[1])
+        if (scale > most).any():
+            raise ValueError(f'Quantizer: {who} gives a scale of {scale.max():.3g}, beyond '
+                f'{most:.3g}; scale x down')
+        scale = scale.clamp(min=math.exp(-80.))
+        if zero_point is None: return scale,None
+        code = zero_point.detach().float()
+        if not ((code >= ends[0]) & (code <= ends[1]) & (code == code.round())).all():
+            raise ValueError(f'Quantizer: {who} gives a zero point that is no code from '
+                f'{ends[0]} to {ends[1]}')
+        return scale,code
+
+    def _given_scale(self, scale):
+        "In the shape of the grid: one for all is one for each."
+        now = getattr(self, self._scale_name())
+        scale = torch.as_tensor(scale, dtype=torch.float32, device=now.device)
+        if scale.ndim == 0: scale = scale.expand(now.shape)
+        known = self.ready or self.axis is None and self.block is None
+        wanted = now.shape if known else scale.shape
+        if scale.shape == wanted and scale.numel(): return scale
+        told = f'set_grid_ wants a scale of shape {tuple(wanted)}'
+        raise ValueError(f'Quantizer: {told}, got {tuple(scale.shape)}')
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
+class Quantizer(_Sound):
+    """A grid of integers as a layer, fixed or learned (arXiv:1902.08153). Raises if it is none.
+
+    Parameters:
+        bits (int|tuple[int, int] = 8): Bits per code, 2 to 24, or 1 if not `signed`; or both
+            ends
+        signed (bool|None = True): Codes on both sides of 0? None: as the data are calibrated
+        zero_point (bool = False): A zero point too?
+        axis (int|None = None): One scale per index of this axis; None: one for all
+        block (int|None = None): Or one per run of so many values along the last axis
+        learn (bool = False): Are the scale and the zero point Parameters?
+        rounding (Callable = round_ste): Any that is hard in `.eval()`, function or layer
+        init ('minmax'|'percentile'|'mse'|'lsq'|Callable = 'mse'): How `calibrate_` chooses, or
+            a function with the arguments of `minmax_init`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> q = R.Quantizer(bits=4).calibrate_(torch.tensor([-0.7, 0.1, 0.7]))
+        >>> q(torch.tensor([0.12, 5.]))
+        tensor([0.1000, 0.7000])
+    """
+    rounds = True                # `remove_rounding_` may take it from a weight
+    def __init__(self,
+        bits:_Bits=8,            # Bits per code, 2 to 24, or 1 if not `signed`; or both ends
+        *,
+        signed:bool|None=True,   # Codes on both sides of 0? None: as the data are calibrated
+        zero_point:bool=False,   # A zero point too?
+        axis:int|None=None,      # One scale per index of this axis; None: one for all
+        block:int|None=None,     # Or one per run of so many values along the last axis
+        learn:bool=False,        # Are the scale and the zero point Parameters?
+        rounding:Callable=round_ste, # Any that is hard in `.eval()`, function or layer
+        # How `calibrate_` chooses, or a function with the arguments of `minmax_init`
+        init:Literal['minmax', 'percentile', 'mse', 'lsq']|Callable='mse',
+    ):
+        "See `Quantizer`."
+        super().__init__(bits, signed, zero_point, axis, block, learn)
+        _check_init(init, self.block, self.has_zero_point)
+        self.init,self.rounding = init,rounding
+
+    def __setattr__(self, name, value:Any):
+        "A rounding is looked at as in the constructor."
+        if name == 'rounding':
+            value,even = _whole_values(value)
+            self._set(to_even=even)
+        super().__setattr__(name, value)
 
     def extra_repr(self):
         """What `print` shows of it.
@@ -240,7 +372,7 @@ class Quantizer(_Float32Buffers):
         shown = [f'codes {low} to {high}']
         if self.axis is not None: shown.append(f'axis={self.axis}')
         if self.block is not None: shown.append(f'block={self.block}')
-        if self.has_zero: shown.append('zero point')
+        if self.has_zero_point: shown.append('zero point')
         if self.learn: shown.append('learns')
         if not isinstance(self.rounding, nn.Module) and self.rounding is not round_ste:
             shown.append(_name(self.rounding))
@@ -257,21 +389,16 @@ class Quantizer(_Float32Buffers):
             >>> R.Quantizer(bits=4).range(), R.Quantizer(bits=4, signed=False).range()
             ((-8, 7), (0, 15))
         """
-        return _range_of('Quantizer', self.bits, self.signed is not False)
+        return self._ends()
 
     def _blocks(self, x):
         if self.block is None: return x
-        if x.ndim == 0:
-            raise ValueError('Quantizer: block needs an axis to run along, got 0-d x')
-        n = x.shape[-1]
-        if n % self.block:
-            told = f'block must divide the last axis of length {n}'
-            raise ValueError(f'Quantizer: {told}, got {self.block}')
+        _check_runs(x, 'Quantizer', self.block)
         return x.unflatten(-1, (-1, self.block))
 
     def _along(self, x, axis):
         "The length of that axis of `x`, or 1 without one; an axis it does not have raises."
-        if axis is None or self.block is not None: return 1
+        if axis is None: return 1
         if not -x.ndim <= axis < x.ndim:
             raise ValueError(f'Quantizer: axis {axis} is not in x of shape {tuple(x.shape)}')
         return x.shape[axis]
@@ -283,17 +410,11 @@ class Quantizer(_Float32Buffers):
             raise ValueError(f'Quantizer: {told}, the grid {t.numel()}')
         return _laid_beside(t, v, self.axis, self.block)
 
-    def _span(self):
-        """The least and largest logarithm of a step: no grid value is infinite, and if it
-        learns no gradient is."""
-        low,high = self.range()
-        return -80.,32. if self.learn else 88.-math.log(high-low+2)
-
-    def grid(self)->tuple[Tensor, Tensor|None]: # Step and zero point, of one axis or more
+    def grid(self)->tuple[Tensor, Tensor|None]: # Scale and zero point, of one axis or more
         """The grid as it is; a gradient goes through. Raises RuntimeError if there is none yet.
 
         Returns:
-            tuple[Tensor, Tensor|None]: Step and zero point, of one axis or more
+            tuple[Tensor, Tensor|None]: Scale and zero point, of one axis or more
 
         Example:
             >>> import torch, shok_nb as R
@@ -306,10 +427,10 @@ class Quantizer(_Float32Buffers):
             named = f'{place} has' if place else 'has'
             told = f'{named} no grid yet; calibrate_(x), or load a state'
             raise RuntimeError(f'Quantizer: {told}')
-        step = _kept_in(self.log_step, *self._span()).exp() if self.learn else self.step
-        if not self.has_zero: return step,None
-        zero = round_ste(self.zero)
-        return step,_kept_in(zero, *self.range()) if self.learn else zero
+        scale = _kept_in(self.log_scale, *self._span()).exp() if self.learn else self.scale
+        if not self.has_zero_point: return scale,None
+        code = round_ste(self.zero_point)
+        return scale,_kept_in(code, *self.range()) if self.learn else code
 
     def calibrate_(self,
         x:Tensor # A weight, or activations of some batches; floating dtype
@@ -324,7 +445,7 @@ class Quantizer(_Float32Buffers):
 
         Example:
             >>> import torch, shok_nb as R
-            >>> R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7])).step
+            >>> R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7])).scale
             tensor([0.1000])
         """
         return self._calibrate(check_input(x, 'Quantizer').detach(), self.axis)
@@ -335,97 +456,53 @@ class Quantizer(_Float32Buffers):
         self._along(x, axis)
         x = x.to(_wide(x.dtype))
         signed = bool((x < 0).any()) if self.asked is None else self.asked
-        v = self._blocks(x)
-        if self.block is not None:
-            kw,shape = dict(dim=x.ndim-1, block=self.block),(*v.shape[:-1], 1)
-        elif axis is None: kw,shape = dict(dim=None),()
-        else:
-            if x.ndim == 1: x,axis = x[:, None],0
-            rest = tuple(d for d in range(x.ndim) if d != axis % x.ndim)
-            kw,shape = dict(dim=rest),[1 if d in rest else n for d,n in enumerate(x.shape)]
-        step,zero = self._sound(self._found(x, signed, kw), torch.Size(shape), signed)
-        laid = shape[:-1] if self.block is not None else (-1,)
-        self._keep(step.reshape(laid), None if zero is None else zero.reshape(laid), signed)
+        _,shape = _groups(x, 'Quantizer', axis, self.block)
+        of = dict(axis=axis) if self.block is None else dict(axis=None, block=self.block)
+        found = self._found(x, signed, of)
+        scale,zero_point = self._sound(found, torch.Size(shape), signed)
+        laid = (-1,) if self.block is None else shape[:-1]
+        if zero_point is not None: zero_point = zero_point.reshape(laid)
+        self._keep(scale.reshape(laid), zero_point, signed)
         return self
 
-    def _found(self, x, signed, kw):
-        "What `init` returns."
-        init:Any = _INITS[self.init] if isinstance(self.init, str) else self.init
-        if init is lsq_init: return _filled(init(x, self.bits, signed=signed, **kw))
-        return init(x, self.bits, signed=signed, zero_point=self.has_zero, **kw)
-
-    def _sound(self, found, shape, signed):
-        "The step and the zero point that `init` has found; raises where they are none."
-        init = self.init if isinstance(self.init, str) else _name(self.init)
-        if self.has_zero and not (isinstance(found, tuple) and len(found) == 2):
-            raise TypeError(f'Quantizer: init={init} must return a step and a zero point')
-        step,zero = found if self.has_zero else (found, None)
-        for what,t in dict(step=step, zero=zero).items():
-            if what == 'zero' and not self.has_zero: continue
-            if not isinstance(t, Tensor) or t.shape != shape or t.is_complex():
-                got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
-                raise TypeError(f'Quantizer: init={init} must return a {what} of real numbers '
-                    f'and shape {tuple(shape)}, got {got}')
-        ends = _range_of('Quantizer', self.bits, signed)
-        return self._checked(step, zero, ends, f'init={init}')
-
-    def _checked(self, step, zero, ends, who):
-        "Both in float32, on a grid that can be computed with; or raises."
-        step = step.detach().float()
-        if not (step.isfinite() & (step > 0)).all():
-            raise ValueError(f'Quantizer: {who} gives a step that is not positive and finite')
-        most = math.exp(self._span()[1])
-        if (step > most).any():
-            raise ValueError(f'Quantizer: {who} gives a step of {step.max():.3g}, beyond '
-                f'{most:.3g}; scale x down')
-        if zero is None: return step.clamp(min=math.exp(-80.)),None
-        zero = zero.detach().float()
-        if not ((zero >= ends[0]) & (zero <= ends[1]) & (zero == zero.round())).all():
-            raise ValueError(f'Quantizer: {who} gives a zero point that is no code from '
-                f'{ends[0]} to {ends[1]}')
-        return step.clamp(min=math.exp(-80.)),zero
-
     def set_grid_(self,
-        step:float|Tensor,           # One step > 0 for all, or a Tensor of the grid's shape
-        zero:float|Tensor|None=None, # A code, or a Tensor of codes; None is 0, or as it was
-    )->'Quantizer':                  # Itself
+        scale:float|Tensor,           # One > 0 for all, or a Tensor of the grid's shape
+        # A code, or a Tensor of codes; None is 0, or as it was
+        zero_point:float|Tensor|None=None,
+    )->'Quantizer':                   # Itself
         """Set the grid by hand, in place; `signed=None` is signed. A bad one raises ValueError.
 
         Parameters:
-            step (float|Tensor): One step > 0 for all, or a Tensor of the grid's shape
-            zero (float|Tensor|None = None): A code, or a Tensor of codes; None is 0, or as it
-                was
+            scale (float|Tensor): One > 0 for all, or a Tensor of the grid's shape
+            zero_point (float|Tensor|None = None): A code, or a Tensor of codes; None is 0, or
+                as it was
 
         Returns:
             Quantizer: Itself
 
         Example:
             >>> import shok_nb as R
-            >>> q = R.Quantizer(bits=4, zero_point=True).set_grid_(0.25, zero=-2)
+            >>> q = R.Quantizer(bits=4, zero_point=True).set_grid_(0.25, zero_point=-2)
             >>> q.grid()
             (tensor([0.2500]), tensor([-2.]))
         """
-        if zero is not None and not self.has_zero:
+        if zero_point is not None and not self.has_zero_point:
             raise ValueError('Quantizer: set_grid_ got a zero point; use zero_point=True')
-        now = getattr(self, self._step_name())
         with torch.no_grad():
-            step = torch.as_tensor(step, dtype=torch.float32, device=now.device)
-            if step.ndim == 0: step = step.expand(now.shape)
-            plain = self.axis is None and self.block is None
-            wanted = now.shape if self.ready or plain else step.shape
-            if step.shape != wanted or step.numel() == 0:
-                told = f'set_grid_ wants a step of shape {tuple(wanted)}'
-                raise ValueError(f'Quantizer: {told}, got {tuple(step.shape)}')
-            if self.has_zero and zero is None: zero = self.grid()[1] if self.ready else 0.
-            if zero is not None:
-                zero = torch.as_tensor(zero, dtype=torch.float32, device=now.device)
-                if zero.ndim and zero.shape != step.shape:
-                    told = f'set_grid_ wants a zero point of shape {tuple(step.shape)}'
-                    raise ValueError(f'Quantizer: {told}, got {tuple(zero.shape)}')
-                zero = zero.expand(step.shape)
-            step,zero = self._checked(step, zero, self.range(), 'set_grid_')
-        self._keep(step, zero, self.signed is not False)
+            scale = self._given_scale(scale)
+            code = self._given_zero_point(zero_point, scale)
+            scale,code = self._checked(scale, code, self.range(), 'set_grid_')
+        self._keep(scale, code, self.signed is not False)
         return self
+
+    def _given_zero_point(self, code, scale):
+        "In the shape of the scale; None is as it was."
+        if not self.has_zero_point: return None
+        if code is None: return self.grid()[1] if self.ready else torch.zeros_like(scale)
+        code = torch.as_tensor(code, dtype=torch.float32, device=scale.device)
+        if code.ndim == 0 or code.shape == scale.shape: return code.expand(scale.shape)
+        told = f'set_grid_ wants a zero point of shape {tuple(scale.shape)}'
+        raise ValueError(f'Quantizer: {told}, got {tuple(code.shape)}')
 
     def forward(self,
         x:Tensor # Values; floating dtype
@@ -448,29 +525,27 @@ class Quantizer(_Float32Buffers):
         low,high = self.range()
         a_byte = self.to_even and self.block is None and (low, high) in ((-128, 127), (0, 255))
         if a_byte and torch.onnx.is_in_onnx_export(): return self._in_onnx(x)
-        step,zero = self.grid()
-        if self.learn:
-            each = max(v.numel()//step.numel(), 1)
-            step = scale_grad(step, (each*max(high, 1))**-.5)
-        step = self._laid_beside(step, v)
-        zero = 0 if zero is None else self._laid_beside(zero, v)
+        scale,code = self.grid()
+        if self.learn: scale = _lsq_scaled(scale, v, high)
+        scale = self._laid_beside(scale, v)
+        code = 0 if code is None else self._laid_beside(code, v)
         rounding = self.rounding
         if not self.training and not self.to_even:
-            def rounding(v): return _saturate(self.rounding(v), low-zero, high-zero)
-        y = fake_quantize(v, step, zero, low, high, rounding=rounding, gradient='clipped')
+            def rounding(v): return _saturate(self.rounding(v), low-code, high-code)
+        y = fake_quantize(v, scale, code, (low, high), rounding=rounding, gradient='clipped')
         return y.reshape(x.shape)
 
     def _in_onnx(self, x):
         "The runtime's own two operators, for codes that fill a byte."
         low,high = self.range()
         dtype = torch.uint8 if low == 0 else torch.int8
-        step,zero = self.grid()
-        zero = torch.zeros_like(step) if zero is None else zero
-        if self.axis is None: step,zero = step.view(()),zero.view(())
-        zero = zero.to(dtype)
+        scale,code = self.grid()
+        code = torch.zeros_like(scale) if code is None else code
+        if self.axis is None: scale,code = scale.view(()),code.view(())
+        code = code.to(dtype)
         axis = None if self.axis is None else self.axis % x.ndim
-        codes = _onnx_quantize(x.float(), step, zero, axis)
-        return _onnx_dequantize(codes, step, zero, axis).to(x.dtype)
+        codes = _onnx_quantize(x.float(), scale, code, axis)
+        return _onnx_dequantize(codes, scale, code, axis).to(x.dtype)
 
     def right_inverse(self, w):
         """What torch keeps when a weight that goes through this layer is set.
@@ -492,7 +567,7 @@ class Quantizer(_Float32Buffers):
     def to_codes(self,
         x:Tensor # As for `forward`
     )->Tensor:   # int32 codes; shape of `x`
-        """The integers that evaluation multiplies by the step. Raises ValueError for nan.
+        """The integers that evaluation multiplies by the scale. Raises ValueError for nan.
 
         Parameters:
             x (Tensor): As for `forward`
@@ -510,49 +585,9 @@ class Quantizer(_Float32Buffers):
         if not x.is_meta and v.isnan().any():
             raise ValueError('Quantizer: to_codes got nan, which has no code')
         low,high = self.range()
-        step,zero = self.grid()
+        scale,code = self.grid()
         v = v.to(_wide(v.dtype))
-        v = v/self._laid_beside(step, v).to(v.dtype)
-        zero = 0 if zero is None else self._laid_beside(zero, v)
-        n = _select(_in_evaluation(self.rounding)(v), v, low-zero, high-zero)
-        return (n+zero).clamp(low, high).reshape(x.shape).to(torch.int32)
-
-    def _unlike(self, saved):
-        "How the grid of a saved state differs from this one, in words; or None."
-        if saved.shape != self.layout.shape or saved.dtype != self.layout.dtype:
-            return 'another kind of state', 'these'
-        def said(v):
-            axis = f'axis={v[3]}' if v[2] else 'no axis'
-            block = f'block={v[4]}' if v[4] else 'no block'
-            return f'codes {v[0]} to {v[1]}, {axis}, {block}'
-        fits = [self._written()]
-        if self.asked is None and not isinstance(self.bits, tuple):
-            both = [_range_of('Quantizer', self.bits, s) for s in (True, False)]
-            fits = [[*ends, *fits[0][2:]] for ends in both]
-        got = saved.tolist()
-        if got[:5] in [f[:5] for f in fits]: return None
-        return said(got),said(self._written())
-
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys,
-        unexpected_keys, error_msgs):
-        "A saved grid has the shape that calibration gave it. Another layout is refused."
-        rest = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        saved,name = state_dict.get(prefix+'layout'),prefix+self._step_name()
-        if not isinstance(saved, Tensor) or saved.is_meta or name not in state_dict:
-            kept = {k: v for k,v in state_dict.items() if k != prefix+'layout'}
-            return super()._load_from_state_dict(kept, prefix, *rest)
-        if unlike := self._unlike(saved):
-            where = prefix or 'its root'
-            error_msgs.append(f'Quantizer: the state at {where} has {unlike[0]}; '
-                f'this one has {unlike[1]}; make it as the saved one was made')
-            return
-        for own in (self._step_name(), *(['zero'] if self.has_zero else [])):
-            given,now = state_dict.get(prefix+own),getattr(self, own)
-            if not isinstance(given, Tensor): continue
-            if given.dtype != now.dtype: state_dict[prefix+own] = given.to(now.dtype)
-            if given.shape != now.shape:
-                self._write(own, torch.ones(given.shape, device=now.device))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        signed = bool(saved[0] < 0) if self.asked is None else self.asked
-        ready = bool(saved[5])
-        self._set(signed=signed if ready else self.asked, ready=ready)
+        v = v/self._laid_beside(scale, v).to(v.dtype)
+        code = 0 if code is None else self._laid_beside(code, v)
+        n = _select(_in_evaluation(self.rounding)(v), v, low-code, high-code)
+        return (n+code).clamp(low, high).reshape(x.shape).to(torch.int32)

@@ -6,7 +6,6 @@
 __all__ = ['to_onnx', 'onnx_session']
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00003
-import math
 import os
 import tempfile
 from contextlib import contextmanager
@@ -16,27 +15,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from ..engine.arguments import _ask, _what, check_flag, check_model
-from .flow import _first_line, _quiet, _tensors
+from .flow import _first_line, _gap, _quiet, _tensors
 from .integers import Dequantize
 from .models import _evaluating, _feed
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00004
+def _check_input_tensor(t, of, any_batch):
+    "Raises for what is no tensor with values, or no batch of two."
+    if not isinstance(t, Tensor):
+        raise TypeError(f'to_onnx: {of} must be a torch.Tensor, got {_what(t)}')
+    if nn.parameter.is_lazy(t) or t.layout != torch.strided or t.is_meta:
+        got = f'{type(t).__name__}, {t.layout}, {t.device}'
+        raise TypeError(f'to_onnx: {of} must be dense and have values, got {got}')
+    if any_batch and (t.ndim == 0 or len(t) < 2):
+        raise ValueError(f'to_onnx: {of} must hold two of a batch or more, '
+            f'got shape {tuple(t.shape)}; or any_batch=False')
+
 def _named_inputs(example, any_batch):
-    "The inputs by name. Raises for what is no tensor, or no batch of two."
+    "The inputs by name, checked, and were they named?"
     if isinstance(example, (tuple, list)) and example: example = example[0]
     named = isinstance(example, dict)
     inputs:Any = example if named else dict(input=example)
     if not inputs: raise ValueError('to_onnx: example must hold an input, got an empty dict')
     for k,t in inputs.items():
-        of = f'example[{k!r}]' if named else 'example'
-        if not isinstance(t, Tensor):
-            raise TypeError(f'to_onnx: {of} must be a torch.Tensor, got {_what(t)}')
-        if nn.parameter.is_lazy(t) or t.layout != torch.strided or t.is_meta:
-            got = f'{type(t).__name__}, {t.layout}, {t.device}'
-            raise TypeError(f'to_onnx: {of} must be dense and have values, got {got}')
-        if any_batch and (t.ndim == 0 or len(t) < 2):
-            raise ValueError(f'to_onnx: {of} must hold two of a batch or more, '
-                f'got shape {tuple(t.shape)}; or any_batch=False')
+        _check_input_tensor(t, f'example[{k!r}]' if named else 'example', any_batch)
     return inputs,named
 
 def _check_path(path, fn, arg):
@@ -81,15 +83,6 @@ def _last_bits(model, seed):
     finally:
         for h in hooks: h.remove()
 
-def _largest(a, b):
-    "The largest difference, over the largest value; inf where shapes differ."
-    if a.shape != b.shape: return math.inf
-    if not a.numel(): return 0.
-    a,b = a.double(),b.double()
-    same = (a == b) | (a.isnan() & b.isnan())
-    most = torch.where(b.isfinite(), b.abs(), 0.).amax().clamp(min=1e-30)
-    return (torch.where(same, 0., (a-b).abs()).nan_to_num(math.inf).amax()/most).item()
-
 def _disagreement(model, inputs, example, run):
     "Why what the runtime computes is not what torch computes, or None."
     feed = {k.name: t.numpy(force=True) for k,t in zip(run.get_inputs(), inputs.values())}
@@ -100,9 +93,9 @@ def _disagreement(model, inputs, example, run):
     for seed in range(4):
         with _last_bits(model, seed): nudged.append(_run(model, example))
     for i,(a,b) in enumerate(zip(found, want)):
-        allowed = 1e-5 + 8*max(_largest(n[i], b) for n in nudged)
-        if not _largest(a, b) <= allowed:
-            apart = f'{_largest(a, b):.3g} of its largest value'
+        allowed = 1e-5 + 8*max(_gap(n[i], b) for n in nudged)
+        if not _gap(a, b) <= allowed:
+            apart = f'{_gap(a, b):.3g} of its largest value'
             return f'output {i} differs by {apart}, {allowed:.3g} is explained'
 
 def _check_file(file, model, inputs, example):

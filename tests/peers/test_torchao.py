@@ -27,7 +27,7 @@ def test_fake_quantize_agrees(scale, zero, block, shape):
     leaves = [t.clone().requires_grad_() for t in (torch.randn(6, 8, generator=generator())*3, scale, zero)]
     x,s,z = leaves
     a = theirs(x, s, z, block)
-    b = fake_quantize(x.view(shape), *(t.view(*shape[:2], 1, 1) for t in (s, z)), -8, 7).view(6, 8)
+    b = fake_quantize(x.view(shape), *(t.view(*shape[:2], 1, 1) for t in (s, z)), 4).view(6, 8)
     w = torch.randn(6, 8, generator=generator(1))
     assert torch.equal(a, b) and 0 < (a.detach() == a.detach().max()).sum() < a.numel()
     for p,q in zip(*(torch.autograd.grad((w*y).sum(), leaves) for y in (a, b))): assert torch.allclose(p, q, atol=1e-5)
@@ -35,25 +35,25 @@ def test_fake_quantize_agrees(scale, zero, block, shape):
 def test_fake_quantize_differs_at_ties_of_other_scales():
     "Theirs multiplies by 1/scale, as torch does; ours divides: another neighbour at one of the ties of scale .3."
     x = (torch.arange(-8, 7)+.5)*.3
-    a,b = theirs(x, torch.tensor(.3)),fake_quantize(x, .3, 0, -8, 7)
+    a,b = theirs(x, torch.tensor(.3)),fake_quantize(x, .3, bits=4)
     assert torch.equal(a, torch.fake_quantize_per_tensor_affine(x, .3, 0, -8, 7)) and (a != b).sum() == 1
     assert torch.equal(b/.3, (x/.3).round())
 
 def test_fake_quantize_differs_in_half_precision():
     "Against float64, seed 0: theirs puts some of 1000 values on another grid point, ours none."
     x,s = torch.randn(1000, generator=generator()).bfloat16(),torch.tensor(.1).bfloat16()
-    exact = fake_quantize(x.double(), s.double(), 0, -8, 7).bfloat16()
-    assert (theirs(x, s) != exact).sum() > 0 and torch.equal(fake_quantize(x, s, 0, -8, 7), exact)
+    exact = fake_quantize(x.double(), s.double(), bits=4).bfloat16()
+    assert (theirs(x, s) != exact).sum() > 0 and torch.equal(fake_quantize(x, s, bits=4), exact)
 
 def test_fake_quantize_differs_in_the_scale_at_infinity():
     "Both clip an infinite value; the scale learns nan from theirs, the largest code from ours."
     s,x = torch.tensor(.1, requires_grad=True),torch.tensor([torch.inf])
-    a,b = theirs(x, s),fake_quantize(x, s, 0, -8, 7)
+    a,b = theirs(x, s),fake_quantize(x, s, bits=4)
     assert torch.equal(a, b) and torch.autograd.grad(a, s)[0].isnan() and torch.autograd.grad(b, s)[0] == 7
 
 def test_float64_differs():
     x,s = torch.tensor([.3], dtype=torch.float64),torch.tensor(.25, dtype=torch.float64)
-    assert fake_quantize(x, s, 0, -8, 7) == .25
+    assert fake_quantize(x, s, bits=4) == .25
     with pytest.raises(AssertionError, match='Unsupported input dtype'): theirs(x, s)
 
 @pytest.mark.parametrize('n', [100., -127.])
