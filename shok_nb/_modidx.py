@@ -810,6 +810,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'shok_nb.grids.blocks._even': ('grids/blocks.html#_even', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._floor': ('grids/blocks.html#_floor', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._in_blocks': ('grids/blocks.html#_in_blocks', 'shok_nb/grids/blocks.py'),
+                                      'shok_nb.grids.blocks._one_number': ('grids/blocks.html#_one_number', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._power': ('grids/blocks.html#_power', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._rceil': ('grids/blocks.html#_rceil', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._rounded': ('grids/blocks.html#_rounded', 'shok_nb/grids/blocks.py'),

@@ -120,6 +120,26 @@ def of_fsq():
     yield 'fsq_codes', dict(index=torch.tensor([1]), levels=[3, 4, 5], symmetric=False, dtype=torch.float32), dict(
         index=kind('ints'), levels=NOTHING, symmetric=FLAG, dtype=NOTHING)
 
+def of_floats():
+    yield 'FloatFormat', dict(exponent=4, mantissa=3, bias=7, largest=240., infinities=True, nans=True,
+        signed_zero=True), dict(exponent=NOTHING, mantissa=COUNT, bias=NONE | kind('minus zero'),
+        largest=NONE | POSITIVE, infinities=FLAG, nans=FLAG, signed_zero=FLAG)
+    yield 'ulp', dict(x=X, format='e4m3'), dict(x=TENSOR, format=NOTHING)
+    yield 'float_round', dict(x=X, format='e4m3', rounding=R.round_ste, saturate=True, gradient='clipped'), dict(
+        x=TENSOR, format=NOTHING, rounding=NOTHING, saturate=FLAG, gradient=NOTHING)
+
+def of_blocks():
+    rest = dict(rounding=R.round_ste, dim=-1, pad=False, gradient='clipped')
+    kinds = dict(rounding=NOTHING, dim=kind('minus zero'), pad=FLAG, gradient=NOTHING)
+    yield 'mx_quantize', dict(x=X, format='e2m1', block=3, scale='floor', **rest), dict(x=TENSOR, format=NOTHING,
+        block=NOTHING, scale=NOTHING, **kinds)
+    yield 'nvfp4_quantize', dict(x=X, tensor_scale=1., **rest | dict(pad=True)), dict(x=TENSOR,
+        tensor_scale=NONE | POSITIVE, **kinds)
+
+def of_codebooks():
+    yield 'levels_round', dict(x=X, levels=[-1., 0., 1.], rounding=R.round_ste, gradient='clipped'), dict(x=TENSOR,
+        levels=kind('ints'), rounding=NOTHING, gradient=NOTHING)
+
 def of_gradient():
     yield 'scale_grad', dict(x=X, factor=.5), dict(x=TENSOR, factor=NUMBER)
     yield 'normalize_grad', dict(x=X, dim=1, eps=0., group=None), dict(x=kind('meta'), dim=AXIS, eps=POSITIVE | COUNT,
@@ -332,9 +352,9 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = list(methods())
-    for module in ('ste', 'learned', 'fsq', 'gradient', 'neighbours', 'dither', 'fake_quantize', 'calibrate',
-            'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'integers', 'deploy',
-            'runtime'):
+    for module in ('ste', 'floats', 'blocks', 'codebooks', 'learned', 'fsq', 'gradient', 'neighbours', 'dither',
+            'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models',
+            'integers', 'deploy', 'runtime'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

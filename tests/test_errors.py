@@ -126,7 +126,7 @@ SEED = torch.tensor(0)
 FIRST = dict(straight_through=(X, X), alpha_blend=(X, X, .5), adaround=(X, X), flexround=(X, 1.),
     fake_quantize=(X, .1), lsq=(X, torch.tensor(.1)), pact=(X, 1.), scale_grad=(X, 1.), fsq=(X, [3, 3, 3]),
     fsq_index=(X, [3, 3, 3]), local_expectation=(torch.square, X), expected_noise_grad=(torch.square, X),
-    adaround_beta=(1, 10))
+    adaround_beta=(1, 10), ulp=(X, 'e4m3'), float_round=(X, 'e4m3'), levels_round=(X, [-1., 0., 1.]))
 NO_TENSOR = {'fsq_codes', 'dead_share'}                                     # of floats: they have tests of their own
 def rounds(n):
     "Is it a function of the package that takes a tensor, and not one that makes schedules or callbacks?"

@@ -188,7 +188,7 @@ def test_blocks_at_the_ends():
     (lambda x: R.float_round(x, 'e4m4'), ValueError, 'float_round: format must be one of float16'),
     (lambda x: R.float_round(x, torch.int8), TypeError, 'float_round: format'),
     (lambda x: R.float_round(x.long(), 'e4m3'), TypeError, 'float_round: x must be float16'),
-    (lambda x: R.float_round(x, 'e4m3', step=2.), TypeError, 'float_round: step belongs to even grids'),
+    (lambda x: R.float_round(x, 'e4m3', step=2.), TypeError, 'float_round: step belongs to evenly spaced grids'),
     (lambda x: R.float_round(x, 'e4m3', R.decimal_ste), TypeError, 'float_round: rounding'),
     (lambda x: R.float_round(x, 'e4m3', alpha=5.), TypeError, 'float_round: rounding'),
     (lambda x: R.float_round(x, 'e4m3', gradient='all'), ValueError, 'float_round: gradient must be one of'),

@@ -124,6 +124,14 @@ def _in_blocks(x, block, dim, pad, fn):
     def back(y): return y.flatten(-2)[..., :n].movedim(-1, dim)
     return v.unflatten(-1, (-1, block)),back
 
+def _one_number(scale, x, fn):
+    "The scale of a whole tensor, beside it."
+    scale = check_knob(scale, x, fn, 'tensor_scale', open=True)
+    if isinstance(scale, Tensor) and scale.numel() != 1:
+        got = tuple(scale.shape)
+        raise ValueError(f'{fn}: tensor_scale must be a number, got shape {got}')
+    return torch.as_tensor(scale, dtype=_wide(x.dtype), device=x.device).detach().view(())
+
 def _check_numbers(knobs, fn):
     "Knobs that are one number each: those of the shape of `x` would have to be cut too."
     for n,k in knobs.items():
@@ -218,13 +226,9 @@ def nvfp4_quantize(
     check_input(x, fn)
     _check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
-    v,back = _in_blocks(x, 16, dim, pad, fn)
     element,scales = _grid_of(FORMATS['e2m1'], gradient=gradient),_grid_of(FORMATS['e4m3'])
     whole = tensor_scale is not None
     grid = _NVFP4(element=element, scales=scales, whole=whole, block=16, gradient=gradient)
-    if not whole: return back(rounding(v, step=grid, **knobs))
-    own = check_knob(tensor_scale, x, fn, 'tensor_scale', open=True)
-    if isinstance(own, Tensor) and own.numel() != 1:
-        raise ValueError(f'{fn}: tensor_scale must be a number, got shape {tuple(own.shape)}')
-    own = torch.as_tensor(own, dtype=_wide(x.dtype), device=x.device).detach().view(())
-    return back(rounding(v, step=grid, offset=own, **knobs))
+    if whole: knobs['offset'] = _one_number(tensor_scale, x, fn)
+    v,back = _in_blocks(x, 16, dim, pad, fn)
+    return back(rounding(v, step=grid, **knobs))

@@ -58,10 +58,11 @@ def _check_levels(levels, x, fn):
 
 def _check_order(levels, fn):
     "Raises where a level is not above the one before. It reads the values."
-    with torch.no_grad(): rises = levels.diff() > 0
-    if not (rises.all() and levels.isfinite().all()):
-        raise ValueError(f'{fn}: levels must be finite and ascend, each above the one before; '
-            'use levels.unique()')
+    bad = ~((levels.detach().diff() > 0) & levels.detach()[1:].isfinite())
+    if bad.any() or not levels.isfinite().all():
+        at = bad.nonzero()[0, 0] if bad.any() else 0
+        raise ValueError(f'{fn}: levels must be finite and ascend, got {levels[at]:g} before '
+            f'{levels[at+1]:g}; use levels.unique()')
 
 # %% ../../nbs/grids/30_codebooks.ipynb #30f00014
 NF4 = (-1., -.6961928009986877, -.5250730514526367, -.39491748809814453, -.28444138169288635,

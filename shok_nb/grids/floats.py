@@ -17,6 +17,7 @@ from shok_nb.engine.arguments import (
     check_count,
     check_flag,
     check_input,
+    check_knob,
 )
 from ..engine.grid import Cells, Grid
 from ..engine.pieces import _wide
@@ -58,9 +59,8 @@ class FloatFormat:
         bias = 2**(self.exponent-1)-1 if self.bias is None else self.bias
         check_count(bias, fn, 'bias', -1000, 1023)
         most = self._most(bias)
-        largest = most if self.largest is None else float(self.largest)
-        if not 0 < largest <= most:
-            raise ValueError(f'{fn}: largest must be in (0, {most:g}], got {largest:g}')
+        largest = most if self.largest is None else self.largest
+        largest = check_knob(largest, None, fn, 'largest', 2.**-1074, most)
         object.__setattr__(self, 'bias', bias)
         object.__setattr__(self, 'largest', largest)
 
@@ -163,7 +163,7 @@ def _check_rounding(rounding, gradient, knobs, fn):
     check_choice(gradient, fn, 'gradient', _GRADIENTS)
     for n in ('step', 'offset'):
         if n not in knobs: continue
-        raise TypeError(f'{fn}: {n} belongs to even grids, got {n}={knobs[n]!r}')
+        raise TypeError(f'{fn}: {n} belongs to evenly spaced grids, got {n}={knobs[n]!r}')
     check_callable(rounding, fn, 'rounding', 1, ['step', *knobs])
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00018
