@@ -70,6 +70,14 @@ def write_reference(app):
     root,nbs = here.parent/cfg.literate_package,here/cfg.literate_nbs
     write(Path(app.srcdir)/'api.md', reference(cfg.literate_package, root, nbs, cfg.literate_folders))
 
+def anchor(app, doctree):
+    "Each entry of the page has an anchor of its own, its full name, and a link to it."
+    if app.env.docname != 'api': return
+    from sphinx.addnodes import desc_signature
+    for n in doctree.findall(desc_signature):
+        if not n['ids']: n['ids'].append(f"{n['module']}.{n['fullname']}")
+
 def setup(app):
     app.connect('builder-inited', write_reference, priority=50)
+    app.connect('doctree-read', anchor)
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

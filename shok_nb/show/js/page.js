@@ -51,4 +51,59 @@ function listen(where, react) {
     for (const type of ["input", "change"]) where.addEventListener(type, react);
 }
 
-if (typeof module === "object") module.exports = {inflated};
+// Which of the stops of a slider the text is, or else is nearest to.
+function nearest(stops, text) {
+    const same = stops.indexOf(text);
+    if (same >= 0) return same;
+    const away = stops.map(s => Math.abs(Number(s) - Number(text)));
+    return away.indexOf(Math.min(...away));
+}
+
+// The control `name` of a player: in its column `where`, if that has it. `left` and `right` are the menus.
+function control(player, where, name) {
+    const marked = {hard: "[data-hard]", anneal: "[data-anneal]"}[name];
+    const what = marked || `[aria-label="${name}"], [aria-label="${name} estimator"]`;
+    return where && where.querySelector(what) || player.querySelector(what);
+}
+
+function turn(input, text) {
+    if (input.type === "range") input.value = nearest(input.dataset.stops.split(" "), text);
+    else if (input.type === "checkbox") input.checked = text !== "off";
+    else input.value = [...input.options].find(o => o.text === text).value;
+    for (const type of ["input", "change"]) input.dispatchEvent(new Event(type, {bubbles: true}));
+}
+
+// A sentence sets the player before it, or the next one: `left=soft_round&alpha=20`.
+function obey(player, settings) {
+    let where = null;
+    for (const setting of settings) {
+        const [name, text] = setting;
+        const input = control(player, where, name);
+        turn(input, text);
+        if (input.matches("[data-name]")) where = input.closest("[data-col]");
+    }
+}
+
+function settings(text) {
+    return text.split("&").map(s => s.split("=")).map(([name, value]) => [name.replaceAll("_", " "), value]);
+}
+
+function followLinks() {
+    if (document.shokSets) return;
+    document.shokSets = true;
+    document.addEventListener("click", e => {
+        const link = e.target.closest("[data-set]");
+        if (!link) return;
+        const wanted = settings(link.dataset.set);
+        const players = all(document, ".shok").filter(p => wanted.every(([name], i) =>
+            control(p, null, name) || i > 0 && control(p, null, "left")));
+        const before = players.filter(p => p.compareDocumentPosition(link) & Node.DOCUMENT_POSITION_FOLLOWING);
+        const player = before.pop() || players[0];
+        if (!player) return;
+        obey(player, wanted);
+        player.scrollIntoView({block: "nearest", behavior: "smooth"});
+    });
+}
+
+if (typeof document === "object") followLinks();
+if (typeof module === "object") module.exports = {inflated, nearest, settings};
