@@ -325,8 +325,8 @@ def lead_to_pages(app, doctree, docname):
     "Links of a Markdown output to a notebook, which MyST-NB leaves as they are, lead to its page; terms say what they are."
     from docutils import nodes
     for n in doctree.findall(nodes.reference):
-        if n.children and 'std-term' in n[0].get('classes', []):
-            term = n['refuri' if 'refuri' in n else 'refid'].partition('#term-')[2].replace('-', ' ')
+        if n.children and 'std-term' in getattr(n[0], 'attributes', {}).get('classes', []):
+            term = n.get('refuri', '').partition('#term-')[2].replace('-', ' ')
             said = next((d for t,d in app.literate_terms.items() if t.replace('-', ' ') == term), '')
             n['reftitle'] = plain(said)
         if not (m := re.fullmatch(r'([\w./-]+)\.ipynb(#.*)?', n.get('refuri', ''))): continue

@@ -55,7 +55,8 @@ function listen(where, react) {
 function nearest(stops, text) {
     const same = stops.indexOf(text);
     if (same >= 0) return same;
-    const away = stops.map(s => Math.abs(Number(s) - Number(text)));
+    const number = s => s.endsWith("inf") ? Number(s.replace("inf", "Infinity")) : Number(s);
+    const away = stops.map(s => Math.abs(number(s) - number(text)));
     return away.indexOf(Math.min(...away));
 }
 
@@ -95,10 +96,12 @@ function followLinks() {
         const link = e.target.closest("[data-set]");
         if (!link) return;
         const wanted = settings(link.dataset.set);
-        const players = all(document, ".shok").filter(p => wanted.every(([name], i) =>
-            control(p, null, name) || i > 0 && control(p, null, "left")));
-        const before = players.filter(p => p.compareDocumentPosition(link) & Node.DOCUMENT_POSITION_FOLLOWING);
-        const player = before.pop() || players[0];
+        const has = p => wanted.filter(([name]) => control(p, null, name)).length;
+        const players = all(document, ".shok").filter(has);
+        const most = Math.max(...players.map(has));
+        const best = players.filter(p => has(p) === most);
+        const before = best.filter(p => p.compareDocumentPosition(link) & Node.DOCUMENT_POSITION_FOLLOWING);
+        const player = before.pop() || best[0];
         if (!player) return;
         obey(player, wanted);
         player.scrollIntoView({block: "nearest", behavior: "smooth"});
