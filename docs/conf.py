@@ -54,6 +54,7 @@ literate_titles = dict(                                      # in the menu: the 
 literate_more = dict(reference=['api'])                      # pages of a folder that no notebook makes
 
 nb_execution_mode = 'cache'
+nb_execution_cache_path = str(here/'_build'/'pages')          # where `make docs` has run them, a few at a time
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True

@@ -864,12 +864,12 @@ def searched(site, *queries):
 WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'recipes models quantizer glossary',
     'group size': 'quantizer recipes models glossary', 'which estimator': 'index', 'QAT': 'models fake_quantize digits',
     'PTQ': 'calibrate learned', 'post-training quantization': 'calibrate learned glossary', 'int4': 'deploy integers runtime',
-    'int8': 'deploy integers runtime digits', 'bfloat16': 'stochastic core quantizer soft ste', 'GGUF': 'glossary',
-    'onnx': 'runtime deploy', 'export': 'runtime deploy', 'anneal': 'schedules', 'annealing': 'schedules',
+    'int8': 'deploy integers runtime digits', 'bfloat16': 'core glossary floats', 'GGUF': 'glossary',
+    'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes', 'annealing': 'schedules recipes',
     'fake quantization': 'fake_quantize', 'quantize a model': 'models', 'calibrate': 'calibrate', 'adaround': 'learned',
     'learning rate': 'schedules', 'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
     'torch.round': 'recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks', 'dither': 'dither',
-    'vmap': 'core', 'seed': 'stochastic random', 'reproducible': 'stochastic random recipes', 'transformer': 'models recipes',
+    'vmap': 'core compat recipes', 'seed': 'stochastic random', 'reproducible': 'stochastic random recipes',
     'soft rounding': 'soft', 'straight through estimator': 'ste', 'fixed point': 'fake_quantize glossary'}
 
 @site_group

@@ -1,7 +1,7 @@
 """Sphinx extension: the search finds pages by what they say, and orders them by how much they say of it.
 
-Code, what it prints, and players are no text. A word counts for more in a heading, and most in a title or in a
-comment `<!-- search: ... -->`; two words side by side count as a pair. The weight of a word on a page is that of BM25
+Code, what it prints, and players are no text. A word counts for more in a heading, and most in a title, in the menu, in
+a comment `<!-- search: ... -->`, and where the glossary sends those who ask for it; two words side by side count as a pair. The weight of a word on a page is that of BM25
 (Robertson and Zaragoza 2009): rare words and short pages weigh more. _static/scorer.js adds the weights up."""
 import math
 from collections import Counter
@@ -22,9 +22,10 @@ class Words(WordCollector):
         if isinstance(node, (nodes.literal_block, nodes.raw)): raise nodes.SkipNode
         before = len(self.found_words)
         super().dispatch_visit(node)
-        said = self.found_words[before:]
-        if isinstance(node, nodes.meta): self.runs += [([w], TITLE) for w in said]
-        elif isinstance(node, nodes.Text): self.runs.append((said, weight(node)))
+        said = [self.lang.split(w) for w in self.found_words[before:]]
+        self.found_words[before:] = [w for run in said for w in run]
+        if isinstance(node, nodes.meta): self.runs += [(run, TITLE) for run in said]
+        elif isinstance(node, nodes.Text): self.runs.append((self.found_words[before:], weight(node)))
 
 def weight(node):
     "What the words of a text count."
@@ -41,7 +42,7 @@ def counted(doctree, lang):
     doctree.walk(words)
     counts,heads = Counter(),set()
     for said,n in words.runs:
-        said = stems(lang, [part for w in said for part in lang.split(w)])
+        said = stems(lang, said)
         pairs = [f'{a} {b}' for a,b in zip(said, said[1:])]
         for w in said + pairs: counts[w] += n
         if n > 1: heads |= {*pairs}
@@ -87,4 +88,4 @@ def setup(app):
     app.connect('env-before-read-docs', start)
     app.connect('env-purge-doc', purge)
     app.connect('env-updated', gather)
-    return dict(version='1', parallel_read_safe=False, parallel_write_safe=True)
+    return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

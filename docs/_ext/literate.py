@@ -86,8 +86,8 @@ def toctree(names, titles=None):
     return '```{toctree}\n:hidden:\n\n' + '\n'.join(lines) + '\n```'
 
 def words(text):
-    "What readers search for where a page says it otherwise, as its comments `<!-- search: ... -->` have it."
-    return ' '.join(re.findall(r'<!-- search: (.*?) -->', text)).replace(',', ' ').split()
+    "What readers search for where a page says it otherwise, as its comments `<!-- search: this, that -->` have it."
+    return [w.strip() for said in re.findall(r'<!-- search: (.*?) -->', text) for w in said.split(',')]
 
 def plain(text):
     "Markdown as one line of text: no links, no ticks."
@@ -135,6 +135,13 @@ _APART = r"""```.*?```|<!--.*?-->|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|\{[^}]*\}|\$[^$]
 def glossary(text):
     "The terms of the glossary, each with its line: `- **one; another**: what it is`."
     return {t: m[2] for m in TERM.finditer(text) for t in m[1].split('; ')}
+
+def explained(terms):
+    "For each page that the glossary links to: the terms that it explains."
+    found = {}
+    for t,said in terms.items():
+        for path in re.findall(r'\]\(([\w./-]+)\.ipynb', said): found.setdefault(slug(path), []).append(t)
+    return found
 
 def as_glossary(text):
     "Its lines as MyST has them."
@@ -247,7 +254,7 @@ def write_pages(app):
             and not name.startswith('_') and '.' not in name}
     made_of = sorted(f for kind in ('*.py', '*.js', '*.css') for f in Path(pkg.__file__).parent.rglob(kind))
     syms |= foreign((Path(app.confdir)/'inv').glob('*.inv'))
-    lib = b''.join(f.read_bytes() for f in made_of)
+    lib = b''.join(f.read_bytes() for f in (*made_of, Path(app.confdir)/'_ext'/'figures.py'))
     base = f'{cfg.literate_git_url}/blob/{cfg.literate_branch}/' if cfg.literate_git_url else ''
     root = Path(app.confdir)/cfg.literate_nbs
     folders = grouped(root, cfg.literate_folders)
@@ -267,7 +274,8 @@ def write_pages(app):
         openings[p] = opening(first)
         nb = convert(json.loads(text), syms, pkg.__name__, base, terms)
         nb['cells'].insert(1, _hidden('start', start))    # after the title, which MyST-NB wants first
-        nb['cells'].insert(1, _cell('markdown', 'words', meta(*openings[p], words(first))))
+        said = [*words(first), cfg.literate_titles.get(slug(p), ''), *explained(terms).get(slug(p), [])]
+        nb['cells'].insert(1, _cell('markdown', 'words', meta(*openings[p], filter(None, said))))
         if p.stem == 'index': nb['cells'].append(_cell('markdown', 'toc', toctree(menu)))
         write(dst/f'{slug(p)}.ipynb', json.dumps(nb, indent=1, ensure_ascii=False))
     for folder,pages in folders.items():
