@@ -867,7 +867,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'recipes model
     'int8': 'deploy integers runtime digits', 'bfloat16': 'core glossary floats', 'GGUF': 'glossary',
     'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes', 'annealing': 'schedules recipes',
     'fake quantization': 'fake_quantize', 'quantize a model': 'models', 'calibrate': 'calibrate', 'adaround': 'learned',
-    'learning rate': 'schedules', 'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
+    'learning rate': 'schedules digits', 'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
     'torch.round': 'recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks', 'dither': 'dither',
     'vmap': 'core compat recipes', 'seed': 'stochastic random', 'reproducible': 'stochastic random recipes',
     'soft rounding': 'soft', 'straight through estimator': 'ste', 'fixed point': 'fake_quantize glossary'}
