@@ -77,7 +77,18 @@ def anchor(app, doctree):
     for n in doctree.findall(desc_signature):
         if not n['ids']: n['ids'].append(f"{n['module']}.{n['fullname']}")
 
+HOMES = 'torch', 'torch.nn', 'torch.optim', 'torch.optim.lr_scheduler', 'torch.utils.data'
+
+def public_name(app, env, node, contnode):
+    "What torch defines deeper inside, such as torch.nn.modules.module.Module, is looked for where its users find it."
+    target = node.get('reftarget', '')
+    if not target.startswith('torch.'): return
+    known = {n for names in getattr(env, 'intersphinx_named_inventory', {}).get('torch', {}).values() for n in names}
+    places = [target, *(f"{home}.{target.rpartition('.')[2]}" for home in HOMES)]
+    node['reftarget'] = next((n for n in places if n in known), target)
+
 def setup(app):
+    app.connect('missing-reference', public_name, priority=400)         # before intersphinx looks
     app.connect('builder-inited', write_reference, priority=50)
     app.connect('doctree-read', anchor)
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)
