@@ -76,7 +76,8 @@ def folded(nb):
         private = {'exporti', 'export', 'exports', 'hide', 'default_exp'} & d.keys() or d.get('code-fold') == 'true'
         jupyter = {k: v for k,v in c['metadata'].get('jupyter', {}).items() if k != 'source_hidden'}
         if private: jupyter['source_hidden'] = True
-        c['metadata'] = {k: v for k,v in c['metadata'].items() if k != 'jupyter'} | (dict(jupyter=jupyter) if jupyter else {})
+        c['metadata'] = {k: v for k,v in c['metadata'].items() if k != 'jupyter'}
+        if jupyter: c['metadata']['jupyter'] = jupyter
     return before != [c['metadata'] for c in nb['cells']]
 
 def installs(nb):

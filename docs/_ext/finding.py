@@ -1,15 +1,19 @@
 """Sphinx extension: the search finds pages by what they say, and orders them by how much they say of it.
 
-Code, what it prints, and players are no text. A word counts for more in a heading, and most in a title, in the menu, in
-a comment `<!-- search: ... -->`, and where the glossary sends those who ask for it; two words side by side count as a pair. The weight of a word on a page is that of BM25
+Code, what it prints, and players are no text. A word counts for more in a heading, and most in a title, in the menu,
+in a comment `<!-- search: ... -->`, and where the glossary sends those who ask for it; two words side by side count as
+a pair. The weight of a word on a page is that of BM25
 (Robertson and Zaragoza 2009): rare words and short pages weigh more. _static/scorer.js adds the weights up."""
+import functools
 import math
 from collections import Counter
 from docutils import nodes
 from sphinx.search import IndexBuilder, WordCollector, WordStore
+from sphinx.search.en import SearchEnglish
 
 TITLE,HEADING = 8,3           # what a word there counts
 ONCE,LENGTH = 1.2,.6          # BM25's k and b
+ENGLISH = SearchEnglish({})
 FEW = 2                       # a pair that stands in no heading, and on no page more often than this, is left out
 
 class Words(WordCollector):
@@ -34,7 +38,8 @@ def weight(node):
     if head is None: return 1
     return HEADING if head.parent.parent and isinstance(head.parent.parent, nodes.section) else TITLE
 
-def stems(lang, said): return [lang.stem(w.lower()) for w in said]
+@functools.cache
+def stem(lang, word): return lang.stem(word.lower())
 
 def counted(doctree, lang):
     "How often a page says each word and each pair, and which of the pairs are in its headings."
@@ -42,15 +47,14 @@ def counted(doctree, lang):
     doctree.walk(words)
     counts,heads = Counter(),set()
     for said,n in words.runs:
-        said = stems(lang, said)
+        said = [stem(lang, w) for w in said]
         pairs = [f'{a} {b}' for a,b in zip(said, said[1:])]
         for w in said + pairs: counts[w] += n
         if n > 1: heads |= {*pairs}
     return counts,heads
 
-def collect(app, env, docname):
-    from sphinx.search.en import SearchEnglish
-    env.finding[docname] = counted(env.get_doctree(docname), SearchEnglish({}))
+def collect(app, doctree):
+    app.env.finding[app.env.docname] = counted(doctree, ENGLISH)
 
 def weights(pages):
     "Of each word: the weight on each page that has it, in hundredths. `pages` is what `counted` says of each."
@@ -82,10 +86,9 @@ def setup(app):
     IndexBuilder.freeze,IndexBuilder._word_collector = with_weights,texts
     def start(app, env, docnames): env.finding = getattr(env, 'finding', {})
     def purge(app, env, docname): getattr(env, 'finding', {}).pop(docname, None)
-    def gather(app, env):
-        for docname in env.found_docs - env.finding.keys(): collect(app, env, docname)
-        return []
+    def merge(app, env, docnames, other): env.finding.update({d: other.finding[d] for d in docnames})
     app.connect('env-before-read-docs', start)
     app.connect('env-purge-doc', purge)
-    app.connect('env-updated', gather)
+    app.connect('env-merge-info', merge)
+    app.connect('doctree-read', collect, priority=900)
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

@@ -71,7 +71,7 @@ def page_links(git_url, branch, nb, title):
     return ' · '.join(f'<a href="{html.escape(to)}"{more}>{text}</a>' for to,text,more in links)
 
 def with_install(nb, git_url):
-    "The notebook with a first cell that installs the package where it is missing, as in Colab; none without a repository."
+    "The notebook with a cell that installs the package where it is missing, as in Colab; none without a repository."
     cells = [c for c in nb['cells'] if c.get('id') != 'install']
     if git_url:
         extra = f'shok_nb[lessons] @ git+{git_url}'
@@ -128,9 +128,11 @@ def foreign(inventories):
     return {n: n for n in names} | {n.removeprefix('torch.'): n for n in names if n.startswith('torch.nn.')}
 
 TERM = re.compile(r'(?m)^- \*\*(.+?)\*\*: (.*)$')      # a line of the glossary
-ORDINARY = set("""adaptive rounding|bits|block|calibration|catalog|cell|code|deploy|estimator|fold|hard|knob|per channel|
-    quantizer|row|scale|seed|soft rounding|stochastic rounding|bias|alpha|law""".replace('\n    ', '').split('|'))
-_APART = r"""```.*?```|<!--.*?-->|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|\{[^}]*\}|\$[^$]*\$|<[^>]*>|\*\*.*?\*\*|^(?:#|\||>|    ).*?$"""
+ORDINARY = set("""adaptive rounding|bits|block|calibration|catalog|cell|code|deploy|estimator|fold|hard|knob|
+    per channel|quantizer|row|scale|seed|soft rounding|stochastic rounding|bias|alpha|law"""
+    .replace('\n    ', '').split('|'))
+_APART = '|'.join((r'```.*?```', '<!--.*?-->', '`[^`]*`', r'!?\[[^\]]*\]\([^)]*\)', r'\{[^}]*\}', r'\$[^$]*\$',
+    '<[^>]*>', r'\*\*.*?\*\*', r'^(?:#|\||>|    ).*?$'))
 
 def glossary(text):
     "The terms of the glossary, each with its line: `- **one; another**: what it is`."
@@ -330,7 +332,7 @@ def fold_fields(app, domain, objtype, content):
     content.append(nodes.raw('', '</details>', format='html'))
 
 def lead_to_pages(app, doctree, docname):
-    "Links of a Markdown output to a notebook, which MyST-NB leaves as they are, lead to its page; terms say what they are."
+    "Links of a Markdown output to a notebook, which MyST-NB leaves alone, lead to its page; terms say what they are."
     from docutils import nodes
     for n in doctree.findall(nodes.reference):
         if n.children and 'std-term' in getattr(n[0], 'attributes', {}).get('classes', []):

@@ -1,5 +1,8 @@
 // The menu opens at the reader's place, a table that goes on beyond the screen says so, and a search without a query
 // asks for one.
+// What is read from files cannot fetch the pages that it found.
+if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
+
 document.addEventListener("DOMContentLoaded", () => {
     const menu = document.querySelector(".sidebar-scroll");
     const here = menu && [...menu.querySelectorAll(".current-page > .reference")].pop();

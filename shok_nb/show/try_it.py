@@ -128,7 +128,7 @@ def _played(facts):
 
 def _tile(r, picture):
     "A link to the page of a row, with its value above its slope."
-    name,label = r.name,r.name.replace('_', '_<wbr>')
+    label = r.name.replace('_', '_<wbr>')
     def line(mark, d, color, width): return _w._line(d, color, width, f' data-{mark}=""')
     value = line('y', _w._path(picture.value), _w._BLUE, 75)
     zero = line('zero', f'M0 {picture.zero}H{_w._WIDE}', 'currentColor', 20)
@@ -136,14 +136,16 @@ def _tile(r, picture):
     def panel(y, curves):
         return (f'<svg y="{y}" width="{_w._WIDE}" height="{_w._TALL}" '
             f'viewBox="0 -40 {_w._WIDE} {_w._TALL+80}">{curves}</svg>')
-    return (f'<a href="{_PAGES[r.page]}" data-tile=""><svg viewBox="0 0 {_w._WIDE} 3900" '
-        f'fill="none" stroke-linecap="round" stroke-linejoin="round" aria-hidden="true">'
-        f'{panel(0, value)}{panel(2100, zero+slope)}</svg>{label}<small data-now=""></small></a>')
+    both = panel(0, value)+panel(2100, zero+slope)
+    return (f'<a href="{_PAGES[r.page]}" data-tile="">'
+        f'<svg viewBox="0 0 {_w._WIDE} 3900" fill="none" stroke-linecap="round" '
+        f'stroke-linejoin="round" aria-hidden="true">{both}</svg>'
+        f'{label}<small data-now=""></small></a>')
 
 def tiles(
     rows:tuple=catalog # Rows of the catalog, in this order
 )->HTML:               # A page of its own, with links to the pages of the estimators
-    """Estimators as small pictures that play when they are pointed at. A row has to be one.
+    """Estimators as small pictures that play when pointed at. Raises TypeError for what is no row.
 
     Parameters:
         rows (tuple = catalog): Rows of the catalog, in this order
@@ -157,12 +159,14 @@ def tiles(
         >>> wall = tiles([R.catalog.row(R.soft_round), R.catalog.row(R.round_ste)])
     """
     for r in rows:
-        if not isinstance(r, Row): raise TypeError(f'tiles: rows must be of the catalog, got {r!r}')
+        if isinstance(r, Row): continue
+        raise TypeError(f'tiles: rows must be of the catalog, got {r!r}')
     pictures,small = _w._Pictures(every=5),[]
     for r in rows:
         facts = _facts_of(r)
         knob = _played(facts)
-        facts = facts._replace(knobs={n: k for n,k in facts.knobs.items() if n == knob}, passes=[{}])
+        one = {n: k for n,k in facts.knobs.items() if n == knob}
+        facts = facts._replace(knobs=one, passes=[{}])
         stops = [_w._stops(k, 13 if r.random else 25) for k in facts.knobs.values()]
         pictures.add(r.f, facts, r.name, stops)
         start = stops[0].index(facts.knobs[knob].default) if knob else 0
@@ -170,8 +174,9 @@ def tiles(
         small.append(_tile(r, _w._frame(r.f, facts.domain, {}, every=5)))
     data:dict = pictures.data()
     data['views'] = [view[:1] for view in data['views']]
+    sheet = f'<style>{_w._file("players.css")}</style>'
     return HTML(f'<div data-shok-tiles="{_w._data(data)}" class="shok shok-tiles">'
-        f'<style>{_w._file("players.css")}</style>{"".join(small)}</div>{_w._script(*_TILES)}')
+        f'{sheet}{"".join(small)}</div>{_w._script(*_TILES)}')
 
 # %% ../../nbs/show/10_try_it.ipynb #7e000030
 _MOST_STEPS = 10**6
