@@ -145,7 +145,7 @@ def _tile(r, picture):
 def tiles(
     rows:tuple=catalog # Rows of the catalog, in this order
 )->HTML:               # A page of its own, with links to the pages of the estimators
-    """Estimators as small pictures that play when pointed at. Raises TypeError for what is no row.
+    """Small pictures that play when pointed at. Raises TypeError for what is no row.
 
     Parameters:
         rows (tuple = catalog): Rows of the catalog, in this order
