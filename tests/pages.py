@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -126,13 +127,16 @@ def build_site(folder):
     BUILT.write_text(state())
     return HTML
 
-def keep(nb): execute(nb, CACHE)
+def keep(nb):
+    "Run a page for `make docs`. What its kernel says to the terminal is dropped; an error of a cell is not."
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try: execute(nb, CACHE)
+    except Exception as e: raise RuntimeError(f'{nb}: {e}') from None
 
 def main(jobs):
     "Run the pages for `make docs`, so many at a time; those that ran stay."
     CACHE.mkdir(parents=True, exist_ok=True)
-    with multiprocessing.get_context('spawn').Pool(jobs) as pool:
-        for _ in pool.imap_unordered(keep, NBS): pass
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context('spawn')) as pool: list(pool.map(keep, NBS))
 
 def is_built():
     "Is the site there that `build_site` would build?"
