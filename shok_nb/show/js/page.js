@@ -51,4 +51,62 @@ function listen(where, react) {
     for (const type of ["input", "change"]) where.addEventListener(type, react);
 }
 
-if (typeof module === "object") module.exports = {inflated};
+// Which of the stops of a slider the text is, or else is nearest to.
+function nearest(stops, text) {
+    const same = stops.indexOf(text);
+    if (same >= 0) return same;
+    const number = s => s.endsWith("inf") ? Number(s.replace("inf", "Infinity")) : Number(s);
+    const away = stops.map(s => Math.abs(number(s) - number(text)));
+    return away.indexOf(Math.min(...away));
+}
+
+// The control `name` of a player: in its column `where`, if that has it. `left` and `right` are the menus.
+function control(player, where, name) {
+    const marked = {hard: "[data-hard]", anneal: "[data-anneal]"}[name];
+    const what = marked || `[aria-label="${name}"], [aria-label="${name} estimator"]`;
+    return where && where.querySelector(what) || player.querySelector(what);
+}
+
+function turn(input, text) {
+    if (input.type === "range") input.value = nearest(input.dataset.stops.split(" "), text);
+    else if (input.type === "checkbox") input.checked = text !== "off";
+    else input.value = [...input.options].find(o => o.text === text).value;
+    for (const type of ["input", "change"]) input.dispatchEvent(new Event(type, {bubbles: true}));
+}
+
+// A sentence sets the player before it, or the next one: `left=soft_round&alpha=20`.
+function obey(player, settings) {
+    let where = null;
+    for (const setting of settings) {
+        const [name, text] = setting;
+        const input = control(player, where, name);
+        turn(input, text);
+        if (input.matches("[data-name]")) where = input.closest("[data-col]");
+    }
+}
+
+function settings(text) {
+    return text.split("&").map(s => s.split("=")).map(([name, value]) => [name.replaceAll("_", " "), value]);
+}
+
+function followLinks() {
+    if (document.shokSets) return;
+    document.shokSets = true;
+    document.addEventListener("click", e => {
+        const link = e.target.closest("[data-set]");
+        if (!link) return;
+        const wanted = settings(link.dataset.set);
+        const has = p => wanted.filter(([name]) => control(p, null, name)).length;
+        const players = all(document, ".shok").filter(has);
+        const most = Math.max(...players.map(has));
+        const best = players.filter(p => has(p) === most);
+        const before = best.filter(p => p.compareDocumentPosition(link) & Node.DOCUMENT_POSITION_FOLLOWING);
+        const player = before.pop() || best[0];
+        if (!player) return;
+        obey(player, wanted);
+        player.scrollIntoView({block: "nearest", behavior: "smooth"});
+    });
+}
+
+if (typeof document === "object") followLinks();
+if (typeof module === "object") module.exports = {inflated, nearest, settings};
