@@ -9,6 +9,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'shok_nb.catalog.Row.__repr__': ('reference/catalog.html#row.__repr__', 'shok_nb/catalog.py'),
                                  'shok_nb.catalog.Row.name': ('reference/catalog.html#row.name', 'shok_nb/catalog.py'),
                                  'shok_nb.catalog.Row.page': ('reference/catalog.html#row.page', 'shok_nb/catalog.py'),
+                                 'shok_nb.catalog._address': ('reference/catalog.html#_address', 'shok_nb/catalog.py'),
                                  'shok_nb.catalog._link': ('reference/catalog.html#_link', 'shok_nb/catalog.py'),
                                  'shok_nb.catalog._linked': ('reference/catalog.html#_linked', 'shok_nb/catalog.py'),
                                  'shok_nb.catalog._log': ('reference/catalog.html#_log', 'shok_nb/catalog.py'),

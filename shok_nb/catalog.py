@@ -313,11 +313,15 @@ def _tick(r, claim):
     if not getattr(r, claim): return '·'
     return '(✓)' if claim in r.at_default else '✓'
 
-def _linked(r):
-    "The name of a row, and a link to its notebook if its module says from which it was made."
+def _address(r):
+    "Where the notebook of a row lies, seen from another page, if its module says so; or ''."
     source = getsource(sys.modules[r.f.__module__])
     notebook = re.search(r'DO NOT EDIT! File to edit: .*/(\w+/\w+\.ipynb)', source)
-    return f'[`{r.name}`](../{notebook[1]})' if notebook else f'`{r.name}`'
+    return f'../{notebook[1]}' if notebook else ''
+
+def _linked(r):
+    "The name of a row, with a link to its notebook."
+    return f'[`{r.name}`]({_address(r)})' if _address(r) else f'`{r.name}`'
 
 _TICKS = dict(on_grid='on the grid', exact_slope='exact slope', monotone='monotone',
     mass_one='mass 1', equivariant='f(x+1) = f(x)+1', unbiased='E f(x) = x')

@@ -51,7 +51,7 @@ class Cells(NamedTuple):
 
 class Grid:
     "Stands in the place of `step`. What its `repr` says is all there is to know of it."
-    block:int|None = None                       # how many neighbours it looks at together
+    block:Any = None                            # how many neighbours it looks at together
     gradient:str = 'ste'                        # beyond the range, as in `fake_quantize`
     fixed:bool = True                           # or is there a tensor in it?
     def cells(self, x, own=0.)->Cells:

@@ -9,7 +9,7 @@ __all__ = ['mx_quantize', 'nvfp4_quantize']
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 import torch
 from torch import Tensor
 from shok_nb.engine.arguments import (
@@ -69,7 +69,7 @@ class _MX(Grid):
     "Blocks of a float format that share a power of two."
     element:_Floats
     format:FloatFormat
-    block:int
+    block:Any
     scale:str
     gradient:str
     def shared(self, x):
@@ -97,7 +97,7 @@ class _NVFP4(Grid):
     element:_Floats
     scales:_Floats
     whole:bool
-    block:int
+    block:Any
     gradient:str
     def cells(self, x, own=0.):
         amax = x.detach().abs().amax(-1, keepdim=True)/6

@@ -9,6 +9,7 @@ __all__ = ['FORMATS', 'FloatFormat', 'ulp', 'float_round']
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 import torch
 from torch import Tensor
 from shok_nb.engine.arguments import (
@@ -144,11 +145,11 @@ _DTYPES = {torch.float16: 'float16', torch.bfloat16: 'bfloat16',
 def _format_of(format, fn, *others):
     "A format as it was given, by its name or by torch's dtype."
     if isinstance(format, FloatFormat): return format
-    name = _DTYPES.get(format, format) if isinstance(format, torch.dtype) else format
+    name:Any = _DTYPES.get(format, format) if isinstance(format, torch.dtype) else format
     check_choice(name, fn, 'format', (*FORMATS, *others))
     return FORMATS.get(name, name)
 
-def _grid_of(f, saturate=True, gradient='ste'):
+def _grid_of(f, saturate=True, gradient='ste')->Any:
     "The grid of a format."
     if f == 'e8m0': return _Scales(2.**127 if saturate else math.nan, gradient)
     finest = 2.**(1-f.bias-f.mantissa)

@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from ..catalog import _PAGES as _NUMBERED
-from ..catalog import Knob, Row, catalog, row
+from ..catalog import Knob, Row, _address, catalog, row
 from ..engine.arguments import _missing, check_callable
 from ..engine.random import uniform_like
 from . import widgets as _w
@@ -25,7 +24,6 @@ except ImportError as e: raise _missing('shok_nb.try_it', 'ipywidgets') from e
 # %% ../../nbs/show/10_try_it.ipynb #7e000021
 _ROUND = Row(torch.round, '0', 'torch', on_grid=True, mass_one=False, grid=False)
 _ALL = {('torch.' if r is _ROUND else '')+r.name: r for r in (_ROUND, *catalog)}
-_PAGES = {p[3:]: f'../estimators/{p}.ipynb' for p in _NUMBERED}
 _DECODERS = 'soft_round_inverse','soft_round_conditional_mean'
 _LEARNERS = {n: r for n,r in _ALL.items() if n not in _DECODERS}
 
@@ -137,7 +135,8 @@ def _tile(r, picture):
         return (f'<svg y="{y}" width="{_w._WIDE}" height="{_w._TALL}" '
             f'viewBox="0 -40 {_w._WIDE} {_w._TALL+80}">{curves}</svg>')
     both = panel(0, value)+panel(2100, zero+slope)
-    return (f'<a href="{_PAGES[r.page]}" data-tile="">'
+    href = f' href="{_address(r)}"' if _address(r) else ''
+    return (f'<a{href} data-tile="">'
         f'<svg viewBox="0 0 {_w._WIDE} 3900" fill="none" stroke-linecap="round" '
         f'stroke-linejoin="round" aria-hidden="true">{both}</svg>'
         f'{label}<small data-now=""></small></a>')
