@@ -142,7 +142,7 @@ _DTYPES = {torch.float16: 'float16', torch.bfloat16: 'bfloat16',
     torch.float8_e4m3fn: 'e4m3', torch.float8_e5m2: 'e5m2',
     torch.float8_e4m3fnuz: 'e4m3fnuz', torch.float8_e5m2fnuz: 'e5m2fnuz'}
 
-def _format_of(format, fn, *others):
+def _format_of(format, fn, *others)->Any:
     "A format as it was given, by its name or by torch's dtype."
     if isinstance(format, FloatFormat): return format
     name:Any = _DTYPES.get(format, format) if isinstance(format, torch.dtype) else format
