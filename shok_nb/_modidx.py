@@ -831,6 +831,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'shok_nb/grids/codebooks.py'),
                                          'shok_nb.grids.codebooks._check_order': ( 'grids/codebooks.html#_check_order',
                                                                                    'shok_nb/grids/codebooks.py'),
+                                         'shok_nb.grids.codebooks._not_looked_at': ( 'grids/codebooks.html#_not_looked_at',
+                                                                                     'shok_nb/grids/codebooks.py'),
                                          'shok_nb.grids.codebooks.levels_round': ( 'grids/codebooks.html#levels_round',
                                                                                    'shok_nb/grids/codebooks.py')},
             'shok_nb.grids.floats': { 'shok_nb.grids.floats.FloatFormat': ('grids/floats.html#floatformat', 'shok_nb/grids/floats.py'),

@@ -253,6 +253,7 @@ def of_try_it():
     which = NOTHING
     yield 'explore', dict(left=R.round_ste, right=R.soft_round), dict(left=which, right=which)
     yield 'watch', dict(left=R.round_ste, right=R.soft_round), dict(left=which, right=which)
+    yield 'tiles', dict(rows=catalog.catalog[:1]), dict(rows=NOTHING)
     yield 'descend', dict(f=R.round_ste, start=.3, lr=.1, target=1.3, steps=5, seed=0), dict(f=NOTHING,
         start=NUMBER | kind('ints void'), lr=NUMBER | kind('ints void'), target=NUMBER, steps=COUNT, seed=SEED)
 

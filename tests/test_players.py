@@ -161,7 +161,7 @@ def test_two_players_share_no_id():
     (lambda: try_it.explore(torch.round, torch.relu), ValueError, "explore: right: 'relu' is not in the catalog"),
     (lambda: try_it.watch(3), TypeError, "watch: left must be an estimator"),
     (lambda: try_it.watch(try_it._ALL['soft_round_inverse'].f), ValueError, "watch: left must round"),
-    (lambda: try_it.tiles([soft_round]), TypeError, "tiles: rows must be of the catalog, got <function soft_round"),
+    (lambda: try_it.tiles([soft_round]), TypeError, "tiles: rows must be a tuple of rows of the catalog, got [<function soft_round"),
     (lambda: try_it.descend('abc', 0.), TypeError, "descend: f must be callable, got str"),
     (lambda: try_it.descend(soft_round, 'abc'), TypeError, "descend: start must be a number"),
     (lambda: try_it.descend(soft_round, 0., '.1'), TypeError, "descend: lr must be a number"),

@@ -61,8 +61,8 @@ class _Evaluate(Function):
     "`op` in eager and compiled code: keeps `x` and tensor knobs, nothing if the slope is 1."
     @staticmethod
     def forward(ctx, op, x, *rest):
-        ctx.op,ctx.learns = op,any(ctx.needs_input_grad[2:])
-        if op._keeps(rest[0]) or ctx.learns:
+        ctx.op,ctx.keeps = op,op._keeps(rest[0]) or any(ctx.needs_input_grad[2:])
+        if ctx.keeps:
             ctx.rest,tensors = split_tensors(rest)
             ctx.save_for_backward(x, *tensors)
         return op.forward(x, *rest)
@@ -70,7 +70,7 @@ class _Evaluate(Function):
     @staticmethod
     def backward(ctx, g):
         none = [None]*len(ctx.needs_input_grad[2:])
-        if not ctx.saved_tensors: return None,g,*none
+        if not ctx.keeps: return None,g,*none
         x,*tensors = ctx.saved_tensors
         rest = join_tensors(ctx.rest, tensors)
         return None,*ctx.op.backward(g, x, *rest, needs=ctx.needs_input_grad[1:])
@@ -363,8 +363,9 @@ class estimator:
         "`job` in pieces: replayed if all it depends on is written in the key."
         name = job.__name__
         kernel = partial(_kernel, self, name, needs)
-        key,flat = _cut_as(rest[0], (self.label, name, needs) if self.pure else None)
-        f = partial(job, self, needs) if needs else partial(job, self)
+        asked = (needs,) if needs else ()
+        key,flat = _cut_as(rest[0], (self.label, name, *asked) if self.pure else None)
+        f = partial(job, self, *asked)
         return _pieces(f, key, ts, rest, kernel, flat)
 
     def backward(self,

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from ..engine.arguments import check_input
-from ..engine.compat import mode
 from ..engine.grid import Cells, Grid
-from ..engine.parts import _saturate
+from ..engine.parts import _saturate, by_mode
 from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
 from .floats import _check_rounding
@@ -64,6 +63,10 @@ def _check_order(levels, fn):
         raise ValueError(f'{fn}: levels must be finite and ascend, got {levels[at]:g} before '
             f'{levels[at+1]:g}; use levels.unique()')
 
+def _not_looked_at(levels, fn): pass
+
+_ordered = by_mode(_check_order, compile=_not_looked_at)
+
 # %% ../../nbs/grids/30_codebooks.ipynb #30f00014
 NF4 = (-1., -.6961928009986877, -.5250730514526367, -.39491748809814453, -.28444138169288635,
     -.18477343022823334, -.09105003625154495, 0., .07958029955625534, .16093020141124725,
@@ -101,7 +104,7 @@ def levels_round(
     check_input(x, fn)
     _check_rounding(rounding, gradient, knobs, fn)
     levels = _check_levels(levels, x, fn)
-    if mode() == 'eager': _check_order(levels, fn)
+    _ordered(levels, fn)
     if not levels.requires_grad: return rounding(x, step=_Levels(levels, gradient), **knobs)
     v = x.to(levels.dtype)
     low,high = _around(v, levels)

@@ -157,9 +157,9 @@ def tiles(
         >>> from shok_nb.show.try_it import tiles
         >>> wall = tiles([R.catalog.row(R.soft_round), R.catalog.row(R.round_ste)])
     """
-    for r in rows:
-        if isinstance(r, Row): continue
-        raise TypeError(f'tiles: rows must be of the catalog, got {r!r}')
+    given = isinstance(rows, (tuple, list)) and len(rows) > 0
+    if not given or not all([isinstance(r, Row) for r in rows]):
+        raise TypeError(f'tiles: rows must be a tuple of rows of the catalog, got {rows!r}')
     pictures,small = _w._Pictures(every=5),[]
     for r in rows:
         facts = _facts_of(r)
