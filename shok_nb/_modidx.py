@@ -154,6 +154,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'shok_nb/engine/arguments.py'),
                                           'shok_nb.engine.arguments._must_join': ( 'engine/arguments.html#_must_join',
                                                                                    'shok_nb/engine/arguments.py'),
+                                          'shok_nb.engine.arguments._no_number_yet': ( 'engine/arguments.html#_no_number_yet',
+                                                                                       'shok_nb/engine/arguments.py'),
                                           'shok_nb.engine.arguments._per_channel': ( 'engine/arguments.html#_per_channel',
                                                                                      'shok_nb/engine/arguments.py'),
                                           'shok_nb.engine.arguments._seen_as': ( 'engine/arguments.html#_seen_as',

@@ -141,6 +141,11 @@ def _must_join(k, x, fn, arg):
         raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
             f'with x of shape {tuple(x.shape)}{_per_channel(k, x, arg)}') from None
 
+def _no_number_yet(k, arg):
+    "Is it made of a size that a graph leaves open, or a grid, whose step depends on `x`?"
+    if isinstance(k, Grid): return arg == 'step'
+    return isinstance(k, (torch.SymInt, torch.SymFloat))
+
 def check_knob(
     k:Any,              # What the user gave
     x:Tensor|None,      # The tensor it will be used with; None allows numbers alone
@@ -177,13 +182,11 @@ def check_knob(
     """
     # in range in every dtype, and far from its ends
     if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
-    if arg == 'step' and isinstance(k, Grid): return k
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim or not k.is_cpu: _must_join(k, x, fn, arg)
         return k
-    # made of a size that a graph leaves open: no number yet
-    if isinstance(k, (torch.SymInt, torch.SymFloat)): return k
+    if _no_number_yet(k, arg): return k
     if isinstance(k, bool) or not isinstance(k, numbers.Real):
         wanted = 'a number' if x is None else 'a number or a torch.Tensor'
         raise TypeError(f'{fn}: {arg} must be {wanted}, got {type(k).__name__}')

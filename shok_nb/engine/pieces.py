@@ -110,9 +110,9 @@ def _fits(x, ts, knobs):
         if t.shape != x.shape: return False
     return not knobs or torch.broadcast_shapes(x.shape, *[k.shape for k in knobs]) == x.shape
 
-def _as_vectors(knobs, *ts):
-    "The `ts` as vectors, if they lie in memory alike and each knob is one number."
-    if any([k.ndim for k in knobs]): return ts
+def _as_vectors(flat, knobs, *ts):
+    "The `ts` as vectors, if they may, lie in memory alike and each knob is one number."
+    if not flat or any([k.ndim for k in knobs]): return ts
     if not all([t.stride() == ts[0].stride() for t in ts]): return ts
     return [t.as_strided((t.numel(),), (1,)) for t in ts]
 
@@ -128,7 +128,7 @@ def _pieces(f, key, ts, knobs, make=None, flat=True):
     if not (kernel or x.is_cpu and x.numel()): return _whole(f, ts, knobs)
     y,size = torch.empty_like(x),_PIECE*torch.get_num_threads()
     if not kernel and x.numel() <= size: return y,*_run_into(f, y, ts, knobs, key)
-    to,*given = _as_vectors(tensors, y, *ts) if flat else (y, *ts)
+    to,*given = _as_vectors(flat, tensors, y, *ts)
     if kernel: return y,*kernel(to, given, knobs)
     return y,*_cut(f, key, size, to, given, knobs)
 
