@@ -285,7 +285,7 @@ catalog = (
 def row(
     f:Callable # A public estimator
 )->Row:        # What it claims
-    """The row of `f`, or of the function that a notebook defines anew; without one raises.
+    """The row of `f`, or of what a notebook defines anew. Raises ValueError without one.
 
     Parameters:
         f (Callable): A public estimator

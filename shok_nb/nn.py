@@ -140,7 +140,7 @@ def _hard_in_evaluation(rounding, fn):
 
 # %% ../nbs/training/20_nn.ipynb #3c79bc21
 class Rounding(nn.Module):
-    """A rounding function as a layer: `.train()` runs it, `.eval()` its hard twin. None raises.
+    """A rounding function as a layer, in evaluation its hard twin. Raises TypeError for none.
 
     Parameters:
         f (Callable): Called as `f(x, **knobs)`
@@ -189,7 +189,7 @@ class Rounding(nn.Module):
     def forward(self,
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # What the function of the mode returns; dtype of `x`
-        """The estimate in training, the hard operation in evaluation. Integer `x` raises.
+        """The estimate in training, its hard twin in evaluation. Raises TypeError for integers.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype
@@ -526,7 +526,7 @@ def swap_rounding(
     old:type|tuple|Callable, # A class, a tuple of them, or the function of a `Rounding` layer
     new:nn.Module|Callable   # A layer, copied for each place, or a function of the old one
 )->nn.Module:                # `model` itself
-    """Replace every layer of one kind, keeping its grid, mode and device. Without one raises.
+    """Replace every layer of one kind, with its grid and device. Raises ValueError if none is.
 
     Parameters:
         model (nn.Module): Any model, changed in place
@@ -609,7 +609,7 @@ def round_weights_(
     layers:type|tuple=(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d), # Whose weights, by class
     name:str='weight'            # Name of their weight
 )->nn.Module:                    # `model` itself
-    """Compute with rounded weights from now on. No such weight, or one that is rounded, raises.
+    """Compute with rounded weights from now on. Raises ValueError if no weight is found.
 
     Parameters:
         model (nn.Module): Any model, changed in place

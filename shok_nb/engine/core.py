@@ -272,7 +272,7 @@ class estimator:
         step:float|Tensor=1., offset:float|Tensor=0.,
         **named:float|Tensor    # Knobs by name
     )->Tensor:                  # The value at `x`; dtype of `x`, broadcast with the knobs
-        """The value, with its own slope for backward. Unknown or missing knobs raise.
+        """The value, with its own slope for backward. Raises TypeError for a missing knob.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype
@@ -424,7 +424,7 @@ def straight_through(
     hard:Tensor, # What forward returns; any shape, floating dtype
     soft:Tensor  # Where the gradient goes; shape and dtype of `hard`
 )->Tensor:       # The value of `hard`, bit for bit, in a new tensor
-    """One tensor's value, another's gradient (arXiv:1308.3432). Unlike shapes or dtypes raise.
+    """One tensor's value, another's gradient (arXiv:1308.3432). Raises ValueError if unlike.
 
     Parameters:
         hard (Tensor): What forward returns; any shape, floating dtype

@@ -204,7 +204,7 @@ def uniform_like(
     draw:int=0,      # Which of 2**32 independent numbers of one seed
     fn:str='uniform_like' # Name of the function the user called, for messages
 )->Tensor:           # In [0, 1): float64 with 53 random bits if `x` is, else float32 with 24
-    """Uniform noise by position (Salmon et al. 2011). Generator and seed together raise.
+    """Uniform noise by position (Salmon 2011). Raises ValueError for generator with seed.
 
     Parameters:
         x (Tensor): Gives shape, device and sharding; floating dtype
@@ -256,7 +256,7 @@ def fold_in(
     seed:Tensor,  # int64, no dimensions
     n:int|Tensor  # Any int64, or integers: number of a layer, a step, a worker, a sample
 )->Tensor:        # A new seed; int64, no dimensions
-    """A seed from seed and number, unrelated to both (Salmon et al. 2011). Not int64 raises.
+    """A seed from seed and number (Salmon 2011). Raises TypeError if it is not int64.
 
     Parameters:
         seed (Tensor): int64, no dimensions
@@ -316,7 +316,7 @@ def noise_like(
     generator:torch.Generator|None=None, seed:Tensor|None=None,
     fn:str='noise_like'   # Name of the function the user called, for messages
 )->Tensor:                # In units of one rounding step; float64 if `x` is, else float32
-    """Noise about 0, a step wide (arXiv:2312.02753). Unknown kind or generator with seed raise.
+    """Noise about 0, a step wide (arXiv:2312.02753). Raises ValueError for an unknown `kind`.
 
     Parameters:
         x (Tensor): Gives shape, device and sharding; floating dtype

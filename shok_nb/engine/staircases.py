@@ -122,7 +122,7 @@ class staircase:
         hard:bool=False, step:float|Tensor=1., offset:float|Tensor=0.,
         **named:float|Tensor  # Knobs by name
     )->Tensor:                # The curve at `x`; dtype of `x`, broadcast with the knobs
-        """The curve, with its own slope for backward. Unknown or missing knobs raise.
+        """The curve, with its own slope for backward. Raises TypeError for a missing knob.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype

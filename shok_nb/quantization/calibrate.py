@@ -69,7 +69,7 @@ def minmax_init(
     axis:_Axis=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # A scale, or it and an int32 zero point; as for `lsq_init`
-    """The finest grid that clips nothing (arXiv:1712.05877, 3). Bad bits, nan or empty raises.
+    """The finest grid that clips nothing (arXiv:1712.05877). Raises ValueError for nan.
 
     Parameters:
         x (Tensor): Weights, or activations of some batches
@@ -113,7 +113,7 @@ def percentile_init(
     axis:_Axis=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
-    """The finest grid that clips few (arXiv:2004.09602, 4). Bad bits, nan or empty raises.
+    """The finest grid that clips few (arXiv:2004.09602). Raises ValueError for nan.
 
     Parameters:
         x (Tensor): Weights, or activations of some batches
@@ -171,7 +171,7 @@ def mse_init(
     axis:_Axis=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
-    """The grid of least squared error (arXiv:1810.05723). Bad bits, nan or empty raises.
+    """The grid of least squared error (arXiv:1810.05723). Raises ValueError for nan.
 
     Parameters:
         x (Tensor): Weights, or activations of some batches

@@ -106,7 +106,7 @@ def fake_quantize(
     gradient:_Gradient='saturated',
     reciprocal:bool=False,      # Multiply by 1/scale, as torch does? ONNX divides, as we do
 )->Tensor:                      # Scale times (code - zero point); nan stays nan; dtype of `x`
-    """Quantize to integers and back (arXiv:1902.08153). Integer `x`, bad scale or range raises.
+    """Quantize to integers and back (arXiv:1902.08153). Raises ValueError for a bad `scale`.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -174,7 +174,7 @@ def lsq(
     offset:float|Tensor=0.,
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                  # Quantized `x`; dtype of `x`
-    """Learned step size (arXiv:1902.08153, with `offset` 2004.09576). Bad bits or scale raises.
+    """Learned step size (arXiv:1902.08153; 2004.09576). Raises ValueError for bad `bits`.
 
     Parameters:
         x (Tensor): Weights or activations; any shape, floating dtype
@@ -262,7 +262,7 @@ def lsq_init(
     axis:_Axis=None,
     block:int|None=None,
 )->Tensor:            # 2*mean(|x|)/sqrt(largest code); 0-d, or to broadcast with `x`
-    """The first scale of `lsq` (arXiv:1902.08153, 2.1). Bad bits, nan or empty raises.
+    """The first scale of `lsq` (arXiv:1902.08153). Raises ValueError for nan or empty `x`.
 
     Parameters:
         x (Tensor): The tensor to be quantized
@@ -303,7 +303,7 @@ def pact(
     *,
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:              # `x` clipped to [0, alpha] on 2**bits levels; dtype of `x`
-    """Clipping at an `alpha` that learns (arXiv:1805.06085). Bad bits or `alpha` raises.
+    """Clipping at an `alpha` that learns (arXiv:1805.06085). Raises ValueError if it is <= 0.
 
     Parameters:
         x (Tensor): Activations; any shape, floating dtype
@@ -345,7 +345,7 @@ def dorefa(
     x:Tensor,   # Activations; any shape, floating dtype
     bits:int=8, # Bits per code, 1 to 24
 )->Tensor:      # `x` clipped to [0, 1] on 2**bits levels; dtype of `x`
-    """DoReFa's k-bit activations (arXiv:1606.06160, eq. 5). Bad bits or integer `x` raises.
+    """DoReFa's k-bit activations (arXiv:1606.06160, eq. 5). Raises ValueError for bad `bits`.
 
     Parameters:
         x (Tensor): Activations; any shape, floating dtype
@@ -365,7 +365,7 @@ def dorefa_weight(
     w:Tensor,   # The weights of one layer; floating dtype
     bits:int=8, # Bits per code, 1 to 24
 )->Tensor:      # On 2**bits levels of [-1, 1], for one bit ± their mean size; dtype of `w`
-    """DoReFa's k-bit weights (arXiv:1606.06160, eqs. 7 and 9). Bad bits or integer `w` raises.
+    """DoReFa's k-bit weights (arXiv:1606.06160, eq. 9). Raises ValueError for bad `bits`.
 
     Parameters:
         w (Tensor): The weights of one layer; floating dtype
@@ -398,7 +398,7 @@ def quantized_bits(
     gradient:_Gradient='ste',
     rounding:Callable=round_ste, # Any function of a tensor; one signed bit does not round
 )->Tensor:                   # The nearest fixed-point value; nan stays nan; dtype of `x`
-    """QKeras 0.9.0's quantized_bits, without `alpha` (2019). Integer `x` or bad bits raises.
+    """QKeras's quantized_bits, without `alpha` (2019). Raises ValueError for bad `bits`.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -437,7 +437,7 @@ def alpha_blend(
     hard:Tensor,        # The same values quantized; shape and dtype of `x`
     alpha:float|Tensor, # Share of `hard`, 0 to 1, broadcasts with `x`; may learn
 )->Tensor:              # `x` at 0, `hard` at 1, also where `x` is infinite
-    """(1-alpha)*x + alpha*hard, exact at both ends (arXiv:1903.01061). Unlike dtypes raise.
+    """(1-alpha)*x + alpha*hard (arXiv:1903.01061). Raises ValueError for unlike dtypes.
 
     Parameters:
         x (Tensor): Float values; any shape, floating dtype

@@ -66,7 +66,7 @@ def fsq(
     generator:torch.Generator|None=None, seed:Tensor|None=None,
     rounding:Callable=round_ste, # Any function of a tensor
 )->Tensor:                   # Codes in [-1, 1], nan where `z` is; shape and dtype of `z`
-    """Finite scalar quantization (arXiv:2309.15505). Integer `z` or wrong `levels` raises.
+    """Finite scalar quantization (arXiv:2309.15505). Raises ValueError for wrong `levels`.
 
     Parameters:
         z (Tensor): Latents, channels last; computed in float32 at least
@@ -125,7 +125,7 @@ def fsq_index(
     *,
     symmetric:bool=False, # As for `fsq`
 )->Tensor:                # int64, without the channels: from 0, and -1 for nan
-    """The number of each code, first channel fastest (arXiv:2309.15505). Wrong `levels` raises.
+    """The number of each code (arXiv:2309.15505). Raises ValueError for wrong `levels`.
 
     Parameters:
         codes (Tensor): Of `fsq`, channels last; others are rounded and clipped to be codes
@@ -158,7 +158,7 @@ def fsq_codes(
     symmetric:bool=False, # As for `fsq`
     dtype:torch.dtype=torch.float32, # Dtype of the result
 )->Tensor:                # Bit for bit those of `fsq`, channels last; nan for an index of none
-    """The code of each number, inverse of `fsq_index` (arXiv:2309.15505). Float `index` raises.
+    """The code of each number (arXiv:2309.15505). Raises TypeError for a float `index`.
 
     Parameters:
         index (Tensor): Output of `fsq_index`; any integer dtype

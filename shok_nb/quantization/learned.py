@@ -35,7 +35,7 @@ def rectified_sigmoid(
     zeta:float=1.1,   # Upper end before clipping, > 1
     gamma:float=-.1,  # Lower end before clipping, < 0
 )->Tensor:            # Between 0 and 1, both ends included; shape and dtype of `v`
-    """Stretched, clipped sigmoid (arXiv:1712.01312; 2004.10568, eq. 23). Bad ends raise.
+    """Stretched, clipped sigmoid (arXiv:1712.01312). Raises ValueError for bad ends.
 
     Parameters:
         v (Tensor): Any real numbers; floating dtype
@@ -61,7 +61,7 @@ def adaround_init(
     step:float|Tensor=1.,    # Grid spacing > 0, broadcasts with `w`
     offset:float|Tensor=0.,  # A point of the grid
 )->Tensor:                   # What `adaround` takes to give `w` back; at least float32
-    """The first `v` of `adaround` (arXiv:2004.10568): the fraction of `w`. Integer `w` raises.
+    """The first `v` of `adaround` (arXiv:2004.10568). Raises TypeError for integer `w`.
 
     Parameters:
         w (Tensor): Weights; floating dtype
@@ -85,7 +85,7 @@ def adaround(
     *, step:float|Tensor=1., offset:float|Tensor=0.,
     hard:bool=False,         # Deploy: up where the rectified sigmoid is at least ½, else down?
 )->Tensor:                   # The grid point below plus a share of the step; dtype of `w`
-    """Floor plus a learned share of a step (arXiv:2004.10568, eq. 22). Integer `w` raises.
+    """Floor plus a learned share of a step (arXiv:2004.10568). Raises TypeError for ints.
 
     Parameters:
         w (Tensor): Weights; floating dtype
@@ -117,7 +117,7 @@ def adaround_penalty(
     v:Tensor,             # What `adaround` learns
     beta:float|Tensor=2., # Exponent >= 1: large pulls near the ends alone
 )->Tensor:                # 0-d: the sum of 1-|2h-1|**beta, 0 when every choice is made
-    """AdaRound's push to 0 or 1 (arXiv:2004.10568, eq. 24). Integer `v` or `beta` < 1 raises.
+    """AdaRound's push to 0 or 1 (arXiv:2004.10568). Raises ValueError for `beta` < 1.
 
     Parameters:
         v (Tensor): What `adaround` learns
@@ -143,7 +143,7 @@ def adaround_beta(
     end:float=2.,       # At the last step; >= 1
     warmup:float=.2,    # Share of the steps before it falls; as published, without the penalty
 )->float:               # The exponent of `adaround_penalty`
-    """Cosine from 20 to 2 (arXiv:2004.10568 and its code). A `warmup` outside [0, 1) raises.
+    """Cosine from 20 to 2 (arXiv:2004.10568). Raises ValueError for `warmup` >= 1.
 
     Parameters:
         count (int): Iteration of the training, from 0
@@ -177,7 +177,7 @@ def flexround(
     *, step:float|Tensor=1.,
     offset:float|Tensor=0.,  # A point of the grid; not divided
 )->Tensor:                   # A grid point; dtype of `w`
-    """Rounding after a learned division (arXiv:2306.00317, eq. 2). `divisor` <= 0 raises.
+    """Rounding after a learned division (arXiv:2306.00317). Raises ValueError at 0.
 
     Parameters:
         w (Tensor): Weights; floating dtype
@@ -206,7 +206,7 @@ def signround(
     v:float|Tensor=0.,       # What is learned, in steps, broadcasts with `w`; keep in [-½, ½]
     *, step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:                   # A grid point; dtype of `w`
-    """Rounding after a learned offset (arXiv:2309.05516, eq. 3). Integer `w` raises.
+    """Rounding after a learned offset (arXiv:2309.05516). Raises TypeError for ints.
 
     Parameters:
         w (Tensor): Weights; floating dtype
@@ -237,7 +237,7 @@ def signround_range(
     axis:_Axis=None,
     block:int|None=None,
 )->tuple[Tensor,Tensor]:    # Scale and zero point for `fake_quantize`, codes 0 to 2**bits-1
-    """Scale and zero point of a shrunken range (arXiv:2309.05516, eq. 4). Bad `bits` raises.
+    """Scale and zero point of less range (arXiv:2309.05516). Raises ValueError for bad bits.
 
     Parameters:
         w (Tensor): Weights; floating dtype
