@@ -867,11 +867,11 @@ def searched(site, *queries):
     return dict(zip(queries, json.loads(r.stdout), strict=True))
 
 # The pages of which one has to come first
-WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'recipes models quantizer glossary',
-    'group size': 'quantizer recipes models glossary', 'which estimator': 'index',
+WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'quantization_recipes models quantizer',
+    'group size': 'quantization_recipes quantizer models glossary', 'which estimator': 'index',
     'QAT': 'models fake_quantize digits', 'PTQ': 'calibrate learned',
-    'post-training quantization': 'calibrate learned glossary', 'int4': 'deploy integers runtime',
-    'int8': 'deploy integers runtime digits', 'bfloat16': 'core glossary floats', 'GGUF': 'glossary',
+    'post-training quantization': 'calibrate learned glossary', 'int4': 'quantization_recipes deploy integers runtime',
+    'int8': 'deploy integers runtime digits', 'bfloat16': 'floats quantization_recipes glossary', 'GGUF': 'glossary',
     'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes',
     'annealing': 'schedules recipes', 'fake quantization': 'fake_quantize', 'quantize a model': 'models',
     'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',
@@ -879,7 +879,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'recipes model
     'torch.round': 'recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks',
     'dither': 'dither', 'vmap': 'core compat recipes', 'seed': 'stochastic random',
     'reproducible': 'stochastic random recipes', 'soft rounding': 'soft', 'straight through estimator': 'ste',
-    'fixed point': 'fake_quantize glossary'}
+    'fixed point': 'fake_quantize glossary', 'fp8': 'floats glossary', 'mxfp4': 'blocks', 'codebook': 'codebooks'}
 
 @site_group
 def test_search_leads(site):
