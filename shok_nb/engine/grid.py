@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/engine/20_grid.ipynb #b7000003
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from .compat import mode
@@ -40,6 +40,9 @@ def _beside(y, x, step):
     return _saturate(y, x-margin, x+margin)
 
 # %% ../../nbs/engine/20_grid.ipynb #b7000011
+# gradient 0 where the value is clipped, where its argument is beyond the range, or nowhere
+_Gradient = Literal['saturated', 'clipped', 'ste']
+
 class Cells(NamedTuple):
     "How a grid lies around each element of a tensor. All but `v` and `x` is constant there."
     v:Any                  # The tensor in steps
@@ -52,7 +55,7 @@ class Cells(NamedTuple):
 class Grid:
     "Stands in the place of `step`. What its `repr` says is all there is to know of it."
     block:Any = None                            # how many neighbours it looks at together
-    gradient:str = 'ste'                        # beyond the range, as in `fake_quantize`
+    gradient:_Gradient = 'ste'                  # beyond the range, as in `fake_quantize`
     fixed:bool = True                           # or is there a tensor in it?
     def cells(self, x, own=0.)->Cells:
         "`own`: a tensor that the grid needs, in the place of the offset."

@@ -19,7 +19,7 @@ from shok_nb.engine.arguments import (
     check_input,
     check_knob,
 )
-from ..engine.grid import Grid
+from ..engine.grid import Grid, _Gradient
 from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
 from shok_nb.grids.floats import (
@@ -71,7 +71,7 @@ class _MX(Grid):
     format:FloatFormat
     block:Any
     scale:str
-    gradient:str
+    gradient:_Gradient
     def shared(self, x):
         "The power of two of each block; nan where the block is not finite."
         amax = x.abs().amax(-1, keepdim=True)
@@ -98,7 +98,7 @@ class _NVFP4(Grid):
     scales:_Floats
     whole:bool
     block:Any
-    gradient:str
+    gradient:_Gradient
     def cells(self, x, own=0.):
         amax = x.detach().abs().amax(-1, keepdim=True)/6
         if self.whole: amax = amax/own
@@ -150,7 +150,7 @@ def mx_quantize(
     scale:_BlockScale='floor',   # Which power of two, from the largest magnitude or the error
     pad:bool=False,              # Fill a last block that is short with zeros, or raise?
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
-    gradient:str='clipped',
+    gradient:_Gradient='clipped',
     **knobs                      # Of `rounding`
 )->Tensor:                       # Element times scale; shape and dtype of `x`
     """Blocks that share a power of two (arXiv:2310.10537). Raises ValueError for a short block.
@@ -165,8 +165,8 @@ def mx_quantize(
         scale ('floor'|'ceil'|'even'|'rceil'|'mse' = 'floor'): Which power of two, from the
             largest magnitude or the error
         pad (bool = False): Fill a last block that is short with zeros, or raise?
-        gradient (str = 'clipped'): 0 where the value is clipped ('saturated'), where `x` is
-            beyond ('clipped'), or nowhere
+        gradient ('saturated'|'clipped'|'ste' = 'clipped'): 0 where the value is clipped
+            ('saturated'), where `x` is beyond ('clipped'), or nowhere
         **knobs: Of `rounding`
 
     Returns:
@@ -198,7 +198,7 @@ def nvfp4_quantize(
     dim:int=-1,                  # Blocks of 16 lie along this dim
     pad:bool=False,              # Fill a last block that is short with zeros, or raise?
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
-    gradient:str='clipped',
+    gradient:_Gradient='clipped',
     **knobs                      # Of `rounding`
 )->Tensor:                       # Element times scales; shape and dtype of `x`
     """Blocks of 16, scales in e4m3 (arXiv:2509.25149). Raises ValueError if a block is short.
@@ -210,8 +210,8 @@ def nvfp4_quantize(
             `x.abs().amax()/2688` uses the full range; None is none
         dim (int = -1): Blocks of 16 lie along this dim
         pad (bool = False): Fill a last block that is short with zeros, or raise?
-        gradient (str = 'clipped'): 0 where the value is clipped ('saturated'), where `x` is
-            beyond ('clipped'), or nowhere
+        gradient ('saturated'|'clipped'|'ste' = 'clipped'): 0 where the value is clipped
+            ('saturated'), where `x` is beyond ('clipped'), or nowhere
         **knobs: Of `rounding`
 
     Returns:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from ..engine.arguments import check_input
-from ..engine.grid import Cells, Grid
+from ..engine.grid import Cells, Grid, _Gradient
 from ..engine.parts import _saturate, by_mode
 from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
@@ -79,7 +79,7 @@ def levels_round(
     rounding:Callable=round_ste, # An estimator that has a `step`
     *,
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
-    gradient:str='clipped',
+    gradient:_Gradient='clipped',
     **knobs                      # Of `rounding`
 )->Tensor:                       # Levels, if `rounding` gives integers; dtype of `x`
     """Round to a codebook (arXiv:2305.14314 for NF4). Raises ValueError if levels descend.
@@ -88,8 +88,8 @@ def levels_round(
         x (Tensor): Values; any shape, floating dtype
         levels (Tensor|Sequence[float]): Vector of at least 2 numbers, ascending; may learn
         rounding (Callable = round_ste): An estimator that has a `step`
-        gradient (str = 'clipped'): 0 where the value is clipped ('saturated'), where `x` is
-            beyond ('clipped'), or nowhere
+        gradient ('saturated'|'clipped'|'ste' = 'clipped'): 0 where the value is clipped
+            ('saturated'), where `x` is beyond ('clipped'), or nowhere
         **knobs: Of `rounding`
 
     Returns:

@@ -9,7 +9,7 @@ __all__ = ['FORMATS', 'FloatFormat', 'ulp', 'float_round']
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 import torch
 from torch import Tensor
 from shok_nb.engine.arguments import (
@@ -20,7 +20,7 @@ from shok_nb.engine.arguments import (
     check_input,
     check_knob,
 )
-from ..engine.grid import Cells, Grid
+from ..engine.grid import Cells, Grid, _Gradient
 from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
 
@@ -104,7 +104,7 @@ class _Floats(Grid):
     largest:float
     over:float                        # in the place of what is beyond the largest
     signed_zero:bool
-    gradient:str
+    gradient:_Gradient
     def cells(self, x, own=0.):
         least,most = _span(x.dtype)
         step = _binade(x.detach())*2.**-self.mantissa
@@ -127,7 +127,7 @@ class _Floats(Grid):
 class _Scales(Grid):
     "The grid of e8m0, powers of two; a tie goes up."
     over:float
-    gradient:str
+    gradient:_Gradient
     def cells(self, x, own=0.):
         low,high = 2.**-127,2.**127
         step = _binade(x.detach()).clamp(low, high)
@@ -149,7 +149,7 @@ def _format_of(format, fn, *others)->Any:
     check_choice(name, fn, 'format', (*FORMATS, *others))
     return FORMATS.get(name, name)
 
-def _grid_of(f, saturate=True, gradient='ste')->Any:
+def _grid_of(f, saturate=True, gradient:_Gradient='ste')->Any:
     "The grid of a format."
     if f == 'e8m0': return _Scales(2.**127 if saturate else math.nan, gradient)
     finest = 2.**(1-f.bias-f.mantissa)
@@ -158,10 +158,9 @@ def _grid_of(f, saturate=True, gradient='ste')->Any:
     return _Floats(finest, coarsest, f.mantissa, f.largest, over, f.signed_zero, gradient)
 
 _Format = str|torch.dtype|FloatFormat
-_GRADIENTS = 'saturated','clipped','ste'
 
 def _check_rounding(rounding, gradient, knobs, fn):
-    check_choice(gradient, fn, 'gradient', _GRADIENTS)
+    check_choice(gradient, fn, 'gradient', get_args(_Gradient))
     for n in ('step', 'offset'):
         if n not in knobs: continue
         raise TypeError(f'{fn}: {n} belongs to evenly spaced grids, got {n}={knobs[n]!r}')
@@ -197,7 +196,7 @@ def float_round(
     *,
     saturate:bool=True,          # Beyond the largest: that one? Else infinity or nan
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
-    gradient:str='clipped',
+    gradient:_Gradient='clipped',
     **knobs                      # Of `rounding`
 )->Tensor:                       # Numbers of the format if `rounding` is hard; dtype of `x`
     """Round to the numbers of a float format. Raises ValueError if the format is unknown.
@@ -208,8 +207,8 @@ def float_round(
             `FloatFormat`
         rounding (Callable = round_ste): An estimator that has a `step`
         saturate (bool = True): Beyond the largest: that one? Else infinity or nan
-        gradient (str = 'clipped'): 0 where the value is clipped ('saturated'), where `x` is
-            beyond ('clipped'), or nowhere
+        gradient ('saturated'|'clipped'|'ste' = 'clipped'): 0 where the value is clipped
+            ('saturated'), where `x` is beyond ('clipped'), or nowhere
         **knobs: Of `rounding`
 
     Returns:

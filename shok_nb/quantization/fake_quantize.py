@@ -8,7 +8,7 @@ __all__ = ['fake_quantize', 'lsq', 'lsq_init', 'pact', 'dorefa', 'dorefa_weight'
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #5f40add6
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 import torch
 from torch import Tensor
 from shok_nb.engine.arguments import (
@@ -20,6 +20,7 @@ from shok_nb.engine.arguments import (
     check_knob,
 )
 from ..engine.core import _recompute, _slope_one, estimator, straight_through
+from ..engine.grid import _Gradient
 from ..engine.parts import _indicator, _saturate
 from ..engine.pieces import _wide
 from ..engine.random import _WHOLE
@@ -84,8 +85,6 @@ def _range_of(fn, bits, signed):
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #14fe4dc2
 def _detached(k): return k.detach() if isinstance(k, Tensor) else k
-
-_Gradient = Literal['saturated', 'clipped', 'ste']
 
 def _check_ways(fn, rounding, gradient='ste'):
     "Raises for what is no function of a tensor, or no kind of gradient."
