@@ -6,7 +6,6 @@
 __all__ = ['mx_quantize', 'nvfp4_quantize']
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00003
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
 from shok_nb.grids.floats import (
     _BITS,
+    _E8M0,
     FORMATS,
     FloatFormat,
     _binade,
@@ -32,6 +32,7 @@ from shok_nb.grids.floats import (
     _Format,
     _format_of,
     _grid_of,
+    _power,
 )
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00008
@@ -45,8 +46,6 @@ def _even(amax, f):
     ints,mantissa,_ = _BITS[amax.dtype]
     half = 1 << mantissa-f.mantissa-1                   # of a step of the format: it may carry
     return _binade((amax.view(ints)+half).view(amax.dtype))
-
-def _power(largest): return 2.**(math.frexp(largest)[1]-1)
 
 def _rceil(amax, f): return _ceil(amax/f.largest*_power(f.largest), f)
 
@@ -77,7 +76,7 @@ class _MX(Grid):
         amax = x.abs().amax(-1, keepdim=True)
         def power(how):
             p = _SCALES[how](amax, self.format)/_power(self.format.largest)
-            return p.clamp(2.**-127, 2.**127)
+            return p.clamp(*_E8M0)
         if self.scale != 'mse': p = power(self.scale)
         else:
             p,q = power('floor'),power('ceil')

@@ -34,8 +34,8 @@ class _Levels(Grid):
         levels = self.levels.to(x.dtype)
         low,high = _around(x, levels)
         step = high-low
-        def value(n): return raw(n).clamp(levels[0], levels[-1])
         def raw(n): return _between(n, low, high)
+        def value(n): return raw(n).clamp(levels[0], levels[-1])
         return Cells((x-low)/step, x, step, (levels[0], levels[-1]), raw, value)
 
 # %% ../../nbs/grids/30_codebooks.ipynb #30f00013

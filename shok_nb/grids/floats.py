@@ -90,6 +90,12 @@ def _binade(x):
     ints,mantissa,exponents = _BITS[x.dtype]
     return (x.view(ints) & exponents << mantissa).view(x.dtype)
 
+def _power(largest):
+    "The largest power of two that is not above a number."
+    return 2.**(math.frexp(largest)[1]-1)
+
+_E8M0 = 2.**-127, 2.**127                    # the least and the largest of the shared scales
+
 def _span(dtype):
     "The least and the largest power of two of a dtype."
     return (2.**-149, 2.**127) if dtype == torch.float32 else (2.**-1074, 2.**1023)
@@ -110,7 +116,7 @@ class _Floats(Grid):
         step = _binade(x.detach())*2.**-self.mantissa
         step = step.clamp(max(self.finest, least), min(self.coarsest, most))
         def raw(n): return n*step
-        def value(n): return self.hold(n*step)
+        def value(n): return self.hold(raw(n))
         ends = None if self.largest >= most else (-self.largest, self.largest)
         return Cells(x/step, x, step, ends, raw, value)
 
@@ -129,13 +135,13 @@ class _Scales(Grid):
     over:float
     gradient:_Gradient
     def cells(self, x, own=0.):
-        low,high = 2.**-127,2.**127
+        low,high = _E8M0
         step = _binade(x.detach()).clamp(low, high)
         def raw(n): return n*step
         def value(n):
-            y = (n*step).clamp(min=low)
+            y = raw(n).clamp(min=low)
             return torch.where(y > high, self.over, y)
-        return Cells(x/step, x, step, (low, high), raw, value)
+        return Cells(x/step, x, step, _E8M0, raw, value)
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00017
 _DTYPES = {torch.float16: 'float16', torch.bfloat16: 'bfloat16',
@@ -151,9 +157,9 @@ def _format_of(format, fn, *others)->Any:
 
 def _grid_of(f, saturate=True, gradient:_Gradient='ste')->Any:
     "The grid of a format."
-    if f == 'e8m0': return _Scales(2.**127 if saturate else math.nan, gradient)
+    if f == 'e8m0': return _Scales(_E8M0[1] if saturate else math.nan, gradient)
     finest = 2.**(1-f.bias-f.mantissa)
-    coarsest = 2.**(math.frexp(f.largest)[1]-1-f.mantissa)
+    coarsest = _power(f.largest)*2.**-f.mantissa
     over = f.largest if saturate else math.inf if f.infinities else math.nan
     return _Floats(finest, coarsest, f.mantissa, f.largest, over, f.signed_zero, gradient)
 
