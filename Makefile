@@ -8,6 +8,7 @@ TORCH ?=
 VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 PY := $(VENV)/bin/python
 PEERS := .venv-peers/bin/python
+ZOO := .venv-zoo/bin/python
 TESTS = $(PY) -m pytest -n $(JOBS) --dist loadgroup --durations=10
 PIP := -m pip install -q --disable-pip-version-check
 INSTALL := $(PIP) -c constraints.txt
@@ -18,7 +19,7 @@ timed = start=$$(date +%s); { $(1); }; code=$$?; s=$$(($$(date +%s)-start)); \
 	echo "$(2) took $$((s/60)) min $$((s%60)) s"; exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all peers docs lab bench gpu measure mutants release clean chromium
+.PHONY: help demo test test-all peers zoo docs lab bench gpu measure mutants release clean chromium
 
 help:    ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +41,9 @@ endif
 
 peers: .venv-peers/ready    ## Compare with other packages, and run the trainers' callbacks; ARGS="-k fsq"
 	$(PEERS) -m pytest tests/peers tests/test_schedules.py $(ARGS)
+
+zoo: .venv-zoo/ready    ## Networks of torchvision and transformers to ONNX Runtime, in a table; ARGS="--all", ARGS="--failed"
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(ZOO) bench/zoo.py $(ARGS)
 
 docs: $(VENV)/ready    ## The site, in docs/_build/html; warnings are errors, no network is used
 	@mkdir -p docs/nbs
@@ -90,6 +94,18 @@ $(VENV)/ready: settings.ini setup.py pyproject.toml constraints.txt
 	$(PEERS) $(INSTALL) 'setuptools>=77'
 	$(PEERS) $(INSTALL) --no-build-isolation -e . pytest
 	$(PEERS) $(INSTALL) --no-deps -r tests/peers/requirements.txt
+	@touch $@
+
+# torchvision's wheel asks for a torch with CUDA: --no-deps takes it beside any.
+.venv-zoo/ready: settings.ini setup.py pyproject.toml constraints.txt
+	@$(FOUND)
+	@$(PYTHON) tests/old_python.py
+	@echo "Installing into .venv-zoo: 0.3 GB beside torch"
+	$(PYTHON) -m venv .venv-zoo
+	$(ZOO) $(INSTALL) 'setuptools>=77'
+	$(ZOO) $(INSTALL) --no-build-isolation -e '.[onnx]' pillow
+	$(ZOO) $(INSTALL) transformers==5.23.0
+	$(ZOO) $(PIP) --no-deps torchvision==0.28.0
 	@touch $@
 
 chromium:    ## Install the browser of the browser tests with apt-get, which root may; they skip without it

@@ -183,6 +183,12 @@ def outputs(path):
     "The characters of what is stored below the cells of a notebook."
     return sum(len(json.dumps(c.get('outputs', []))) for c in json.loads(path.read_text('utf-8'))['cells'])
 
+def picture(path):
+    "The characters of the largest picture that a notebook stores."
+    cells = json.loads(path.read_text('utf-8'))['cells']
+    shown = [o.get('data', {}) for c in cells for o in c.get('outputs', [])]
+    return max((len(''.join(d[k])) for d in shown for k in d if k.startswith('image/')), default=0)
+
 def packed(files):
     "About what they take in a wheel."
     archive = io.BytesIO()
@@ -195,7 +201,8 @@ def sizes(root=ROOT):
     package = [f for f in (root/'shok_nb').rglob('*') if f.is_file() and '__pycache__' not in f.parts]
     pages = notebooks(root).values()
     return {'package': kilobytes(package), 'wheel, about': packed(package), 'notebooks': kilobytes(pages),
-        'stored outputs': round(sum(map(outputs, pages))/1000)}
+        'stored outputs': round(sum(map(outputs, pages))/1000),
+        'largest stored picture': round(max(map(picture, pages))/1000)}
 
 def counts(root=ROOT):
     per_folder = {}

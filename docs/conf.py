@@ -44,6 +44,7 @@ literate_titles = dict(                                      # in the menu: the 
     quantizer='Quantizer: bits, axis, block',
     models='Quantize a model',
     deploy='Deploy integers',
+    between='Additions and poolings',
     runtime='Export to ONNX',
     learned='Learned rounding (AdaRound)',
     fsq='Finite scalar quantization (FSQ)',

@@ -23,14 +23,19 @@ from .estimators.gradient import *
 from .grids.floats import *
 from .grids.blocks import *
 from .grids.codebooks import *
+from .grids.files import *
 from .training.schedules import *
 from .quantization.fake_quantize import *
 from .quantization.learned import *
 from .quantization.fsq import *
 from .quantization.calibrate import *
 from .quantization.quantizer import Quantizer as Quantizer
+from .quantization.models import parameter_groups as parameter_groups
 from .quantization.models import quantize_model_ as quantize_model_
 from .quantization.deploy import deploy_ as deploy_
+from .quantization.closest import *
+from .quantization.relaxed import *
+from .quantization.reconstruct import reconstruct_ as reconstruct_
 from .quantization.runtime import onnx_session as onnx_session, to_onnx as to_onnx
 
 # What `from shok_nb import *` brings: functions and classes, no module in place of the

@@ -211,6 +211,7 @@ _draws:_Claims = dict(random=True, monotone=False)
 _tanh = '2006.09952'
 _answer = 'SO 46596636'
 
+# %% ../nbs/reference/10_catalog.ipynb #d6e5f865
 catalog = (
     Row(round_ste, '1', '1308.3432', (), (_tie_kinds,), on_grid=True),
     Row(floor_ste, '1', '1308.3432', on_grid=True, odd=False),
@@ -282,6 +283,7 @@ catalog = (
         (Knob('temperature', .5, .1, 1.),), (_mixed,), exact_slope=True, **_draws),
 )
 
+# %% ../nbs/reference/10_catalog.ipynb #2114a586
 def row(
     f:Callable # A public estimator
 )->Row:        # What it claims

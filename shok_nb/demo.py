@@ -388,6 +388,7 @@ td.text { font-family: ui-monospace, monospace; white-space: pre }
 .whole { color: var(--good) }
 '''
 
+# %% ../nbs/studies/20_demo.ipynb #7e56c088
 def _png(image):
     "An image (1, C, H, W) as a `data:` address."
     file = io.BytesIO()
@@ -420,6 +421,7 @@ def _results_table(results):
         f'<tr>{head("trained through")}{two*2}{said}{two}{head("seconds")}</tr>'
         f'</thead><tbody>{"".join(rows)}</tbody></table></div>')
 
+# %% ../nbs/studies/20_demo.ipynb #94beb8ad
 def page(
     photo:Tensor, # From `load`
     results:list  # From `trial`, one for each of `estimators`

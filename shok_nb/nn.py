@@ -672,6 +672,8 @@ def _free(m, leave_rounded):
     hooks = m.__dict__.pop('_quantizes', ())
     for h in hooks: h.remove()
     if hooks: del m.input_quantizer
+    for h in m.__dict__.pop('_awaits', ()): h.remove()
+    if getattr(vars(m).get('forward'), 'rewritten', False): del m.forward,m.operations
     return bool(names or hooks)
 
 def _check_not_deployed(model):

@@ -30,6 +30,12 @@ def variants(keep=lambda r: True, only=lambda r, f: True):
     out += [pytest.param(r, partial(round_ste, ties=t), id=f'round_ste-{t}') for t in rules]
     return [p for p in out if only(*p.values)]
 
+SEED = torch.tensor(2**40+7)
+
+def seeded():
+    "`(row, f)` of each random row, its noise fixed."
+    return [pytest.param(r, partial(r.f, seed=SEED), id=r.name) for r in catalog if r.random]
+
 def with_knobs(keep):
     "`(row, f, knob)` for each variant and each knob where `keep(row, f, knob)`."
     out = []

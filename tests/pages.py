@@ -101,7 +101,9 @@ def execute(nb, folder, *where):
             with forks(): made = single_nb_execution(page, str(path.parent), timeout=timeout, allow_errors=False)
             if made.err: raise made.err
             bundle = CacheBundleIn(page, str(path), data=dict(execution_seconds=made.time))
-            with lock(folder, 'all'): return cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
+            for f in {folder} if where else {folder, CACHE}:         # `make docs` need not run it again
+                f.mkdir(parents=True, exist_ok=True)
+                with lock(f, 'all'): get_cache(f).cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
 
 def sphinx(src, out, *args):
     "Build a site with the configuration of ours; a warning is an error."

@@ -42,9 +42,9 @@ def nonsense():
     ones = torch.ones(2, 3)
     return dict(none=None, word='abc', empty='', bytes=b'x', minus=-1, zero=0, half=1.5, nan=float('nan'),
         inf=float('inf'), huge=10**400, true=True, numpy_true=np.bool_(True), list=[], dict={}, tuple=(), set=set(),
-        iterator=iter(()), object=object(), ints=torch.tensor([1, 2]), complex=ones*1j, sparse=ones.to_sparse(),
-        void=torch.empty(0), meta=ones.to('meta'), lazy=nn.UninitializedParameter(), array=np.ones(2),
-        numpy_nan=np.float32('nan'), imaginary=1j, cls=int, arity=lambda: None, module=inspect)
+        iterator=iter(()), object=object(), ints=torch.tensor([1, 2]), bools=ones > 0, complex=ones*1j,
+        sparse=ones.to_sparse(), void=torch.empty(0), meta=ones.to('meta'), lazy=nn.UninitializedParameter(),
+        array=np.ones(2), numpy_nan=np.float32('nan'), imaginary=1j, cls=int, arity=lambda: None, module=inspect)
 
 def kind(legal='', *more): return frozenset(legal.split()).union(*more)
 NOTHING = kind()
@@ -133,12 +133,22 @@ def of_blocks():
     kinds = dict(rounding=NOTHING, dim=kind('minus zero'), pad=FLAG, gradient=NOTHING)
     yield 'mx_quantize', dict(x=X, format='e2m1', block=3, scale='floor', **rest), dict(x=TENSOR, format=NOTHING,
         block=NOTHING, scale=NOTHING, **kinds)
-    yield 'nvfp4_quantize', dict(x=X, tensor_scale=1., **rest | dict(pad=True)), dict(x=TENSOR,
-        tensor_scale=NONE | POSITIVE, **kinds)
+    yield 'nvfp4_quantize', dict(x=X, tensor_scale=1., square=False, **rest | dict(pad=True)), dict(x=TENSOR,
+        tensor_scale=NONE | POSITIVE, square=FLAG, **kinds)
+
+    del rest['gradient']
+    yield 'int_quantize', dict(x=X, bits=4, block=3, scale_format=None, **rest), dict(x=TENSOR, bits=NOTHING,
+        block=NOTHING, scale_format=NONE, **kinds)
+    yield 'gguf_quantize', dict(x=torch.ones(2, 32), format='Q4_0', rounding=None, gradient='clipped'), dict(x=TENSOR,
+        format=NOTHING, rounding=NONE, gradient=NOTHING)
 
 def of_codebooks():
-    yield 'levels_round', dict(x=X, levels=[-1., 0., 1.], rounding=R.round_ste, gradient='clipped'), dict(x=TENSOR,
-        levels=kind('ints'), rounding=NOTHING, gradient=NOTHING)
+    yield 'levels_round', dict(x=X, levels=[-1., 0., 1.], rounding=R.round_ste, axis=None, gradient='clipped'), dict(
+        x=TENSOR, levels=kind('ints'), rounding=NOTHING, axis=NONE, gradient=NOTHING)
+    yield 'log2_round', dict(x=X, rounding=R.round_ste, exponents=(-4, 4), gradient='clipped'), dict(x=TENSOR,
+        rounding=NOTHING, exponents=NOTHING, gradient=NOTHING)
+    yield 'apot_levels', dict(bits=4, terms=1), dict(bits=NOTHING, terms=NOTHING)
+    yield 'levels_round', dict(x=X, levels=[[-1., 0., 1.]]*3, axis=1), dict(axis=AXIS)
 
 def of_gradient():
     yield 'scale_grad', dict(x=X, factor=.5), dict(x=TENSOR, factor=NUMBER)
@@ -189,6 +199,26 @@ def of_calibrate():
     yield 'minmax_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'percentile_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'mse_init', both | dict(axis=1, block=None), dict(axis=AXIS)
+
+def of_closest():
+    both = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01)
+    legal = dict(w=NOTHING, gram=NOTHING, scale=POSITIVE, zero_point=NUMBER, bits=NOTHING, signed=FLAG,
+        damping=NUMBER - kind('minus'))
+    yield 'gptq', both | dict(ordered=True), legal | dict(ordered=FLAG)
+    yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(start=NONE, sweeps=COUNT)
+
+def of_relaxed():
+    valid = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01, method='ste',
+        steps=2, lr=.1, penalty=.1)
+    yield 'learn_codes', valid, dict(w=NOTHING, gram=NOTHING, scale=POSITIVE, zero_point=NUMBER, bits=NOTHING,
+        signed=FLAG, damping=NUMBER - kind('minus'), method=NOTHING, steps=NOTHING, lr=POSITIVE | NONE,
+        penalty=NUMBER - kind('minus'))
+
+def of_reconstruct():
+    def valid(): return dict(model=quantized(), calibrate=[X], method='gptq', teacher=network(), damping=.01, fits=1,
+        resume=False, progress=print)
+    yield 'reconstruct_', valid, dict(model=NOTHING, calibrate=NOTHING, method=NOTHING, teacher=NONE,
+        damping=POSITIVE, fits=COUNT, resume=FLAG, progress=NONE | kind('cls'))
 
 def of_schedules():
     valid = dict(init_value=3., end_value=12., transition_steps=10, transition_begin=0)
@@ -243,7 +273,7 @@ def of_checks():
     yield 'Law', dict(test=law, dtypes=(None,), applies=bool, detail=False), dict(test=NOTHING, dtypes=NOTHING,
         applies=NOTHING, detail=FLAG)
     yield 'slope', dict(f=R.soft_round, x=X), dict(f=NOTHING, x=TENSOR)
-    yield 'same', dict(a=X, b=X), dict(a=kind('ints complex void'), b=kind('ints complex void'))
+    yield 'same', dict(a=X, b=X), dict.fromkeys('ab', kind('ints bools complex void'))
     yield 'near', dict(a=X, b=X, ulps=8.), dict(a=kind('void'), b=kind('void'), ulps=SHARP)
     yield 'hard_row', dict(r=catalog.row(R.soft_round)), dict(r=NOTHING)
     yield 'check_estimator', dict(f=R.round_ste, row=None, compile=False, raises=True, skip='compiles'), dict(
@@ -262,9 +292,12 @@ def of_widgets():
         hard=NONE | FLAG, domain=NONE)
 
 def of_models():
-    def valid(): return dict(model=network(), weights=4, activations=8, calibrate=[X], ends=8, skip=())
+    def valid(): return dict(model=network(), weights=4, activations=8, calibrate=[X], ends=8, skip=(), batches=None,
+        kinds=None)
     yield 'quantize_model_', valid, dict(model=NOTHING, weights=NONE, activations=NONE, calibrate=NONE,
-        ends=kind('none zero'), skip=kind('list tuple set dict iterator'))
+        ends=kind('none zero'), skip=kind('list tuple set dict iterator'), batches=NONE, kinds=kind('none dict'))
+    yield 'parameter_groups', lambda: dict(model=network(), weight_decay=.01), dict(model=NOTHING,
+        weight_decay=POSITIVE | COUNT)
     yield 'LayerReport', dict(rows=[], note=''), dict(rows=kind('list'), note=kind('word empty'))
 
 def of_integers():
@@ -290,8 +323,8 @@ def written():
     except ImportError: return place('none.onnx')
 
 def of_runtime():
-    yield 'to_onnx', lambda: dict(model=network(), example=X, file=place('x.onnx'), any_batch=True), dict(model=NOTHING,
-        example=NOTHING, file=kind('word'), any_batch=FLAG)
+    yield 'to_onnx', lambda: dict(model=network(), example=X, file=place('x.onnx'), any_batch=True, dynamic=None), dict(
+        model=NOTHING, example=NOTHING, file=kind('word'), any_batch=FLAG, dynamic=kind('none dict'))
     yield 'onnx_session', lambda: dict(file=written(), vnni=True, optimized=None), dict(file=kind('word'), vnni=FLAG,
         optimized=kind('none word'))
 
@@ -301,8 +334,9 @@ def methods():
         if f is None: f = method(member) if member else getattr(module_of(module), name)
         return Call(module, name, f, make, kinds, member)
     yield of('quantizer', 'Quantizer', lambda: dict(bits=4, signed=True, zero_point=False, axis=0, block=None,
-        learn=False, rounding=R.round_ste, init='mse'), dict(bits=NOTHING, signed=FLAG | NONE, zero_point=FLAG,
-        axis=kind('none minus zero'), block=NONE, learn=FLAG, rounding=NOTHING, init=kind()))
+        learn=False, rounding=R.round_ste, init='mse', format=None), dict(bits=NOTHING, signed=FLAG | NONE,
+        zero_point=FLAG, axis=kind('none minus zero'), block=NONE, learn=FLAG, rounding=NOTHING, init=kind(),
+        format=NONE))
     for m in ('calibrate_', 'forward', 'to_codes'):
         yield of('quantizer', 'Quantizer', lambda: dict(self=ready(), x=X), dict(
             x=NOTHING if m == 'calibrate_' else TENSOR), member=m)
@@ -314,8 +348,9 @@ def methods():
         state=NOTHING), member='load_state_dict')
     scale = torch.ones(2)
     yield of('integers', 'Dequantize', lambda: dict(scale=scale, zero_point=None, axis=0, block=None, packed=None,
-        dtype=torch.float32), dict(scale=TENSOR, zero_point=kind('none ints'), axis=kind('none zero minus'), block=NONE,
-        packed=kind('none list tuple'), dtype=NOTHING))
+        dtype=torch.float32, levels=None, tensor_scale=None), dict(scale=TENSOR, zero_point=kind('none ints'),
+        axis=kind('none zero minus'), block=NONE, packed=kind('none list tuple'), dtype=NOTHING, levels=NONE,
+        tensor_scale=NONE))
     yield of('integers', 'Dequantize', lambda: dict(self=integers.Dequantize(scale, axis=0),
         codes=torch.ones(2, 3).char()), dict(codes=kind('ints')), member='forward')
     yield of('integers', 'IntegerLayer', lambda: dict(layer=nn.Linear(3, 2), codes=torch.ones(2, 3).char(),
@@ -355,7 +390,7 @@ def calls():
     found = list(methods())
     for module in ('ste', 'floats', 'blocks', 'codebooks', 'learned', 'fsq', 'gradient', 'neighbours', 'dither',
             'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models',
-            'integers', 'deploy', 'runtime'):
+            'integers', 'deploy', 'runtime', 'closest', 'relaxed', 'reconstruct'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

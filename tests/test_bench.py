@@ -234,6 +234,7 @@ def test_plugin_for_a_gpu():
     assert 'tensors are made on cpu' in r.stdout and re.search(r'\b1 passed', r.stdout), r.stdout + r.stderr
 
 # --- the page
+@pytest.mark.slow
 def test_page_without_results(tmp_path, monkeypatch):
     "Outside a checkout the page runs too, and says how to make results."
     monkeypatch.chdir(tmp_path)

@@ -109,36 +109,6 @@ def test_static_page(browser, page):
     assert hosts(browser) == {('file', None)}
     assert not errors(browser)
 
-@pytest.mark.slow
-def test_every_control_moves_pixels(browser, page):
-    "Of each player, beside a figure of matplotlib: by mouse and by key, each menu, each toggle."
-    visit(browser, page)
-    assert find(browser, 'svg.figure')
-    players = every(browser, '[data-shok]')
-    assert len(players) == 5
-    started(browser)
-    for p in players:
-        name,seen = find(p, 'svg').get_attribute('aria-label'),[both(p)]
-        def changed(what):
-            seen.append(both(p))
-            assert moved(*seen[-2:]) > 20, f'{name}: {what}'
-        for c in every(p, 'input[type=range]'):
-            label,start = c.get_attribute('aria-label'),int(c.get_attribute('value'))
-            drag(browser, c, -c.size['width']//3)
-            changed(f'{label} by mouse')
-            c.send_keys(Keys.END)
-            changed(f'{label} by key')
-            c.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT]*start)
-        seen.append(both(p))
-        for c in every(p, 'select'):
-            menu = Select(c)
-            for o in menu.options[1:]:
-                menu.select_by_visible_text(o.text)
-                changed(o.text)
-        for c in every(p, 'input[type=checkbox]'):
-            c.click()
-            changed('hard')
-
 def test_static_page_on_a_phone(browser, page):
     "390 pixels are enough, in light and in dark."
     with phone(browser):
@@ -191,6 +161,27 @@ def test_menu(browser, tmp_path):
     menu.select_by_visible_text('even')
     assert path(one, 'dots') == before
 
+def test_a_sentence_follows_its_player(browser, tmp_path):
+    "The numbers of a sentence are those of the slider and of the readout; one before all players follows the first."
+    from literate import prose
+    def said(mark): return prose('[?](#now=X), [?](#now=largest_slope), [?](#now=mean_distance)'.replace('X', mark), {})
+    page = tmp_path/'page.html'
+    page.write_text('<!doctype html><meta charset="utf-8">' + ''.join((f'<p>{said("alpha")}</p>', player(soft_round),
+        player(soft_round, alpha=8.), f'<p>{said("alpha")}</p>', player(round_ste), f'<p>{said("step")}</p>')), 'utf-8')
+    visit(browser, page)
+    started(browser)
+    def read(): return [e.text.split(', ') for e in every(browser, 'p')]
+    first,second,third = read()
+    assert first == ['5', '2.53', '0.132'] and second[0] == '8' and third == ['1', '1', '0']
+    find(browser, '[data-shok] input').send_keys(Keys.ARROW_RIGHT)
+    now = find(browser, '[data-shok]')
+    assert read() == [[find(now, 'output').text, text(now).split()[2].strip(','), read()[0][2]], second, third]
+    assert float(read()[0][0]) > 5 and float(read()[0][1]) > 2.53 and float(read()[0][2]) < .132
+    every(browser, '[aria-label=alpha]')[1].send_keys(Keys.END)
+    find(browser, '[aria-label=step]').send_keys(Keys.HOME)
+    assert read()[1:] == [['inf', '0', '0'], ['0.25', '1', '0']]
+    assert not errors(browser)
+
 # --- two at a time
 @pytest.fixture(scope='module')
 def two(tmp_path_factory):
@@ -242,40 +233,6 @@ def test_explore_draws_what_torch_returns(browser, two):
             low,high = near.min(0)-pixel,near.max(0)+pixel
             assert ((low < y[inside]) & (y[inside] < high)).all(), name
         assert min(seen) < lo+.001 and max(seen) > hi-.001
-    assert not errors(browser)
-
-@pytest.mark.slow
-def test_the_point_follows_torch(browser, two):
-    """Estimators of all kinds, each pass: after 1, 9 and 50 iterations the point is within a pixel of where torch's is.
-    That each step is torch's, tests of the tables say; here the whole path is seen, where it forgives a rounding."""
-    names = ['torch.round', 'round_ste', 'soft_round', 'logistic_round', 'sine_round', 'dsq_round', 'stochastic_round',
-        'uniform_noise', 'dither_round', 'noisy_soft_round', 'reinmax_round', 'sga_round']
-    visit(browser, two)
-    started(browser)
-    trials = [(-.9, .1), (.2, .05), (3.3, .05)]
-    got = browser.execute_script(TWO+"""const w = tool('watch'), c = w.querySelector('[data-col]'), seen = [];
-        for (const f of arguments[0]) { name(c, f);
-            for (const mark of ['', 'hard']) {
-                const box = mark && c.querySelector(`[data-${mark}]`);
-                if (mark && !box) continue;
-                if (box) box.click();
-                for (const [start, rate] of arguments[1]) {
-                    put(w, 'start', start); put(w, 'learning rate', rate);
-                    const balls = [0, 1, 9, 50].map(k => { put(w, 'iteration', k); return d(c, 'ball') });
-                    seen.push([f, mark, balls]) }
-                if (box) box.click() } }
-        return seen""", names, [(try_it._STARTS.index(s), try_it._RATES.index(r)) for s,r in trials])
-    assert len(got) > 3*len(names)
-    for i,(name,mark,balls) in enumerate(got):
-        r = try_it._LEARNERS[name]
-        knobs = {k.name: k.default for k,_ in try_it._turned(r)}
-        if r.smooth: knobs['hard'] = mark == 'hard'
-        start,rate = trials[i%3]
-        x,y,_ = try_it.descend(r.f, start, rate, **knobs).clamp(-6, 8)
-        for k,ball in zip((0, 1, 9, 50), balls):
-            px,py = map(int, re.match(r'M(-?\d+) (-?\d+)h0', ball).groups())
-            want = (x[k]+2)*widgets._WIDE/6,(4-y[k].clamp(-3, 5))*250     # beyond it there is no panel
-            assert abs(px-want[0]) < 10 and abs(py-want[1]) < 10, (name, mark, start, rate, k)
     assert not errors(browser)
 
 @pytest.mark.slow

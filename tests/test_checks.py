@@ -24,29 +24,12 @@ from shok_nb.checks import (
 def kept(f): return replace(row(R.soft_round), f=f)
 def like(f, r=R.round_ste): return replace(row(r), f=f, slope='?', choices=(), grid=False)
 
-class Half(torch.autograd.Function):
-    "Half the slope that it has."
-    @staticmethod
-    def forward(ctx, x): return R.soft_round(x)
-    @staticmethod
-    def backward(ctx, g): return g/2
-
-def named(name, f):
-    f.__name__ = name
-    return f
-
-def flat(x, alpha=5., **kw): return R.soft_round(x.contiguous().view(-1), alpha, **kw).view(x.shape).contiguous()
-def bursts(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw)/(x != .25)
-def no_infinity(x, alpha=5., **kw): return x + (R.soft_round(x, alpha, **kw)-x)
 def no_zero(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw) + 0.
 def off_integers(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw)*(1+2e-3)
-def in_halves(x, alpha=5., **kw): return R.soft_round(x*1., alpha, **kw)*1.5/1.5*1.1/1.1
-def by_size(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw) + (x.numel() > 1000)*x*1e-3
 def large(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw) + (x.numel() > 100_000)*1e-3
-def drops(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw)*(x > 0)
+def far_away(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw) + 2
+def by_size(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw) + (x.numel() > 1000)*x*1e-3
 def no_end(x, alpha=5., **kw): return R.soft_round(x, min(alpha, 20.), **kw)
-def eager_only(x, alpha=5., **kw):
-    return R.soft_round(x, alpha, **kw) if type(x) is torch.Tensor and x.ndim else x.item()*x
 def fixed(x, alpha=5., step=1., offset=0., **kw):
     number = {k: float(v) for k,v in dict(step=step, offset=offset).items()}
     return R.soft_round(x, float(alpha), **number, **kw)
@@ -56,50 +39,22 @@ def takes_all(x, alpha=5., step=1., **kw):
 def no_bfloat16(x, alpha=5., **kw):
     if x.dtype == torch.bfloat16: raise TypeError('no bfloat16')
     return R.soft_round(x, alpha, **kw)
-def evaluated(x, alpha=5., **kw): return R.soft_round(x, alpha if torch.is_grad_enabled() else 9., **kw)
-def far_away(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw) + 2
-def flat_slope(x, alpha=5., **kw): return R.soft_round(x, alpha, **kw).detach() + 0*x
-def single(x, alpha=5., **kw): return R.soft_round(x.float(), alpha, **kw).to(x.dtype)
-def almost(x, alpha=5., **kw): return R.round_ste(x) + (x > 2)*1e-6
-def counted(x, alpha=5., **kw):
-    counted.calls += 1
-    return R.soft_round(x, alpha, **kw) + counted.calls*1e-3
-counted.calls = 0
 
-class Sign(torch.autograd.Function):
-    generate_vmap_rule = True
-    @staticmethod
-    def forward(x): return torch.round(x)
-    @staticmethod
-    def setup_context(ctx, inputs, output): pass
-    @staticmethod
-    def backward(ctx, g): return g.sign()
-    @staticmethod
-    def jvp(ctx, t): return t.sign()
-def signed(x): return Sign.apply(x)
-
-def other_noise(x, seed=None): return R.stochastic_round(x)
-def often_up(x, seed=None, generator=None):
-    return R.stochastic_round(x + .01*(x != x.round()), seed=seed, generator=generator)
 def two_up(x, seed=None, generator=None): return R.stochastic_round(x, seed=seed, generator=generator) + (x > 3.5)
 def chance(f): return Row(f, '1', 'mine', on_grid=True, random=True, monotone=False, unbiased=True, grid=False)
 
-BROKEN = dict(keeps_shape=flat, is_finite=bursts, takes_infinity=no_infinity, keeps_the_sign_of_zero=no_zero,
-    fixes_integers=off_integers, rounds_halves_once=in_halves, is_the_same_in_pieces=by_size, keeps_its_claims=drops,
-    reaches_its_ends=no_end, survives_transforms=eager_only, learns=fixed, refuses=takes_all,
-    takes_every_dtype=no_bfloat16, is_the_same_when_large=large, is_the_same_again=counted,
-    is_the_same_without_grad=evaluated, is_on_its_grid=almost, stays_close=far_away, keeps_float64=single,
-    has_a_slope=flat_slope, scales_the_gradient=signed, comes_again=other_noise, has_its_mean=often_up,
-    lands_on_neighbours=two_up)
+BROKEN = dict(keeps_the_sign_of_zero=no_zero, fixes_integers=off_integers, is_the_same_in_pieces=by_size,
+    reaches_its_ends=no_end, learns=fixed, refuses=takes_all, takes_every_dtype=no_bfloat16, lands_on_neighbours=two_up)
 
-def test_every_law_is_broken_once(): assert BROKEN.keys() == {law.name for law in LAWS}
+def test_every_law_is_broken():
+    "Here, or by a planted fault."
+    assert sorted([*BROKEN, *FOUND_BY]) == sorted(law.name for law in LAWS)
 
-@pytest.mark.parametrize('law', LAWS, ids=lambda law: law.name)
-def test_finds_it(law):
-    f = BROKEN[law.name]
-    given = {almost: like, other_noise: chance, often_up: chance, two_up: chance}.get(f, kept)(f)
-    report = check_estimator(f, given, raises=False)
-    assert law.name in {name.split()[0] for name,_,_ in report.broken+report.details}
+@pytest.mark.parametrize('name', BROKEN)
+def test_finds_it(name):
+    f = BROKEN[name]
+    report = check_estimator(f, (chance if f is two_up else kept)(f), raises=False)
+    assert name in {said.split()[0] for said,_,_ in report.broken+report.details}
 
 # --- planted faults, each of which the report calls wrong
 class WithSlope(torch.autograd.Function):
@@ -349,7 +304,7 @@ def test_a_refused_dtype_is_a_detail():
     assert of == both and report.ok
 
 def test_skips():
-    f,r = BROKEN['is_the_same_when_large'],kept(BROKEN['is_the_same_when_large'])
+    f,r = large,kept(large)
     whole = check_estimator(f, r, raises=False)
     report = check_estimator(f, r, skip='is_the_same_when_large')
     assert not whole.ok and report.ok and report.tried == whole.tried - 2
@@ -403,12 +358,11 @@ def test_a_gradient_that_is_not_linear_may_be_claimed():
     assert [said for *_,said in report.broken] == ['linear=False is claimed, and it is not so']
 
 # --- random ones
-@pytest.mark.parametrize('p', [.01, -.01, .05])
-def test_a_biased_coin(p):
+def test_a_biased_coin():
     "Found without a row; a row may say that it is meant."
     def coin(x, generator=None):
         u = torch.rand(x.shape, generator=generator, dtype=x.dtype)
-        return x + (torch.floor(x) + (u < x-x.floor()+p*(x != x.floor())) - x).detach()
+        return x + (torch.floor(x) + (u < x-x.floor()-.01*(x != x.floor())) - x).detach()
     report = check_estimator(coin, raises=False)
     assert report.row.random and 'has_its_mean' in {law for law,_,_ in report.broken}
     assert re.search(r'the mean of 20000 draws at x = .* standard errors off, by generator', repr(report))
@@ -437,7 +391,7 @@ def test_noise_is_not_state():
 
 # --- reports, rows and laws
 def test_raises_or_reports():
-    f = BROKEN['stays_close']
+    f = far_away
     report = check_estimator(f, kept(f), raises=False)
     assert 'stays_close' in {name for name,_,_ in report.broken} and not report.ok
     with pytest.raises(AssertionError, match='stays_close in float64: at x = .* the value'): check_estimator(f, kept(f))
@@ -452,11 +406,6 @@ def test_each_claim_is_tested_both_ways(claim):
     opposite = not getattr(r, claim)
     with pytest.raises(AssertionError, match=f'{claim}={opposite} is claimed, and it is not so'):
         check_estimator(r.f, replace(r, **{claim: opposite}))
-
-def test_a_slope_that_is_not_the_slope():
-    r = replace(row(R.soft_round), f=named('halved', lambda x: Half.apply(x)), knobs=(), smooth=False, grid=False)
-    report = check_estimator(r.f, r, raises=False)
-    assert any('exact_slope=True is claimed' in said for _,_,said in report.broken)
 
 def test_without_a_row_claims_are_measured():
     report = check_estimator(R.cubic_round)

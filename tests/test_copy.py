@@ -1,21 +1,21 @@
-"What a reader copies from a page runs: its visible code, in order, in a Python that has the package and nothing else."
+"""What a reader copies from a page runs: its visible code, in order, in a Python that has the package and nothing else.
+`make test` looks whether each name is there, without running a page again; the runs are slow."""
 import ast
-import functools
 import json
 import os
 import subprocess
 import sys
 from importlib import metadata
-from pathlib import Path
+from unittest import mock
 import pytest
+from nbclient import NotebookClient
+from nbformat import v4
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import NBS, ROOT
+from pages import NBS, ROOT, forks, slug
 
 GIVEN = {'export', 'exports', 'exporti'}              # such cells are in the package, which the reader has installed
 UNSEEN = {'remove-cell', 'remove-input', 'skip-execution'}
-# In `make test`; the rest is slow. They are those that people copy from first, and one of each folder.
-FIRST = 'index', 'recipes', 'first_network', 'ste', 'soft', 'core', 'quantizer', 'schedules', 'plots', 'functions'
 
 def seen(nb):
     "The code cells that the site shows of a notebook, folded or not, but for those that the package holds."
@@ -29,36 +29,31 @@ def shown_error(cell):
     for o in cell['outputs']:
         if o['output_type'] == 'error': return f"{o['ename']}: {o['evalue']}"
 
-@functools.cache
-def warm():
-    "The process whose forks run pages."
-    env = {**os.environ, 'MPLBACKEND': 'Agg', 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)}
-    program = [sys.executable, Path(__file__).with_name('copied.py')]
-    return subprocess.Popen(program, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
 def wrong(nb, cwd):
     "The cells of a notebook that do not end as the page shows: `[(first line, what it raised)]`."
     cells = seen(nb)
-    print(json.dumps(dict(cells=[c['source'] for c in cells], cwd=str(cwd))), file=warm().stdin, flush=True)
-    raised = json.loads(warm().stdout.readline())
-    assert isinstance(raised, list), raised
-    pairs = zip(cells, raised, strict=True)
-    return [(c['source'].partition('\n')[0], e) for c,e in pairs if e != shown_error(c)]
+    made = v4.new_notebook(cells=[v4.new_code_cell(c['source']) for c in cells])
+    with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'), forks():
+        NotebookClient(made, allow_errors=True, timeout=600, resources=dict(metadata=dict(path=cwd))).execute()
+    raised = map(shown_error, made.cells)
+    return [(c['source'].partition('\n')[0], e) for c,e in zip(cells, raised, strict=True) if e != shown_error(c)]
 
-def page(nb):
-    name = nb.stem.lstrip('0123456789_')
-    return pytest.param(nb, id=name, marks=[] if name in FIRST else pytest.mark.slow)
-
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='each page runs in a fork')
-@pytest.mark.parametrize('nb', [page(nb) for nb in NBS])
+@pytest.mark.slow
+@pytest.mark.parametrize('nb', NBS, ids=slug)
 def test_what_is_seen_runs(nb, tmp_path):
     failed = wrong(json.loads(nb.read_text('utf-8')), tmp_path)
     assert not failed, '\n'.join(f'{line}\n    {e}' for line,e in failed)
 
-def test_first():
-    assert {*FIRST} <= {nb.stem.lstrip('0123456789_') for nb in NBS}
+def test_what_is_seen_has_its_names(tmp_path):
+    "A name of a cell that nobody sees, or of one below, is undefined to ruff."
+    (tmp_path/'found.py').write_text('a = b\nb = 1\ndef f(): return c\n')
+    for nb in NBS:
+        source = '\n\n'.join(c['source'] for c in seen(json.loads(nb.read_text('utf-8'))))
+        (tmp_path/f'{slug(nb)}.py').write_text(source, 'utf-8')
+    command = [sys.executable, '-m', 'ruff', 'check', '--isolated', '--select', 'F821', '--output-format', 'concise']
+    said = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
+    assert {l.partition(':')[0] for l in said} == {'found.py', 'Found 2 errors.'}, said
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='each page runs in a fork')
 def test_what_does_not_run_is_found(tmp_path):
     "A name from a hidden cell, or from one without its code; a shown error must be the one that is raised."
     def code(src, *outputs): return dict(cell_type='code', id='c', metadata={}, source=src, outputs=[*outputs])

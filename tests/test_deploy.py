@@ -192,10 +192,10 @@ def test_flow():
         def forward(self, x): return self.how(self, x)
     ways = dict(
         chain=(lambda m, x: m.c(m.b(m.a(x)).relu().view(-1, 8)), ['codes', 'codes', 'floats']),
-        residual=(lambda m, x: m.c(m.b(h := m.a(x)) + h), ['floats', 'floats', 'floats']),
+        residual=(lambda m, x: m.c(m.b(h := m.a(x)) + h), ['codes', 'codes', 'floats', 'codes']),
         returned=(lambda m, x: (h := m.a(x), m.c(m.b(h)))[1]*0 + h, ['floats', 'codes', 'floats']),
         curved=(lambda m, x: m.c(m.b(m.a(x)).tanh()), ['codes', 'floats', 'floats']),
-        forked=(lambda m, x: m.b(h := m.a(x)) + m.c(h), ['floats', 'floats', 'floats']),
+        forked=(lambda m, x: m.b(h := m.a(x)) + m.c(h), ['codes', 'floats', 'floats']),
         inplace=(lambda m, x: m.c(m.b(torch.relu_(m.a(x)))), ['codes', 'codes', 'floats']),
     )
     for name,(how,want) in ways.items():
@@ -400,10 +400,10 @@ def test_failed_calls_change_nothing():
         (dict(calibrate=[x*float('nan')]), ValueError, 'x must be finite'),
         (dict(calibrate=[x], skip=['9']), ValueError, "skip names '9'"),
         (dict(calibrate=[x], skip=lambda n, m: True), ValueError, 'no layer to quantize'),
-        (dict(weights=Quantizer(4, block=7), activations=None), ValueError, 'block must divide'),
         (dict(weights=1, activations=None), ValueError, r'bits must be in \[2, 24\], got 1'),
         (dict(weights=None, activations=None), ValueError, 'weights and activations are both None'),
-        (dict(weights=True), TypeError, 'weights must be bits, a Quantizer, another module or None, got bool'),
+        (dict(weights=True), TypeError,
+            'weights must be bits, a format, a Quantizer, another module or None, got bool'),
     ]
     for kw,error,words in bad:
         with pytest.raises(error, match=words): quantize_model_(model, **kw)

@@ -292,7 +292,7 @@ ONCE = '_flow_or_none', '_planned', '_recorded', '_swap', '_still_called', '_pro
 STEPS = *ONCE,'_made','_pack','_judge','_store','_stored','_row','IntegerLayer','Dequantize'
 
 @pytest.mark.parametrize('step', STEPS)
-@pytest.mark.parametrize('late', [0, 1])
+@pytest.mark.parametrize('late', [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_failure_at_any_step_changes_nothing(step, late, monkeypatch):
     "The first or the second call of each step fails; so does what is interrupted by the keyboard."
     torch.manual_seed(0)
@@ -332,9 +332,9 @@ def test_the_proof_finds_a_wrong_layer(what, monkeypatch):
     model,x = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)),rows()
     quantize_model_(model.eval(), calibrate=[x])
     before,swap = snapshot(model),deploy._swap
-    def spoiled(model, made, changes):
+    def spoiled(model, made, *more):
         SPOILED[what](next(iter(made.values())))
-        return swap(model, made, changes)
+        return swap(model, made, *more)
     monkeypatch.setattr(deploy, '_swap', spoiled)
     with pytest.raises(ValueError, match='^deploy_: 0 .*nothing was changed$'): deploy_(model, x)
     assert same_snapshot(before, snapshot(model))
@@ -350,7 +350,7 @@ def test_the_proof_finds_a_wrong_flow(monkeypatch):
     model = Made(lambda m, x: m.d(F.relu(h := m.a(x))) + h, a=nn.Linear(6, 8), d=nn.Linear(8, 8)).eval()
     x = rows()
     quantize_model_(model, calibrate=[x])
-    monkeypatch.setattr(flow._Flow, 'reached', lambda self, nodes: [model.d.input_quantizer])
+    monkeypatch.setattr(flow._Flow, 'reached', lambda self, *_: [model.d.input_quantizer])
     with pytest.raises(ValueError, match='^deploy_: output 0 differs by .*; nothing was changed$'): deploy_(model, x)
 
 def test_the_report_names_every_layer():

@@ -7,9 +7,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 import pytest
-from fastcore.docments import docments
 from shok_nb.catalog import catalog
-from shok_nb.engine.arguments import COMMON
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT/'bench'))
@@ -18,29 +16,8 @@ from measure import imported  # noqa: E402 (found by the line above)
 MODULES = sorted('.'.join(p.relative_to(ROOT).with_suffix('').parts) for p in (ROOT/'shok_nb').rglob('[!_]*.py'))
 PAGES = sorted((ROOT/'nbs'/'estimators').glob('[0-9]*.ipynb'))
 NOTEBOOKS = [p for p in sorted((ROOT/'nbs').glob('**/[!_.]*.ipynb')) if '.ipynb_checkpoints' not in p.parts]
-def public(m):
-    module = import_module(m)
-    return [(m, n) for n in module.__all__ if callable(getattr(module, n))]
-PUBLIC = [p for m in MODULES for p in public(m)]
 
 def first_line(f): return (f.__doc__ or '').partition('\n')[0]
-
-@pytest.mark.parametrize('module, name', PUBLIC, ids=lambda s: s)
-def test_docments(module, name):
-    f = getattr(import_module(module), name)
-    doc = first_line(f)
-    assert doc and len(doc) <= 115, doc
-    if inspect.isclass(f) and '__init__' not in vars(f): return
-    target = f.__init__ if inspect.isclass(f) else f
-    rest = inspect.Parameter.VAR_KEYWORD,inspect.Parameter.VAR_POSITIONAL
-    params = inspect.signature(target).parameters.items()
-    wanted = [n for n,p in params if n not in ('self', 'cls') and p.kind not in rest]
-    assert all(dict(params)[n].annotation is not inspect.Parameter.empty for n in wanted), 'a parameter without a type'
-    got = docments(f, returns=True)
-    got = {p: text or COMMON.get(p) for p,text in got.items()}
-    assert all(got.get(p) for p in wanted), [p for p in wanted if not got.get(p)]
-    if not inspect.isclass(f) and inspect.signature(f).return_annotation is not None:
-        assert got.get('return'), 'what does it return?'
 
 @pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
 def test_estimators_name_their_source(r):
@@ -113,23 +90,6 @@ def test_references():
     years = lambda e: {e['year'], '20' + e.get('eprint', '')[:2]}
     for name,year in set(re.findall(names, pages)):
         assert any(name in e['author'] and year in years(e) for e in entries), f'{name} {year}: not in references.bib'
-
-def played(nb):
-    "The rows of the catalog for which a page calls `tune`."
-    rows = {r.name: r for r in catalog}
-    sources = [''.join(c['source']) for c in json.loads(nb.read_text('utf-8'))['cells'] if c['cell_type'] == 'code']
-    names = [m for s in sources for m in re.findall(r'(?m)^tune\((\w+)', s)]
-    return [rows[n] for n in names if n in rows]             # a function of the page's own is in no catalog
-
-@pytest.mark.parametrize('r', [r for r in catalog if r.knobs], ids=lambda r: r.name)
-def test_every_knob_has_a_slider(r):
-    """On the page of an estimator with knobs there is a player: a slider for each, a menu for each choice, and the
-    toggle of a smooth one."""
-    from shok_nb.show.widgets import player
-    assert r in [row for nb in PAGES for row in played(nb)], f'{r.page} has no tune({r.name})'
-    page = player(r.f)
-    assert page.count('type="range"') >= len(r.knobs)
-    assert page.count('<select') == len(r.choices) and page.count('type="checkbox"') == r.smooth
 
 # --- numbers in prose
 NOT_PROSE = re.compile(r'''

@@ -321,11 +321,10 @@ def test_ends_of_halves(name, dtype):
 
 # But one, which compiles for half as long as all others.
 DOUBLES = [k for k in CASES if k[1] == torch.float64 and k[0] != 'sigmoid_sum_round']
-LATE = 'soft_round',                                                  # a group of long formulas, for make test-all
 
 @pytest.mark.parametrize('slopes', ('other' if own() == 1 else 'own',), indirect=True)             # those of 2.14
-@pytest.mark.parametrize('group', [pytest.param(g, id=g[0][0], marks=[pytest.mark.slow]*(g[0][0] in LATE))
-    for g in (DOUBLES[i:i+8] for i in range(0, len(DOUBLES), 8))])
+@pytest.mark.parametrize('group', [pytest.param(DOUBLES[i:i+8], id=DOUBLES[i][0], marks=[pytest.mark.slow]*(i > 0))
+    for i in range(0, len(DOUBLES), 8)])
 def test_ends_compiled(group):
     "Eight functions to a graph; compiled gradients, and the gradients of compiled functions."
     rows = [(CASES[k][0], tensors(CASES[k][1], k[1])) for k in group]
@@ -416,19 +415,3 @@ def test_second_derivative_of_normalize_grad():
         x,v = (torch.tensor([k], dtype=torch.float64, requires_grad=True) for k in (1., g))
         out, = torch.autograd.grad(normalize_grad(x, eps=.5), x, v, create_graph=True)
         assert torch.autograd.grad(out, v)[0].item() == pytest.approx(want, abs=1e-9)
-
-def test_numbers_and_tensors():
-    """The helper itself: slope 1 at both ends, nothing for an end that is met, 1 for an end
-    that is passed; plain where nobody asks."""
-    from shok_nb.engine.parts import _saturate
-    for dtype in (torch.float32, torch.float64):
-        x = torch.tensor(grid(dtype, (-1., 1.)), dtype=dtype).flatten()
-        low,high = torch.full_like(x, -1.),torch.full_like(x, 1.)
-        want = [(hold(v, -1, 1), inside(v, -1, 1), float(v < -1), float(v > 1)) for v in x.tolist()]
-        for what,got in (('eager', eager(_saturate, [x, low, high])), *transformed(_saturate, [x, low, high])):
-            check(got, want, dtype, 1., what)
-        for ends in ((-1., 1.), (low, 1.), (-1., high)):
-            check(eager(lambda x: _saturate(x, *ends), [x]), [w[:2] for w in want], dtype, 1., 'mixed')
-        assert torch.equal(_saturate(x, -1., None), x.clamp(min=-1))
-        assert torch.equal(_saturate(x, None, 1.), x.clamp(max=1))
-        assert _saturate(torch.tensor(math.nan), -1., 1.).isnan()

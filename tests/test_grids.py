@@ -1,11 +1,18 @@
 """Grids that are not even: every value against torch's casts, ml_dtypes and gfloat; every estimator under every
 transform; blocks against a second way to write them."""
+import copy
 import inspect
+import io
+import itertools
+import json
 import math
+import struct
+from functools import partial
 import gfloat
 import gfloat.formats as published
 import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 import torch
 import shok_nb as R
@@ -94,6 +101,11 @@ def test_gradient_beyond():
 X = torch.linspace(-7, 7, 256, dtype=torch.float64)
 GRIDS = dict(floats=lambda f: lambda x, **kw: R.float_round(x, 'e2m1', f, **kw),
     blocks=lambda f: lambda x, **kw: R.mx_quantize(x, 'e2m1', f, **kw),
+    ints=lambda f: lambda x, **kw: R.int_quantize(x, 4, f, **kw),
+    q8_0=lambda f: lambda x, **kw: R.gguf_quantize(x, 'Q8_0', f, **kw),
+    q4_0=lambda f: lambda x, **kw: R.gguf_quantize(x, 'Q4_0', f, **kw),
+    q4_1=lambda f: lambda x, **kw: R.gguf_quantize(x, 'Q4_1', f, **kw),
+    powers=lambda f: lambda x, **kw: R.log2_round(x, f, exponents=(-3, 2), **kw),
     levels=lambda f: lambda x, **kw: R.levels_round(x, [-6., -2., 0., .5, 3., 7.], f, **kw))
 LAID = [r for r in catalog if 'step' in inspect.signature(r.f).parameters]
 
@@ -109,13 +121,14 @@ def test_every_estimator(r, grid):
     transformed = torch.func.grad(lambda t: f(t, **kw).sum())
     assert torch.allclose(transformed(X), g, atol=1e-9)
     if not seeded: assert torch.equal(torch.vmap(f)(X.view(4, 64)).flatten(), f(X.view(4, 64)).flatten())
-    if r.on_grid and grid != 'blocks': assert torch.equal(GRIDS[grid](R.round_ste)(y), y)
+    if r.on_grid and grid in ('floats', 'levels', 'powers'): assert torch.equal(GRIDS[grid](R.round_ste)(y), y)
 
 def test_stays_in_pieces():
     "In pieces, replayed, as one and compiled: the same values and gradients, bit for bit."
     x = (torch.randn(300_000, generator=torch.Generator().manual_seed(0))*4).view(-1, 32)
     for f in (lambda t: R.float_round(t, 'e4m3'), lambda t: R.mx_quantize(t, 'e2m1'),
-            lambda t: R.nvfp4_quantize(t, tensor_scale=.01), lambda t: R.levels_round(t, R.NF4)):
+            lambda t: R.nvfp4_quantize(t, tensor_scale=.01), lambda t: R.levels_round(t, R.NF4),
+            lambda t: R.int_quantize(t, scale_format='float16'), *[partial(R.gguf_quantize, format=k) for k in KINDS]):
         def both(f, x):
             leaf = x.clone().requires_grad_()
             y = f(leaf)
@@ -126,6 +139,8 @@ def test_stays_in_pieces():
         for got in (both(f, x), both(f, x), whole, both(torch.compile(f, fullgraph=True), x)):
             assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
+KINDS = 'Q8_0', 'Q4_0', 'Q4_1'
+
 def test_two_codebooks_are_two():
     "A grid that holds a tensor is not known by its name: nothing of one is replayed for the other."
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
@@ -134,6 +149,60 @@ def test_two_codebooks_are_two():
         near = levels[(x[:, None]-levels).abs().argmin(1)]
         assert torch.equal(R.levels_round(x, levels), near)
         assert torch.equal(R.levels_round(x, levels, R.ewgs_round), near)
+
+@pytest.mark.parametrize('gradient', ['clipped', 'saturated', 'ste'])
+def test_learned_levels(gradient):
+    "The gradient of x is that of fixed levels, that of even levels the one of their step, in all three ways."
+    g = torch.Generator().manual_seed(0)
+    x,w = (2*torch.randn(1000, dtype=torch.float64, generator=g) for _ in range(2))
+    x.requires_grad_()
+    even,step = torch.arange(-4., 4., dtype=torch.float64),torch.tensor(.3, dtype=torch.float64, requires_grad=True)
+    by_step = torch.autograd.grad((R.fake_quantize(x, step, bits=3, gradient=gradient)*w).sum(), step)[0]
+    by_levels = torch.autograd.grad((R.levels_round(x, step*even, gradient=gradient)*w).sum(), step)[0]
+    assert torch.allclose(by_step, by_levels, rtol=1e-9)
+    levels = torch.tensor([-2., -1., .5, 3.], dtype=torch.float64)
+    for f,kw in ((R.round_ste, {}), (R.soft_round, dict(alpha=5.)), (R.ewgs_round, {})):
+        ys = [R.levels_round(x, k, f, gradient=gradient, **kw) for k in (levels, levels.clone().requires_grad_())]
+        both = [torch.autograd.grad((y*w).sum(), x)[0] for y in ys]
+        assert torch.equal(*ys) and torch.allclose(*both, atol=1e-12)
+    leaf = levels.clone().requires_grad_()
+    odd = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64, requires_grad=True)
+    y = R.levels_round(odd, leaf, gradient=gradient)
+    to_x,to_levels = torch.autograd.grad(y[:2].sum(), (odd, leaf))
+    assert same(y.detach(), torch.tensor([3., -2., math.nan], dtype=torch.float64)) and to_levels.isfinite().all()
+    assert to_x[:2].tolist() == [0., 0.]
+
+def test_log2_round():
+    "The nearest exponent, at every size; 0 stays, infinity is the largest."
+    x = numbers(torch.float64)
+    x = x[x.isfinite() & (x.abs() >= 2.**-126) & (x.abs() < 2.**127)]
+    away = ((x.abs().log2() % 1)-.5).abs() > 1e-9                    # from where two powers are as near
+    want = torch.copysign(2**x.abs().log2().round(), x)
+    assert torch.equal(R.log2_round(x)[away], want[away])
+    ends = torch.tensor([0., -0., math.inf, -math.inf, math.nan, 1e-45, .1, 1.42, 9.])
+    want = torch.tensor([0., -0., 8., -8., math.nan, .25, .25, 2., 8.])
+    assert same(R.log2_round(ends, exponents=(-2, 3)), want)
+    x = torch.tensor([.1, .3, -5., 9.], requires_grad=True)
+    def gradient(**kw): return torch.autograd.grad(R.log2_round(x, exponents=(-2, 3), **kw).sum(), x)[0].tolist()
+    assert gradient() == [0, 1, 1, 0] and gradient(gradient='saturated') == [0, 1, 1, 1]
+    assert gradient(gradient='ste') == [1]*4
+
+@pytest.mark.parametrize('bits, terms', [(2, 1), (4, 1), (4, 3), (5, 2), (7, 3), (9, 4)])
+def test_apot_levels(bits, terms):
+    "As in the paper, 2.2: sums of terms from {0, 2^-i, 2^-(i+n), ...}, over the largest."
+    k = (bits-1)//terms
+    sets = [[0.]+[2.**-(i+j*terms) for j in range(2**k-1)] for i in range(terms)]
+    sums = sorted({sum(t) for t in itertools.product(*sets)})
+    want = torch.tensor([-s/sums[-1] for s in sums[:0:-1]]+[s/sums[-1] for s in sums])
+    assert torch.allclose(R.apot_levels(bits, terms), want) and len(want) == 2**bits-1
+
+def test_levels_of_each_channel():
+    rows = torch.tensor([[-1., 0., 2.], [-3., 1., 2.]], requires_grad=True)
+    x = 3*torch.randn(4, 2, 5, generator=torch.Generator().manual_seed(0))
+    y = R.levels_round(x, rows, axis=1)
+    for c in (0, 1): assert torch.equal(y[:, c], R.levels_round(x[:, c], rows[c]))
+    def f(t): return R.levels_round(t, rows.detach(), axis=-2)
+    assert torch.equal(torch.compile(f, fullgraph=True)(x), y) and torch.equal(torch.vmap(f)(x), y)
 
 def test_what_is_kept():
     "Nothing where the slope is 1 and no range matters, else x alone."
@@ -176,6 +245,16 @@ def test_blocks_along():
     padded = torch.cat([x, torch.zeros(3, 24, 5)], 1)
     assert torch.equal(short, R.mx_quantize(padded, 'e2m1', dim=1)[:, :40])
 
+def test_squares():
+    "Each tile alone is a block of 256."
+    x = torch.randn(2, 32, 48, generator=torch.Generator().manual_seed(0))
+    y = R.nvfp4_quantize(x, square=True, tensor_scale=.01)
+    for i,j in ((0, 0), (1, 2), (0, 1)):
+        tile = x[1, 16*i:16*i+16, 16*j:16*j+16]
+        scale = R.float_round(tile.abs().amax()/6/.01, 'e4m3')
+        want = R.float_round(tile*((1/torch.tensor(.01))/scale), 'e2m1')*(scale*.01)
+        assert torch.equal(y[1, 16*i:16*i+16, 16*j:16*j+16], want)
+
 def test_blocks_at_the_ends():
     rows = torch.zeros(4, 32)
     rows[1, 3],rows[2, 5],rows[3] = math.inf,math.nan,-0.
@@ -184,6 +263,350 @@ def test_blocks_at_the_ends():
     assert R.mx_quantize(torch.zeros(0, 32), 'e2m1').shape == (0, 32)
     tiny = torch.full((32,), 1e-38)
     assert torch.equal(R.mx_quantize(tiny, 'e4m3').isfinite(), tiny.isfinite())
+
+# --- integers in blocks
+def rows(n):
+    "Of every size, with ties, zeros, and one of float16's subnormal scales."
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, n, generator=g)
+    x[:60] *= torch.exp(3*torch.randn(60, 1, generator=g))
+    x[60:120] = (x[60:120]*8).round()/8
+    x[120:140],x[140:142],x[142] = torch.randint(-3, 4, (20, n), generator=g)*.5,0.,1e-5*x[142]
+    return x
+
+def as_in_ggml(x, kind):
+    "The arithmetic of quantize_row_q8_0_ref and its kin (ggml-quants.c), in numpy's float32."
+    x,f = x.numpy(),np.float32
+    d = np.abs(x).max(1, keepdims=True)
+    if kind == 'Q8_0': d = d/f(127)
+    if kind == 'Q4_0': d = np.take_along_axis(x, np.abs(x).argmax(1)[:, None], 1)/f(-8)
+    if kind == 'Q4_1': d = (x.max(1, keepdims=True)-x.min(1, keepdims=True))/f(15)
+    back = np.where(d == 0, f(0), f(1)/np.where(d == 0, f(1), d))
+    stored = d.astype(np.float16).astype(f)
+    if kind == 'Q4_0': return (np.minimum(np.trunc(x*back+f(8.5)), 15)-8)*stored
+    if kind == 'Q4_1':
+        least = x.min(1, keepdims=True)
+        codes = np.minimum(np.trunc((x-least)*back+f(.5)), 15)
+        return codes*stored + least.astype(np.float16).astype(f)
+    v = x*back
+    return (np.sign(v)*np.floor(np.abs(v)) + np.sign(v)*np.floor(2*(np.abs(v)-np.floor(np.abs(v)))))*stored
+
+@pytest.mark.parametrize('kind, n', [('Q8_0', 32), ('Q4_0', 32), ('Q4_1', 32), ('TQ1_0', 256)])
+def test_as_ggml(kind, n):
+    x = rows(n)
+    assert torch.equal(R.gguf_quantize(x, kind), torch.tensor(as_in_ggml(x, kind)))
+
+def test_gradient_of_blocks_of_integers():
+    "Where nothing is clipped it is 1; Q4_0 clips what is beyond 7.5 of its scale on the other side."
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(0))
+    x[:, 0],x[:, 1] = -8.,7.9
+    for f in (R.int_quantize, *[partial(R.gguf_quantize, format=k) for k in KINDS]):
+        leaf = x.clone().requires_grad_()
+        g = torch.autograd.grad(f(leaf).sum(), leaf)[0]
+        clips = getattr(f, 'keywords', {}) == dict(format='Q4_0')
+        assert (g[:, 1] == 1-clips).all() and (g[:, 2:] == 1).all() and (g[:, 0] == 1).all()
+
+def test_scale_of_integers():
+    x = rows(32)
+    assert R.int_quantize(x).isfinite().all() and not R.int_quantize(torch.zeros(32)).any()
+    scale = (x.abs().amax(1, keepdim=True)/127).bfloat16().float().clamp(min=1e-38)
+    want = (x/scale).round().clamp(-128, 127)*scale
+    assert torch.equal(R.int_quantize(x, 8, scale_format=torch.bfloat16), want)
+    assert R.int_quantize(torch.full((32,), 1e-9), scale_format='float16').isfinite().all()
+
+# --- as a layer
+SCALED = 'e4m3', 'e5m2', 'e2m1', 'nf4', torch.float8_e4m3fn, R.FloatFormat(3, 2)
+OWN = 'mxfp4', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'bfloat16', 'float16', 'tf32'
+LAYERS = [(f, {}) for f in OWN] + [(f, kw) for f in SCALED for kw in ({}, dict(axis=0), dict(block=32),
+    dict(axis=0, learn=True), dict(init='minmax'))]
+
+@pytest.mark.parametrize('format, kw', LAYERS, ids=lambda v: str(v)[:20])
+def test_quantizer(format, kw):
+    "Its value is a fixed point; a state, a copy and evaluation give the same; a gradient comes back."
+    w = torch.randn(4, 256, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    q = R.Quantizer(format=format, **kw).calibrate_(w)
+    y = q(w)
+    assert torch.equal(q(y), y) and torch.equal(copy.deepcopy(q).eval()(w), y)
+    twin = R.Quantizer(format=format, **kw)
+    twin.load_state_dict(q.state_dict())
+    assert torch.equal(twin(w), y) and repr(q).startswith('Quantizer(format=')
+    y.sum().backward()
+    assert w.grad.count_nonzero() > 900 and (not q.learn or q.log_scale.grad.isfinite().all())
+    with pytest.raises(RuntimeError, match='has another format'):
+        R.Quantizer(learn=q.learn).load_state_dict(q.state_dict())
+    with pytest.raises(RuntimeError, match='has another grid'):
+        R.Quantizer(format='e3m2', learn=q.learn).load_state_dict(q.state_dict())
+
+def test_quantizer_chooses():
+    "The best of 41 scales is no worse than the largest; stochastic while training, nearest in evaluation."
+    w = torch.randn(8, 256, generator=torch.Generator().manual_seed(0))
+    def error(init): return (R.Quantizer(format='e2m1', axis=0, init=init).calibrate_(w)(w)-w).square().sum(1)
+    assert (error('mse') <= error('minmax')).all() and error('mse').sum() < .95*error('minmax').sum()
+    q = R.Quantizer(format='mxfp4', rounding=R.stochastic_round).calibrate_(w)
+    assert not torch.equal(q(w), q(w)) and torch.equal(q.eval()(w), R.mx_quantize(w, 'e2m1'))
+    q = R.Quantizer(format='nvfp4').calibrate_(w)
+    assert torch.equal(q(w), R.nvfp4_quantize(w, tensor_scale=q.scale)) and (torch.frexp(q.scale)[0] == .5).all()
+
+@pytest.mark.parametrize('format', ['e4m3', 'e5m2', 'bfloat16'])
+def test_quantizer_codes(format):
+    w = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    q = R.Quantizer(format=format).calibrate_(w)
+    codes = q.to_codes(w)
+    assert codes.dtype == {'e4m3': torch.float8_e4m3fn, 'e5m2': torch.float8_e5m2}.get(format, torch.bfloat16)
+    assert torch.equal(codes.float()*q.scale, q(w))
+
+@pytest.mark.parametrize('format', ['e4m3', 'nf4', 'mxfp4', 'nvfp4', 'Q4_0'])
+def test_quantize_model(format):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    report = R.quantize_model_(model, format, 'e4m3', calibrate=[x])
+    assert [(r.weights, r.activations) for r in report.rows] == [(format, 'e4m3')]*2
+    model(x).sum().backward()
+    before = model.eval()(x)
+    rows = R.deploy_(model, x).rows
+    kept = {'e4m3': 'float8_e4m3fn', 'Q4_0': 'floats on the grid of Q4_0'}.get(format, format)
+    assert torch.equal(model(x), before) and all(r.weights == kept for r in rows)
+
+STORED = {'e4m3': 'float8_e4m3fn', 'e5m2': 'float8_e5m2', 'e4m3fnuz': 'float8_e4m3fnuz', 'e5m2fnuz': 'float8_e5m2fnuz',
+    'bfloat16': 'bfloat16', 'float16': 'float16'}
+FOUR_BITS = 'mxfp4', 'nvfp4', 'nf4', 'e2m1'
+CODED = [(k, {}) for k in (*STORED, 'mxfp8', *FOUR_BITS)] + [(k, kw) for k in ('e4m3', 'nf4', 'e2m1')
+    for kw in (dict(axis=0), dict(block=16), dict(axis=0, learn=True))]
+
+def one_layer(format, kw, dtype=torch.float32):
+    "A layer with every binade, zeros and a short row in its weights, quantized; a batch; what it gives."
+    g = torch.Generator().manual_seed(0)
+    layer = torch.nn.Linear(64, 33)
+    with torch.no_grad():
+        layer.weight.copy_(torch.randn(33, 64, generator=g)*2.**torch.linspace(-40, 6, 33)[:, None])
+        layer.weight[1],layer.weight[2, ::2] = 0.,-0.
+    model = torch.nn.Sequential(layer).to(dtype)
+    x = torch.randn(16, 64, generator=g).to(dtype)
+    R.quantize_model_(model, R.Quantizer(format=format, **kw), None)
+    return model.eval(),x,model(x).detach()
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize('format, kw', CODED, ids=lambda v: str(v)[:24])
+def test_deploy_codes(format, kw, dtype):
+    "Codes and scales give the weight bit for bit, through a state, a copy, a cast and without packing."
+    model,x,before = one_layer(format, kw, dtype)
+    weight = model[0].weight.detach().clone()
+    plain = copy.deepcopy(model)
+    assert R.deploy_(model, x).rows[0].weights == STORED.get(format, format)
+    made = model[0].parametrizations.weight
+    assert torch.equal(model[0].weight, weight) and torch.equal(model(x), before)
+    kind = {'mxfp8': torch.float8_e4m3fn}.get(format) or getattr(torch, STORED.get(format, 'uint8'))
+    assert made.original.dtype == kind and made.original.numel() == (33*64//2 if format in FOUR_BITS else 33*64)
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    twin = copy.deepcopy(model)
+    for t in twin.state_dict().values(): t.view(torch.uint8).fill_(1)
+    assert not torch.equal(twin[0].weight, weight)
+    twin.load_state_dict(state)
+    assert torch.equal(twin(x), before) and torch.equal(copy.deepcopy(model)(x), before)
+    half = copy.deepcopy(model).half()
+    assert half[0].parametrizations.weight.original.dtype == kind
+    wide = torch.promote_types(dtype, torch.float32)
+    if dtype == torch.float32: assert torch.equal(half[0].weight, weight.to(wide).half())
+    with pytest.raises(ValueError, match='0 holds codes, as deploy_ made it'): R.nn.remove_rounding_(model)
+    R.deploy_(plain, x, pack=False)
+    stored = plain[0].parametrizations.weight.original
+    assert torch.equal(plain[0].weight, weight) and stored.shape == (33, 64) and stored.dtype == kind
+
+@pytest.mark.parametrize('deployed', [False, True])
+@pytest.mark.parametrize('format, kw', [('e4m3', dict(axis=0)), ('e5m2', {}), ('e4m3', dict(block=16)), ('mxfp4', {}),
+    ('nvfp4', {}), ('nf4', {}), ('e3m2', {}), ('Q8_0', {})], ids=lambda v: str(v)[:24])
+def test_format_in_onnx(format, kw, deployed, tmp_path):
+    "The weights in the file are those of torch bit for bit, and 10,000 outputs too where sums are exact."
+    model,_,_ = one_layer(format, kw)
+    with torch.no_grad(): model[0].bias.zero_()
+    weight = model[0].weight.detach().clone()
+    if deployed: R.deploy_(model, torch.ones(2, 64))
+    file = R.to_onnx(model, torch.eye(64), tmp_path/'m.onnx')
+    assert torch.equal(model[0].weight, weight)
+    x = torch.zeros(10_000, 64)                                     # one product each: no order of sums
+    g = torch.Generator().manual_seed(0)
+    x[range(10_000), torch.randint(64, (10_000,), generator=g)] = torch.randn(10_000, generator=g)
+    run = R.onnx_session(file)
+    for given in (torch.eye(64), x):
+        found, = run.run(None, {run.get_inputs()[0].name: given.numpy()})
+        assert torch.equal(torch.tensor(found), model(given).detach())
+    if deployed and format[0] == 'e' and format != 'e3m2':
+        kinds = {t.data_type for t in onnx.load(file).graph.initializer}
+        assert onnx.TensorProto.FLOAT8E5M2 in kinds or onnx.TensorProto.FLOAT8E4M3FN in kinds
+
+def test_activations_of_a_format_in_onnx(tmp_path):
+    model,x = torch.nn.Sequential(torch.nn.Linear(64, 4)),torch.ones(2, 64)
+    R.quantize_model_(model, 'e4m3', 'e4m3', calibrate=[x])
+    with pytest.raises(ValueError, match='^to_onnx: 0.input_quantizer rounds values to format=e4m3, which is written'):
+        R.to_onnx(model, x, tmp_path/'m.onnx')
+    assert not [*tmp_path.iterdir()] and torch.equal(model(x), copy.deepcopy(model)(x))
+
+def test_codes_of_mxfp4():
+    "The nibbles are those of OCP MX 1.0: sign, exponent, mantissa; the first of a pair is low; scales are e8m0."
+    model,x,_ = one_layer('mxfp4', {})
+    weight = model[0].weight.detach().clone()
+    R.deploy_(model, x)
+    made = model[0].parametrizations.weight
+    nibbles = np.stack([made.original.numpy() & 15, made.original.numpy() >> 4], -1).reshape(33, 2, 32)
+    sign,exponent,mantissa = nibbles >> 3,nibbles >> 1 & 3,nibbles & 1
+    size = np.where(exponent == 0, mantissa/2, (1+mantissa/2)*2.**(exponent-1.))
+    value = np.where(sign == 1, -size, size)*2.**(made[0].scale.numpy().astype(float)-127)[..., None]
+    assert made[0].scale.dtype == torch.uint8 and torch.equal(torch.tensor(value.reshape(33, 64)).float(), weight)
+
+def test_deploy_undone(monkeypatch):
+    "Codes that are not those of the quantizer are seen, and the model is as it was."
+    model,x,before = one_layer('nvfp4', {})
+    shown = repr(model)
+    monkeypatch.setattr(R.quantization.deploy, '_e2m1_codes', lambda y: (y > 0)*3)
+    with pytest.raises(ValueError, match='0.weight has other codes than its quantizer; nothing was changed'):
+        R.deploy_(model, x)
+    assert torch.equal(model(x), before) and repr(model) == shown
+
+@pytest.mark.parametrize('kw, kind, told', [
+    (dict(format='e4m4'), ValueError, 'format must be one of float16'),
+    (dict(format=3), TypeError, 'format must be one of float16'),
+    (dict(format='mxfp4', axis=0), ValueError, 'format=mxfp4 needs no scale of ours'),
+    (dict(format='e4m3', bits=4), ValueError, 'format=e4m3 says the bits, got 4'),
+    (dict(format='e4m3', zero_point=True), ValueError, 'format=e4m3 has no zero point'),
+    (dict(format='e4m3', init='lsq'), ValueError, 'init must be one of minmax, mse'),
+    (dict(format='e4m3', rounding=R.decimal_ste), TypeError, 'rounding'),
+])
+def test_quantizer_refuses(kw, kind, told):
+    with pytest.raises(kind) as e: R.Quantizer(**kw)
+    assert str(e.value).startswith(f'Quantizer: {told}')
+
+# --- files
+def parsed(path):
+    "A GGUF file read by hand: its metadata's count, and of each tensor the shape, the type and its bytes."
+    data = path.read_bytes()
+    at = 0
+    def take(code):
+        nonlocal at
+        v = struct.unpack_from('<'+code, data, at)
+        at += struct.calcsize('<'+code)
+        return v if len(v) > 1 else v[0]
+    def text(): return take(f'{take("Q")}s').decode()
+    assert take('4sI') == (b'GGUF', 3)
+    tensors,keys = take('QQ')
+    read = {code: partial(take, letter) for code,letter in ((4, 'I'), (6, 'f'), (7, '?'), (11, 'q'))} | {8: text}
+    about,found = {},{}
+    for _ in range(keys):
+        key = text()
+        about[key] = read[take('I')]()
+    for _ in range(tensors):
+        name,n = text(),take('I')
+        shape = [take('Q') for _ in range(n)]
+        found[name] = shape,*take('IQ')
+    start = at + -at % 32
+    return about,{k: (shape, number, data[start+off:]) for k,(shape,number,off) in found.items()}
+
+def test_save_gguf(tmp_path):
+    x = rows(64)
+    given = dict(a=-1, b=2.5, c=True, d='word', e=7)
+    report = R.save_gguf(tmp_path/'x.gguf', dict(b=torch.ones(5), n=torch.tensor(3), w=x), 'Q4_0', metadata=given)
+    about,found = parsed(tmp_path/'x.gguf')
+    assert about == {'general.architecture': 'shok_nb', 'general.quantization_version': 2} | given
+    assert found['b'][:2] == ([5], 0) and np.frombuffer(found['b'][2][:20], np.float32).tolist() == [1]*5
+    assert found['n'][:2] == ([1], 27) and found['n'][2][:8] == b'\3'+bytes(7)
+    shape,number,data = found['w']
+    assert shape == [64, 200] and number == 2
+    blocks = np.frombuffer(data[:400*18], np.uint8).reshape(400, 18)
+    scale = torch.tensor(blocks[:, :2].copy().view(np.float16)).float()
+    codes = torch.tensor(np.concatenate([blocks[:, 2:] & 15, blocks[:, 2:] >> 4], 1).astype(np.float32))
+    y = R.gguf_quantize(x, 'Q4_0')
+    assert torch.equal(((codes-8)*scale).view(200, 64), y)
+    assert report == dict(b=('F32', 0.), n=('torch.int64', 0.), w=('Q4_0', (y-x).abs().max().item()))
+
+@pytest.mark.parametrize('kind', ['Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'MXFP4', 'BF16', 'F16'])
+def test_saved_once(kind, tmp_path):
+    "What is on the grid is saved as it is."
+    x = rows(256)
+    made = dict(MXFP4=lambda x: R.mx_quantize(x, 'e2m1'), BF16=lambda x: R.float_round(x, 'bfloat16'),
+        F16=lambda x: R.float_round(x, 'float16')).get(kind, partial(R.gguf_quantize, format=kind))
+    assert R.save_gguf(tmp_path/'x.gguf', dict(w=made(x)), kind) == dict(w=(kind, 0.))
+
+def test_saved_as_evaluated(tmp_path):
+    "A model's weights are those of evaluation, and it is as it was."
+    model = torch.nn.Sequential(torch.nn.Linear(32, 4), torch.nn.Dropout(), torch.nn.BatchNorm1d(4))
+    R.nn.round_weights_(model, R.nn.RoundSTE(step=.25))
+    model[1].eval()
+    report = R.save_gguf(tmp_path/'x.gguf', model, 'F32')
+    assert {*report} == {'0.weight', '0.bias', *(f'2.{k}' for k in model[2].state_dict())}
+    assert [m.training for m in model] == [True, False, True]
+    _,found = parsed(tmp_path/'x.gguf')
+    saved = torch.tensor(np.frombuffer(found['0.weight'][2][:512], np.float32)).view(4, 32)
+    assert torch.equal(saved, model.eval()[0].weight) and not list(tmp_path.glob('*.part'))
+
+def stored(path):
+    "A safetensors file read by hand."
+    data = path.read_bytes()
+    size, = struct.unpack_from('<Q', data)
+    head = json.loads(data[8:8+size])
+    assert head.pop('__metadata__') == dict(format='pt') and size % 8 == 0
+    kinds = dict(F32=torch.float32, I32=torch.int32, I64=torch.int64, U8=torch.uint8, F8_E4M3=torch.float8_e4m3fn)
+    def tensor(dtype, shape, data_offsets):
+        first,last = (8+size+at for at in data_offsets)
+        return torch.frombuffer(bytearray(data[first:last]), dtype=kinds[dtype]).view(shape)
+    return {name: tensor(**about) for name,about in head.items()}
+
+def nibbles(t): return torch.stack([t & 15, t >> 4], -1).flatten(-2)
+
+@pytest.mark.parametrize('format', ['ints', 'e4m3', 'mxfp4', 'nvfp4'])
+def test_save_compressed(format, tmp_path):
+    "Codes times scales of the file are the weights, bit for bit."
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 4))
+    R.quantize_model_(model[0], R.Quantizer(4, block=32) if format == 'ints' else format, None)
+    report = R.save_compressed(tmp_path, model.eval(), config=dict(a=1))
+    told,t = json.loads((tmp_path/'config.json').read_text()),stored(tmp_path/'model.safetensors')
+    assert told['a'] == 1 and told['quantization_config']['ignore'] == ['1'] and [*report] == ['0.weight']
+    scale,packed = t['0.weight_scale'],t.get('0.weight_packed')
+    if format == 'ints': v = (nibbles(packed.view(torch.uint8)).float()-8).view(32, 2, 32)*scale[..., None]
+    elif format == 'e4m3': v = t['0.weight'].float()*scale
+    else:
+        numbers = torch.tensor([0, .5, 1, 1.5, 2, 3, 4, 6])
+        v = torch.cat([numbers, -numbers])[nibbles(packed).long()].view(32, scale.shape[1], -1)
+        if format == 'mxfp4': v = v*2.**(scale.float()-127)[..., None]
+        else: v = v*(scale.float()/t['0.weight_global_scale'])[..., None]
+    assert torch.equal(v.reshape(32, 64), model[0].weight) and report['0.weight'][1] == 0
+    assert torch.equal(t['1.weight'], model[1].weight) and torch.equal(t['0.bias'], model[0].bias)
+
+def of(**kw):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32))
+    R.quantize_model_(model, **dict(activations=None) | kw)
+    return model
+
+@pytest.mark.parametrize('make, kind, told', [
+    (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), ValueError, 'no weight is quantized'),
+    (lambda: of(weights='Q4_0'), ValueError, '0.weight is in Q4_0'),
+    (lambda: of(weights=R.Quantizer(8, zero_point=True)), ValueError, '0.weight has a zero point'),
+    (lambda: of(weights=R.Quantizer(12)), ValueError, '0.weight has codes -2048 to 2047'),
+    (lambda: of(weights=8, activations=R.Quantizer(8), calibrate=[torch.ones(1, 64)]), ValueError, 'what enters 0'),
+    (lambda: {}, TypeError, 'model must be a torch.nn.Module'),
+])
+def test_not_compressed(make, kind, told, tmp_path):
+    with pytest.raises(kind) as e: R.save_compressed(tmp_path, make())
+    assert str(e.value).startswith(f'save_compressed: {told}') and not list(tmp_path.iterdir())
+
+@pytest.mark.parametrize('call, kind, told', [
+    (lambda p: R.save_gguf(p, dict(w=1.)), TypeError, 'w must be a Tensor'),
+    (lambda p: R.save_gguf(p, [1]), TypeError, 'model must be a torch.nn.Module or its state'),
+    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32)*1e9), 'Q8_0'), ValueError, 'w is too large for Q8_0'),
+    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32)*math.nan)), ValueError, 'w has nan'),
+    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32, device='meta'))), ValueError, 'w is on the meta device'),
+    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, dtype=torch.cfloat))), TypeError, 'w must hold floats'),
+    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 31)), lambda n, t: 'Q8_0'), ValueError, 'Q8_0 has blocks of 32'),
+    (lambda p: R.save_gguf(p, {}, metadata=dict(a=[1])), TypeError, "metadata 'a' must be"),
+    (lambda p: R.save_gguf(p, {}, metadata=[1]), TypeError, 'metadata must be a dict'),
+    (lambda p: R.save_gguf(p, {}, 'q8'), ValueError, 'types must be one of F32'),
+    (lambda p: R.save_gguf(3, {}), TypeError, 'path must be a path'),
+])
+def test_not_saved(call, kind, told, tmp_path):
+    with pytest.raises(kind) as e: call(tmp_path/'x.gguf')
+    assert str(e.value).startswith(f'save_gguf: {told}') and not list(tmp_path.iterdir())
 
 # --- what is refused
 @pytest.mark.parametrize('call, kind, told', [
@@ -203,9 +626,23 @@ def test_blocks_at_the_ends():
     (lambda x: R.mx_quantize(x[0, 0], 'e2m1'), ValueError, 'mx_quantize: x must have a dim'),
     (lambda x: R.nvfp4_quantize(x, tensor_scale=0.), ValueError, 'nvfp4_quantize: tensor_scale'),
     (lambda x: R.nvfp4_quantize(x, tensor_scale=torch.ones(32)), ValueError, 'nvfp4_quantize: tensor_scale'),
+    (lambda x: R.int_quantize(x, 1), ValueError, 'int_quantize: bits'),
+    (lambda x: R.int_quantize(x, block=24), ValueError, 'int_quantize: block must divide dim -1 of length 32'),
+    (lambda x: R.int_quantize(x, scale_format='half'), ValueError, 'int_quantize: scale_format must be one of'),
+    (lambda x: R.gguf_quantize(x, 'q4'), ValueError, 'gguf_quantize: format must be one of Q8_0'),
+    (lambda x: R.gguf_quantize(x, 'TQ1_0'), ValueError, 'gguf_quantize: block must divide dim -1 of length 32'),
+    (lambda x: R.gguf_quantize(x.int()), TypeError, 'gguf_quantize: x must be float16'),
+    (lambda x: R.log2_round(x, exponents=(3, 3)), ValueError, 'log2_round: the largest exponent'),
+    (lambda x: R.log2_round(x, exponents=3), TypeError, 'log2_round: exponents must be two ints'),
+    (lambda x: R.apot_levels(4, 2), ValueError, 'apot_levels: terms must divide bits-1'),
+    (lambda x: R.nvfp4_quantize(x, square=True), ValueError, 'nvfp4_quantize: square=True wants two last dims'),
     (lambda x: R.levels_round(x, [1., 0.]), ValueError, 'levels_round: levels must be finite and ascend'),
     (lambda x: R.levels_round(x, [0., math.inf]), ValueError, 'levels_round: levels must be finite'),
     (lambda x: R.levels_round(x, [1.]), ValueError, 'levels_round: levels must be a vector'),
+    (lambda x: R.levels_round(x, [[0., 1.]]), ValueError, 'levels_round: levels must be a vector'),
+    (lambda x: R.levels_round(x, [[0., 1.]], axis=0), ValueError, 'levels_round: levels must have a row for each'),
+    (lambda x: R.levels_round(x, [[0., 1.], [1., 0.]], axis=0), ValueError, 'levels_round: levels must be finite'),
+    (lambda x: R.levels_round(x, [[0., 1.]], axis=2), ValueError, 'levels_round: axis'),
 ])
 def test_refused(call, kind, told):
     with pytest.raises(kind) as e: call(torch.zeros(2, 32))

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from docs.docstrings import Notes, described, examples, exported, notebooks, of_nothing  # noqa: E402 (found by the line above)
+from docs.docstrings import Notes, described, examples, exported, notebooks, of_nothing  # noqa: E402
 
 MODULES = {p.stem: '.'.join(p.relative_to(ROOT).with_suffix('').parts) for p in (ROOT/'shok_nb').rglob('[!_]*.py')}
 
@@ -51,11 +51,16 @@ def test_parameters(name):
     assert all(len(l) <= 95 for l in rest), doc
     if not sig or inspect.isclass(o) and issubclass(o, tuple): return
     said = doc.partition('Parameters:\n')[2].partition('\n\n')[0]
-    wanted = [p.name for p in sig.parameters.values() if p.name not in ('self', 'cls')]
+    given = [p for p in sig.parameters.values() if p.name not in ('self', 'cls')]
+    method,rest = name.count('.') > 1,(inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    untyped = [p.name for p in given if p.annotation is p.empty and p.kind not in rest]
+    assert method or not untyped, f'{untyped} without a type'
+    wanted = [p.name for p in given]
     missing = [w for w in wanted if not re.search(rf'(?m)^    \*{{0,2}}{w}( \(.*|: )', said)]
     assert not missing, f'{missing} in {doc}'
     back = sig.return_annotation
-    if not inspect.isclass(o) and back not in (inspect.Signature.empty, None): assert 'Returns:\n    ' in doc, doc
+    quiet = inspect.isclass(o) or back is None or method and back is inspect.Signature.empty
+    if not quiet: assert 'Returns:\n    ' in doc, doc
 
 @pytest.mark.parametrize('nb', notebooks(ROOT/'nbs'), ids=lambda p: p.stem)
 def test_notebooks_hold_one_line(nb):

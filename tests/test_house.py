@@ -84,13 +84,6 @@ def test_notebook_runs(nb, ran):
     "Each in a kernel of its own, hidden cells too: the run that the site shows."
     execute(nb, ran)
 
-@pytest.mark.slow
-@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
-def test_notebook_runs_in_nbdev(nb):
-    "By nbdev-test, in a Python of its own, where `__main__` is the page."
-    code = 'import sys; from nbdev.test import nbdev_test; nbdev_test(sys.argv[1], n_workers=1)'
-    run('-c', code, nb, OMP_NUM_THREADS='1')
-
 def test_notebooks_are_clean(tmp_path):
     copy(tmp_path, 'nbs', 'shok_nb')
     run('-c', 'from nbdev.clean import nbdev_clean; nbdev_clean()', cwd=tmp_path)
@@ -105,17 +98,7 @@ def test_stored_outputs(nb):
             assert o['output_type'] != 'error' and o.get('name') != 'stderr', ''.join(c['source'])
             assert not any('widget' in k for k in o.get('data', {})), 'widget state changes on every run: remove it'
 
-def picture_sizes(nb):
-    "Characters of each stored picture, by cell."
-    stored = pictures.pictures(json.loads(nb.read_text('utf-8')))
-    return [(c['id'], len(''.join(data[kind]))) for c,data,kind in stored]
-
-@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
-def test_stored_pictures_are_small(nb):
-    "A picture is a line of the notebook's diff, and of everybody's clone."
-    large = [(i, n) for i,n in picture_sizes(nb) if n >= pictures.LIMIT]
-    assert not large, f'{nb.stem}: {large} characters, run docs/pictures.py'
-
+@pytest.mark.xdist_group('players')
 def test_players_are_stored_as_pictures():
     "Those who read a notebook where no script runs see what a player starts with, as one SVG without a script."
     from xml.etree import ElementTree
@@ -189,9 +172,11 @@ def test_the_first_ten_minutes(tmp_path):
     changed(slope='2*q*q')
     said = run_here('-c', 'import shok_nb').stderr.splitlines()[-1]
     assert said.startswith('ValueError: cubic_round: the slope') and said in text
-    changed(rise='.9*q*q*q', slope='2.7*q*q')
     test = "from nbdev.test import nbdev_test; nbdev_test('nbs/estimators/24_cubic.ipynb', n_workers=1)"
-    out = run_here('-c', f'import sys; {test}')
+    changed()
+    assert run_here('-c', test).returncode == 0
+    changed(rise='.9*q*q*q', slope='2.7*q*q')
+    out = run_here('-c', test)
     assert out.returncode and 'AssertionError' in out.stdout + out.stderr
 
 def test_exported(tmp_path):
@@ -244,14 +229,11 @@ def test_links_of_readme_lead_somewhere():
         assert (ROOT/path).exists(), path
 
 # --- the tests
-def test_make_test_and_make_test_all():
-    """Both are named where somebody looks first; the second is the first and then the slow rest, which CI runs. The
-    second alone installs a browser, and says so."""
-    for name in ('README.md', 'CONTRIBUTING.md'): assert 'make test-all' in (ROOT/name).read_text('utf-8')
+def test_make_test_installs_no_browser():
+    "`make test-all` does, and says so; it is that and the slow rest, which CI runs."
     make = (ROOT/'Makefile').read_text('utf-8')
-    assert re.search(r'(?m)^test-all: chromium test\b', make) and '-m "not slow"' in make and '-m slow' in make
-    assert re.search(r'(?m)^test: \$\(VENV\)/ready +##', make)
-    assert re.search('(?m)^test-all: .*## make chromium, ', make)
+    assert re.search(r'(?m)^test: \$\(VENV\)/ready +##', make) and '-m "not slow"' in make
+    assert re.search('(?m)^test-all: chromium test .*## make chromium, ', make) and '-m slow' in make
     assert 'make test-all' in (ROOT/'.ci'/'run').read_text('utf-8')
 
 def test_a_group_that_fails_names_its_row():
@@ -300,6 +282,7 @@ def test_measure_counts(tmp_path):
     assert [measure.decisions(f) for _,f in measure.functions(ast.parse(two))] == [2] and measure.split(two) == (3, 1)
     assert measure.beside(5, dict(n=3), 'n') == '5 (+2)' and measure.beside(5, {}, 'n') == '5'
 
+@pytest.mark.slow
 def test_measure_is_a_report():
     "It ends well whatever it says, names every page, and writes nothing."
     before = (ROOT/'bench'/'measure.json').read_bytes()
@@ -405,18 +388,16 @@ def test_wheel(wheel):
     assert path.name == f"shok_nb-{cfg['version']}-py3-none-any.whl"
     run('-m', 'check_wheel_contents', '--package', 'shok_nb', path)
     assert any(f.endswith('licenses/LICENSE') for f in files)
-    assert (meta['Name'], meta['Version'], meta['Summary']) == (cfg['lib_name'], cfg['version'], cfg['description'])
-    classifiers = meta.get_all('Classifier')
-    for v in cfg['pythons'].split(): assert f'Programming Language :: Python :: {v}' in classifiers
-    for t in cfg['topics'].splitlines(): assert f'Topic :: {t.strip()}' in classifiers
-    assert meta['Keywords'].split(',') == cfg['keywords'].split()
-    assert (meta['Author'], meta['License-Expression']) == (cfg['author'], cfg['license'])
+    keys = dict(Name='lib_name', Version='version', Summary='description', Author='author')
+    for k,v in (keys | {'License-Expression': 'license'}).items(): assert meta[k] == cfg[v], k
+    wanted = [f'Programming Language :: Python :: {v}' for v in cfg['pythons'].split()]
+    wanted += [f'Topic :: {t.strip()}' for t in cfg['topics'].splitlines()]
+    assert {*wanted} <= {*meta.get_all('Classifier')} and meta['Keywords'].split(',') == cfg['keywords'].split()
     assert meta['Requires-Python'] == f">={cfg['min_python']}"
     reqs = [Requirement(r) for r in meta.get_all('Requires-Dist')]
     extra = lambda e: names(str(r).split(';')[0] for r in reqs if r.marker and r.marker.evaluate({'extra': e}))
     assert names(str(r) for r in reqs if not r.marker) == names(cfg['requirements'].split())
-    assert 'torch>=' in cfg['requirements']
-    assert set(names(cfg['requirements'].split())) == {'torch'}
+    assert {*names(cfg['requirements'].split())} == {'torch'} and 'torch>=' in cfg['requirements']
     assert set(meta.get_all('Provides-Extra')) == {'widgets', 'onnx', 'lessons', 'docs', 'test', 'dev'}
     for e in ('widgets', 'onnx'): assert extra(e) == names(cfg[f'{e}_requirements'].split())
     both = cfg['widgets_requirements'] + ' ' + cfg['onnx_requirements']
@@ -674,6 +655,39 @@ def test_a_page_runs_again(tmp_path):
     (tmp_path/'bench'/'results.json').write_text('2')
     assert code() != first
 
+def test_a_page_runs_once(tmp_path, monkeypatch, ran):
+    """What ran is found by its code: it runs again when a cell, the library or an installed package is another, and not
+    when its prose is. `make docs` finds what the tests ran."""
+    import literate
+    import nbformat
+    import pages
+    from jupyter_cache import get_cache
+    nbs,runs = tmp_path/'nbs',[]
+    nbs.mkdir()
+    def run(code='1 + 1', prose='# Page\n> Short.'):
+        cells = [dict(cell_type='markdown', id='a', metadata={}, source=prose),
+            dict(cell_type='code', id='b', metadata={}, source=code, outputs=[], execution_count=None)]
+        page = dict(cells=cells, metadata=dict(kernelspec=dict(name='python3', display_name='p', language='python')))
+        for name in ('index', '10_page'):
+            (nbs/f'{name}.ipynb').write_text(json.dumps(page | dict(nbformat=4, nbformat_minor=5)))
+        pages.written.cache_clear()
+        pages.execute(nbs/'10_page.ipynb', tmp_path/'cache', nbs, tmp_path/'src')
+        return len(runs)
+    def fake(page, *args, **kw): return runs.append(page) or SimpleNamespace(err=None, time=0.)
+    with monkeypatch.context() as m:
+        for name in ('src', 'cache'): (tmp_path/name).mkdir()
+        m.setattr('jupyter_cache.executors.utils.single_nb_execution', fake)
+        assert [run(), run(), run(prose='# Page\n> Other.'), run('1 + 2'), run()] == [1, 1, 1, 2, 2]
+        m.setattr(literate, 'installed', lambda: b'another torch')
+        assert [run(), run()] == [3, 3]
+        m.setattr(literate, 'known', lambda *args: 'another library')
+        assert [run(), run()] == [4, 4]
+    pages.written.cache_clear()
+    glossary = next(nb for nb in NBS if nb.stem == '05_glossary')
+    execute(glossary, ran)
+    page = nbformat.read(pages.SOURCE/'glossary.ipynb', 4)
+    assert get_cache(pages.CACHE).match_cache_notebook(page).pk
+
 def test_ticks_for_docutils():
     "What is marked as code in a comment arrives as code, whatever follows it, and nothing is lost."
     from docutils.core import publish_doctree
@@ -870,15 +884,17 @@ def searched(site, *queries):
 WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'quantization_recipes models quantizer',
     'group size': 'quantization_recipes quantizer models glossary', 'which estimator': 'index',
     'QAT': 'models fake_quantize digits', 'PTQ': 'calibrate learned',
-    'post-training quantization': 'calibrate learned glossary', 'int4': 'quantization_recipes deploy integers runtime',
-    'int8': 'deploy integers runtime digits', 'bfloat16': 'floats quantization_recipes glossary', 'GGUF': 'glossary',
+    'post-training quantization': 'without_training reconstruct calibrate learned glossary',
+    'int4': 'quantization_recipes deploy integers runtime', 'int8': 'deploy integers runtime digits',
+    'bfloat16': 'floats quantization_recipes glossary', 'GGUF': 'glossary',
     'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes',
     'annealing': 'schedules recipes', 'fake quantization': 'fake_quantize', 'quantize a model': 'models',
     'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',
     'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
     'torch.round': 'recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks',
     'dither': 'dither', 'vmap': 'core compat recipes', 'seed': 'stochastic random',
-    'reproducible': 'stochastic random recipes', 'soft rounding': 'soft', 'straight through estimator': 'ste',
+    'reproducible': 'stochastic random recipes',
+    'resnet': 'residual', 'skip connection': 'residual', 'soft rounding': 'soft', 'straight through estimator': 'ste',
     'fixed point': 'fake_quantize glossary', 'fp8': 'floats glossary', 'mxfp4': 'blocks', 'codebook': 'codebooks'}
 
 @site_group

@@ -3,17 +3,12 @@
 Statistics: the noise comes from fixed seeds, so a test that fails has found a change and not bad luck. A bound of 4.5
 standard deviations of a mean lets a correct estimator fail at one of 64 points in 3 dtypes with one seed in 770; if it
 does after an intended change of the stream, try two other seeds, and suspect the code if one of them fails too."""
-import copy
-import io
 import itertools
 import math
-import pickle
-import traceback
 from functools import partial
 import pytest
 import torch
-from estimators import FLOATS, INDUCTOR, generator, grouped, leaves, near, same, slope, slopes
-from processes import join_group, spawn
+from estimators import FLOATS, INDUCTOR, SEED, generator, grouped, leaves, near, same, slope, slopes
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
@@ -32,7 +27,6 @@ from shok_nb.engine.random import (
 from shok_nb.estimators.dither import expected_noise_grad
 from shok_nb.estimators.neighbours import local_expectation
 
-SEED = torch.tensor(2**40+7)
 BACKENDS = 'eager','aot_eager',INDUCTOR
 X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
 rows = pytest.mark.parametrize('r', [r for r in catalog if r.random], ids=lambda r: r.name)
@@ -109,7 +103,7 @@ def test_addresses_beyond_32_bits():
         assert [u.item() for u in got] == [(w>>8)/2**24 for w in published((at % 2**32, at >> 32, 0, 0), (7, 2**8))]
 
 def test_addresses_of_a_sharded_tensor():
-    "Those of the whole, here on a mesh of one process; several are for `test_ranks_and_shardings`."
+    "Those of the whole, here on a mesh of one process; several are for test_distributed.py."
     dist = torch.distributed
     from torch.distributed.tensor import Shard, distribute_tensor
     dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)
@@ -141,7 +135,7 @@ def test_uniform_on_every_path(dtype):
     for shape in ((), (0,), (3, 0), (1,), (5,)): assert f(torch.empty(shape, dtype=dtype), SEED).shape == shape
     assert f(x.to('meta'), SEED).is_meta
 
-QUICKLY = [('aot_eager', torch.float32, True), ('aot_eager', torch.float64, False), ('inductor', torch.float32, False)]
+QUICKLY = [('aot_eager', torch.float64, True), ('inductor', torch.float32, False)]
 
 @pytest.mark.parametrize('backend, dtype, dynamic', QUICKLY + [pytest.param(*p, marks=pytest.mark.slow)
     for p in itertools.product(('eager', 'aot_eager', 'inductor'), (torch.float32, torch.float64), (False, True))
@@ -182,8 +176,6 @@ def test_fold_in():
     seeds = torch.stack([fold_in(SEED, n) for n in (*range(1000), -1, 2**62)])
     assert len(seeds.unique()) == len(seeds) and (seeds >= 0).all() and seeds.dtype == torch.int64
     assert torch.equal(fold_in(SEED, torch.tensor(5)), seeds[5])
-    for bad,error in ((3, TypeError), (torch.tensor(3.), TypeError), (torch.arange(2), ValueError)):
-        with pytest.raises(error, match='^fold_in: seed must'): fold_in(bad, 1)
 
 # --- every random estimator
 @pytest.mark.parametrize('law, r, dtype', [*laws()])
@@ -210,31 +202,6 @@ def test_pieces_and_threads(r):
     try: assert equal(r, seeded(r)(x), y)
     finally: torch.set_num_threads(1)
     assert equal(r, seeded(r)(x[:1]), y[:1]), 'the first rows of a batch do not depend on its size'
-
-# --- every transform that the laws leave out, with a seed
-TRANSFORMS = {
-    'jacrev': lambda f: torch.func.jacrev(f)(X).diagonal(),
-    'jacfwd': lambda f: torch.func.jacfwd(f)(X).diagonal(),
-    'jit.trace': lambda f: slope(torch.jit.trace(lambda x: f(x), (X,)), X),
-    'deepcopy': lambda f: slope(copy.deepcopy(f), X),
-    'pickle': lambda f: slope(pickle.loads(pickle.dumps(f)), X),
-    'autocast': lambda f: slope(torch.autocast('cpu', torch.bfloat16)(f), X),
-}
-
-@rows
-@pytest.mark.parametrize('transform', TRANSFORMS)
-def test_eager_transform(r, transform):
-    want = slope(seeded(r), X)
-    assert torch.allclose(TRANSFORMS[transform](seeded(r)), want, atol=1e-5*want.abs().max(), rtol=0)
-
-@rows
-def test_values_under_transforms(r):
-    x = torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan, -8388609.])])
-    f = seeded(r)
-    ways = [torch.jit.trace(lambda x: f(x), (x,)), lambda x: torch.vmap(f)(x[None])[0]]
-    ways += [lambda x: torch.func.jvp(f, (x,), (x,))[0], lambda x: torch.func.vjp(f, x)[0]]
-    ways += [torch.inference_mode(f), torch.no_grad(f)]
-    for w in ways: assert equal(r, w(x), f(x))
 
 @rows
 def test_vmap(r):
@@ -344,16 +311,6 @@ def test_checkpoint(r, reentrant):
         return leaf.grad
     for kw in ({'seed': SEED}, {}): assert same(grad(kw, True), grad(kw, False))
 
-@rows
-def test_meta_and_fake(r):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    y = seeded(r)(torch.empty(3, 4, device='meta', dtype=torch.bfloat16))
-    assert y.shape == (3, 4) and y.dtype == torch.bfloat16 and y.is_meta
-    with FakeTensorMode():
-        x = torch.empty(3, 4, requires_grad=True)
-        r.f(x, seed=torch.tensor(1)).sum().backward()
-        assert x.grad.shape == (3, 4)
-
 @pytest.mark.parametrize('r', [r for r in catalog if r.random and r.slope == '1'], ids=lambda r: r.name)
 def test_saved_for_backward(r):
     "Nothing for a slope of 1."
@@ -421,55 +378,6 @@ def test_exact_gradients(name):
     odd = torch.tensor([math.inf, -math.inf, math.nan])
     assert f(odd)[2].isnan() and not slope(f, odd)[1:2].isnan().any()
 
-# --- the promises of a run
-class Noisy(torch.nn.Module):
-    "A layer whose seed is a buffer: it is saved, copied and moved with the weights."
-    def __init__(self, f):
-        super().__init__()
-        self.f,self.linear = f,torch.nn.Linear(8, 8)
-        self.register_buffer('seed', torch.tensor(5))
-    def forward(self, x): return self.linear(self.f(x, seed=self.seed))
-
-def steps(model, n):
-    "Train for `n` steps; the losses."
-    opt,out = torch.optim.SGD(model.parameters(), .05),[]
-    for _ in range(n):
-        loss = model(torch.linspace(-2, 2, 32).view(4, 8)).square().mean()
-        opt.zero_grad(); loss.backward(); opt.step()
-        model.seed += 1
-        out.append(loss.item())
-    return out
-
-@rows
-def test_save_resume_deepcopy(r):
-    "A run that is copied, or saved and loaded with weights_only, goes on as if it had not stopped."
-    torch.manual_seed(0)
-    model = Noisy(r.f)
-    steps(model, 3)
-    twin,file = copy.deepcopy(model),io.BytesIO()
-    torch.save(model.state_dict(), file)
-    want = steps(model, 4)
-    assert steps(twin, 4) == want and int(twin.seed) == 12
-    file.seek(0)
-    late = Noisy(r.f)
-    late.load_state_dict(torch.load(file, weights_only=True))
-    assert steps(late, 4) == want
-
-class Samples(torch.utils.data.Dataset):
-    def __init__(self, f): self.f = f
-    def __len__(self): return 12
-    def __getitem__(self, i): return self.f(torch.linspace(-2, 2, 50), seed=fold_in(SEED, i))
-
-@rows
-def test_dataloader_workers(r):
-    "A sample has its noise, whichever worker makes it."
-    def load(n):
-        context = 'fork' if n else None
-        batches = torch.utils.data.DataLoader(Samples(r.f), 4, num_workers=n, multiprocessing_context=context)
-        return torch.cat(list(batches))
-    whole = [load(n) for n in (0, 2, 3)]
-    assert same(whole[0], whole[1]) and same(whole[0], whole[2]) and not same(whole[0][0], whole[0][1])
-
 # --- errors
 BAD = [
     (dict(generator=3), TypeError, 'generator must be a torch.Generator, got int'),
@@ -509,55 +417,6 @@ def test_a_failing_call_draws_nothing(r):
             with pytest.raises((TypeError, ValueError), match=f'^{r.name}: '): r.f(X, **noise, **kw)
     with pytest.raises(TypeError): r.f(torch.arange(3), generator=mine)
     assert torch.equal(mine.get_state(), before[0]) and torch.equal(torch.get_rng_state(), before[1])
-
-# --- more than one process
-def work(rank, world, port, queue):
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.debug import CommDebugMode
-    failed = []
-    join_group(rank, world, port)
-    try:
-        meshes = [init_device_mesh('cpu', (world,))] + ([init_device_mesh('cpu', (2, world//2))] if world > 2 else [])
-        x = torch.randn(7, 5, 3, generator=generator())*3
-        for mesh in meshes:
-            line = [Shard(0)],[Shard(1)],[Replicate()]
-            square = [Shard(0), Shard(1)],[Shard(1), Shard(1)],[Replicate(), Shard(2)]
-            for places in line if mesh.ndim == 1 else square:
-                d = distribute_tensor(x, mesh, places)
-                with CommDebugMode() as comm: u = uniform_like(d, seed=SEED)
-                if comm.get_total_counts(): failed.append(('uniform_like', str(places), 'communicates'))
-                if not same(u.full_tensor(), uniform_like(x, seed=SEED)):
-                    failed.append(('uniform_like', str(places), 'differs'))
-                for r in (r for r in catalog if r.random):
-                    try:
-                        leaf = d.detach().requires_grad_()
-                        y = r.f(leaf, seed=SEED)
-                        y.sum().backward()
-                        if not equal(r, y.full_tensor().detach(), r.f(x, seed=SEED)):
-                            failed.append((r.name, str(places), 'differs'))
-                        if not near(leaf.grad.full_tensor(), slope(seeded(r), x), ulps=64):
-                            failed.append((r.name, str(places), 'gradient differs'))
-                        try: r.f(d, generator=generator())
-                        except TypeError as e: assert 'use seed=' in str(e)
-                        else: failed.append((r.name, str(places), 'a generator was accepted'))
-                    except Exception: failed.append((r.name, str(places), traceback.format_exc()[-600:]))
-        # Replicated, as in data-parallel training.
-        sums = [r.f(x, seed=SEED).double().sum() for r in catalog if r.random]
-    finally: dist.destroy_process_group()
-    queue.put((rank, failed, [s.item() for s in sums]))
-
-@pytest.mark.slow
-@pytest.mark.parametrize('world', (2, 4))
-def test_ranks_and_shardings(world):
-    """On 2 and 4 gloo ranks, in every sharding, the noise is that of one process, and finding it sends nothing.
-    Gradients agree to 64 units in the last place: a shard of another size takes torch's scalar code, and a
-    steep sigmoid magnifies the difference."""
-    got = spawn(work, world)
-    x = torch.randn(7, 5, 3, generator=generator())*3
-    want = [r.f(x, seed=SEED).double().sum().item() for r in catalog if r.random]
-    for rank,failed,sums in got: assert not failed and sums == want, (rank, failed)
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 @rows

@@ -101,7 +101,7 @@ def test_nested(f):
     assert torch.equal(g, torch.full_like(g, g[0])) and g[0] in (.5, 1.)
 
 @EACH
-@pytest.mark.parametrize('backend', ['eager', 'aot_eager', INDUCTOR])
+@pytest.mark.parametrize('backend', [pytest.param('eager', marks=pytest.mark.slow), 'aot_eager', INDUCTOR])
 def test_compiled(f, scale, backend):
     leaf,g = torch.randn(7, generator=generator()).requires_grad_(),torch.randn(7, generator=generator(1))
     compiled = torch.compile(f, backend=backend, fullgraph=True)

@@ -3,9 +3,12 @@ screen, can be read in light and in dark, has nothing to complain of, and answer
 
 The links are read from the files, in `make test`; the rest needs chromium and is slow. Contrast is what axe-core says,
 which npm brings once; without a registry that test says so and skips."""
+import json
 import re
+from base64 import b64decode
 from html.parser import HTMLParser
 from urllib.parse import unquote
+from zlib import decompress
 import pytest
 from browser import axe, drag, errors, every, find, hosts, moved, needs_browser, phone, picture, screen, visit, wait
 from pages import DOCS, FOLDERS, HTML, NBS, is_built, slug
@@ -45,6 +48,66 @@ def test_every_link_leads_somewhere(site):
             if not there: lost.append(f'{name}: {link}')
     assert not lost, '\n'.join(lost)
     assert sum(len(p.links) for p in pages.values()) > 50*len(pages)
+
+# --- sentences and players
+class Story(HTMLParser):
+    """The players of a page, and the sentences that speak of them, in their order: `players` are dicts of the stops of
+    each control and where it stands, with `place`; `sets` and `follows` are (place, names and texts)."""
+    def __init__(self, page):
+        super().__init__()
+        self.players,self.sets,self.follows,self.now = [],[],[],None
+        self.feed(page.read_text('utf-8'))
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        if {'data-shok', 'data-shok-explore', 'data-shok-watch'} & a.keys():
+            self.players.append(dict(place=self.getpos(), packed=a.get('data-shok'), stops={}, start={}))
+        if 'data-stops' in a:
+            self.players[-1]['stops'][a['aria-label']] = stops = a['data-stops'].split(' ')
+            self.players[-1]['start'][a['aria-label']] = stops[int(a['value'])]
+        if tag == 'select': self.menu = a['aria-label']
+        if tag == 'option': self.now = ('option', 'selected' in a)
+        if tag == 'input' and 'data-hard' in a: self.players[-1]['stops']['hard'] = ['on', 'off']
+        if 'data-set' in a: self.sets.append((self.getpos(), [s.split('=') for s in a['data-set'].split('&')]))
+        if 'data-follows' in a: self.now = ('follows', a['data-follows'])
+    def handle_data(self, data):
+        if self.now is None: return
+        (kind,what),self.now = self.now,None
+        if kind == 'follows': self.follows.append((self.getpos(), what, data))
+        else:
+            self.players[-1]['stops'].setdefault(self.menu, []).append(data)
+            if what: self.players[-1]['start'][self.menu] = data
+    def meant(self, place, names):
+        "The player that a sentence means: as `meant` of page.js finds it."
+        def known(p): return sum(n in p['stops'] or n in MEASURED and p['packed'] is not None for n in names)
+        best = [p for p in self.players if known(p) == max(map(known, self.players)) > 0]
+        return next((p for p in best[::-1] if p['place'] < place), best[0] if best else None)
+
+MEASURED = 'smallest slope', 'largest slope', 'mean slope', 'mean distance'
+
+def shows(player):
+    "What a player tells its sentences when it starts: its knobs, and what is measured of its curves."
+    data = json.loads(decompress(b64decode(player['packed'])))
+    row, = data['rows']
+    names = [n for n in player['stops'] if n not in ('hard', *row['grid'])]
+    setting = 0
+    for n,stops in zip(names, row['stops'], strict=True): setting = setting*len(stops)+stops.index(player['start'][n])
+    text,_,near,*_ = data['strings'][row['frames'][0][setting][3]].split('|')
+    slopes = re.fullmatch(r'(\S+) to (\S+?)(?:, mean (\S+))?', text).groups()
+    return player['start'] | dict(zip(MEASURED, (*slopes, near)))
+
+@pytest.mark.parametrize('page', [n for n in map(slug, NBS) if n != 'try_it'])
+def test_sentences_and_their_players(site, page):
+    """A link that sets a player names knobs and stops that it has; a number that follows one is what it shows at first.
+    A page of an estimator with a player has both."""
+    story = Story(site/f'{page}.html')
+    for place,settings in story.sets:
+        player = story.meant(place, [n for n,_ in settings])
+        assert player, settings
+        for name,text in settings: assert text in player['stops'].get(name, ()), (name, text, player['stops'])
+    wrong = [(what, said, now) for place,what,said in story.follows
+        if said != (now := shows(story.meant(place, [what]))[what])]
+    assert not wrong
+    if page in ESTIMATORS + ['checks'] and story.players: assert story.sets and story.follows
 
 # --- in a browser
 def walk(test): return pytest.mark.slow(needs_browser(test))

@@ -13,6 +13,9 @@ import html
 import importlib
 import json
 import re
+import sys
+from importlib import metadata
+from inspect import getsource
 from pathlib import Path
 from urllib.parse import quote
 
@@ -114,11 +117,15 @@ def folder_page(title, openings, syms, titles=None):
     return '\n\n'.join([f'# {title}', meta(title, f'{title}: {heads}.', ()), '\n'.join(lines),
         toctree((Path(n).stem for n in openings), titles)]) + '\n'
 
-SETS = r'(?<!!)\[([^\]]+)\]\(#([\w.-]+=[^)\s]*)\)'      # [alpha at 20](#alpha=20), [here](#left=soft_round&alpha=2)
+# [alpha at 20](#alpha=20), [here](#left=soft_round&alpha=2); [5](#now=alpha), [2.53](#now=largest_slope)
+SETS = r'(?<!!)\[([^\]]+)\]\(#([\w.-]+=[^)\s]*)\)'
 
 def set_player(m):
-    "A link that sets the player before it, or the next one."
+    "A link that sets the player before it, or the next one; of `now=alpha`, a number that follows that player."
     said = re.sub('`([^`]*)`', r'<code>\1</code>', m[1])
+    if m[2].startswith('now='):
+        what = html.escape(m[2][4:].replace('_', ' '))
+        return f'<span class="shok-now" data-follows="{what}">{said}</span>'
     return f'<button type="button" class="shok-set" data-set="{html.escape(m[2])}">{said}</button>'
 
 def foreign(inventories):
@@ -233,6 +240,11 @@ def convert(nb, syms, pkg, base='', terms=()):
             out += _code(c, mod)
     return nb | dict(cells=out)
 
+def installed():
+    "The packages that a page may meet, with Python's version."
+    found = {(d.name, d.version) for d in metadata.distributions()}
+    return repr((sys.version, sorted(found, key=str))).encode()
+
 def known(lib, text, root, nbs):
     "Stands for all that a page reads besides its own cells: the library, and the files that its `text` names."
     data = [f for f in (*root.glob('bench/*.*'), *root.glob('docs/*.bib')) if f.name in text]
@@ -256,7 +268,8 @@ def write_pages(app):
             and not name.startswith('_') and '.' not in name}
     made_of = sorted(f for kind in ('*.py', '*.js', '*.css') for f in Path(pkg.__file__).parent.rglob(kind))
     syms |= foreign((Path(app.confdir)/'inv').glob('*.inv'))
-    lib = b''.join(f.read_bytes() for f in (*made_of, Path(app.confdir)/'_ext'/'figures.py'))
+    made_of += [Path(app.confdir)/'_ext'/'figures.py']
+    lib = b''.join(f.read_bytes() for f in made_of) + installed() + getsource(relink).encode()
     base = f'{cfg.literate_git_url}/blob/{cfg.literate_branch}/' if cfg.literate_git_url else ''
     root = Path(app.confdir)/cfg.literate_nbs
     folders = grouped(root, cfg.literate_folders)

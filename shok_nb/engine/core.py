@@ -57,11 +57,15 @@ def _recompute(f, *args):
     return checkpoint(f, *args, use_reentrant=False) if _for_cpu(args[0]) else f(*args)
 
 # %% ../../nbs/engine/10_core.ipynb #d4586dee
+def _keeps(op, step):
+    "Does backward want to see `x`, if nothing but `x` learns?"
+    return op.slope is not None or isinstance(step, Grid) and step.gradient != 'ste'
+
 class _Evaluate(Function):
     "`op` in eager and compiled code: keeps `x` and tensor knobs, nothing if the slope is 1."
     @staticmethod
     def forward(ctx, op, x, *rest):
-        ctx.op,ctx.keeps = op,op._keeps(rest[0]) or any(ctx.needs_input_grad[2:])
+        ctx.op,ctx.keeps = op,_keeps(op, rest[0]) or any(ctx.needs_input_grad[2:])
         if ctx.keeps:
             ctx.rest,tensors = split_tensors(rest)
             ctx.save_for_backward(x, *tensors)
@@ -112,7 +116,11 @@ def _vjp(op, needs, x, g, step, offset, *knobs):
 
 def _vjp_on(op, needs, x, g, grid, own, *knobs):
     "The same on a grid that is not even, which itself learns nothing."
-    cells,learn = grid.cells(x, own),needs[3:]
+    learn = needs[3:]
+    if op.slope is None and grid.gradient == 'clipped' and not any(learn):
+        at,ends = grid.judged(x, own)
+        return _returned(g, at, ends) if ends else g,None,None,*[None]*len(knobs)
+    cells = grid.cells(x, own)
     if grid.gradient != 'ste' and cells.ends:
         g = _returned(g, _judged(_form(op), grid, cells, *knobs), cells.ends)
     to_x = g if op.slope is None else g*op.slope(cells.v, *knobs)
@@ -210,6 +218,34 @@ def _introduce(f, name, names, defaults, **options):
     f.__signature__ = Signature([Parameter('x', place), *knobs, *last])
     f.__name__ = f.__qualname__ = name
 
+# %% ../../nbs/engine/10_core.ipynb #5f5979d4
+def _composite(op, x, rest):
+    "The value as plain ops, in float32 at least."
+    f = op.plain
+    if op.slope is None and _default(*rest[:2]): return f(x, *rest[2:])
+    dtype = _wide(x.dtype)
+    rest = [_widen(t, dtype) for t in rest]
+    if isinstance(rest[0], Grid): y = _plainly_on(f, x.to(dtype), *rest)
+    else: y = _on_grid(f, op.near, x.to(dtype), *rest)
+    return y.to(x.dtype)
+
+def _by_autograd(op, g, x, rest, needs):
+    "The gradients that `needs` asks for, from the plain ops."
+    again = torch.is_grad_enabled()                      # for a second derivative
+    with torch.enable_grad(): y = _composite(op, x, rest)
+    given = [t for t,n in zip((x, *rest), needs) if n]
+    found = torch.autograd.grad(y, given, g, create_graph=again, allow_unused=True)
+    grads = iter(found)
+    return [next(grads) if n else None for n in needs]
+
+def _in_pieces(op, job, needs, ts, rest):
+    "`job` in pieces: replayed if all it depends on is written in the key."
+    name = job.__name__
+    kernel = partial(_kernel, op, name, needs)
+    asked = (needs,) if needs else ()
+    key,flat = _cut_as(rest[0], (op.label, name, *asked) if op.pure else None)
+    return _pieces(partial(job, op, *asked), key, ts, rest, kernel, flat)
+
 # %% ../../nbs/engine/10_core.ipynb #76413f96
 class estimator:
     """An elementwise operation with its own slope, right under every transform, on any grid.
@@ -306,10 +342,6 @@ class estimator:
 
     def _common(self, x): return self.forward(x, 1., 0.)
 
-    def _keeps(self, step):
-        "Does backward want to see `x`, if nothing but `x` learns?"
-        return self.slope is not None or isinstance(step, Grid) and step.gradient != 'ste'
-
     def composite(self,
         x:Tensor,  # Values; any shape, floating dtype
         *rest      # `step`, `offset` and all knobs, in their order
@@ -329,13 +361,7 @@ class estimator:
             >>> nearest.composite(torch.tensor([0.4, 1.7]), 1., 0.)
             tensor([0., 2.])
         """
-        f = self.plain
-        if self.slope is None and _default(*rest[:2]): return f(x, *rest[2:])
-        dtype = _wide(x.dtype)
-        rest = [_widen(t, dtype) for t in rest]
-        if isinstance(rest[0], Grid): y = _plainly_on(f, x.to(dtype), *rest)
-        else: y = _on_grid(f, self.near, x.to(dtype), *rest)
-        return y.to(x.dtype)
+        return _composite(self, x, rest)
 
     def forward(self,
         x:Tensor,  # Values; any shape, floating dtype
@@ -357,16 +383,7 @@ class estimator:
             tensor([0., 2.])
         """
         if self.single and _default(*rest[:2]): return self.value(x, *rest[2:])
-        return self._run(_value, (), (x,), rest)[0]
-
-    def _run(self, job, needs, ts, rest):
-        "`job` in pieces: replayed if all it depends on is written in the key."
-        name = job.__name__
-        kernel = partial(_kernel, self, name, needs)
-        asked = (needs,) if needs else ()
-        key,flat = _cut_as(rest[0], (self.label, name, *asked) if self.pure else None)
-        f = partial(job, self, *asked)
-        return _pieces(f, key, ts, rest, kernel, flat)
+        return _in_pieces(self, _value, (), (x,), rest)[0]
 
     def backward(self,
         g:Tensor,  # Gradient of the value
@@ -392,15 +409,10 @@ class estimator:
             >>> with torch.no_grad(): f.backward(torch.ones(2), x, 1., 0., needs=(True, False, False))
             [tensor([3., 3.]), None, None]
         """
-        again = torch.is_grad_enabled()                  # for a second derivative
-        if again or mode() == 'transform':
-            with torch.enable_grad(): y = self.composite(x, *rest)
-            given = [t for t,n in zip((x, *rest), needs) if n]
-            found = torch.autograd.grad(y, given, g, create_graph=again, allow_unused=True)
-            grads = iter(found)
-            return [next(grads) if n else None for n in needs]
+        if torch.is_grad_enabled() or mode() == 'transform':
+            return _by_autograd(self, g, x, rest, needs)
         needs = tuple(needs)
-        to_x,*to_rest = self._run(_vjp, needs, (x, g), rest)
+        to_x,*to_rest = _in_pieces(self, _vjp, needs, (x, g), rest)
         if to_x.shape != x.shape: to_x = to_x.sum_to_size(x.shape)
         if any(needs[1:]):
             to_rest = [None if d is None else d.to(t.dtype) for t,d in zip(rest, to_rest)]

@@ -61,6 +61,11 @@ class Grid:
         "`own`: a tensor that the grid needs, in the place of the offset."
         raise NotImplementedError
 
+    def judged(self, x, own=0.):
+        "What `clipped` holds against the ends, and the ends: less than all cells, if it may."
+        cells = self.cells(x, own)
+        return cells.x,cells.ends
+
 def _step_at(step, x):
     "The step around each `x`: of a grid that is not even it is a tensor."
     return step.cells(x).worth if isinstance(step, Grid) else step
@@ -77,12 +82,13 @@ def _judged(f, grid, cells, *knobs):
 def _returned(g, y, ends):
     "`g` where `y` is within the ends, else 0; in one operation if they are numbers."
     if isinstance(ends[0], Tensor): return torch.where((y < ends[0]) | (y > ends[1]), 0., g)
-    low,high = ends[0]-_ulp(ends[0], y.dtype),ends[1]+_ulp(ends[1], y.dtype)
+    eps = torch.finfo(y.dtype).eps
+    low,high = ends[0]-eps*_power(ends[0]),ends[1]+eps*_power(ends[1])  # the next floats
     return torch.ops.aten.hardtanh_backward(g, y, low, high)
 
-def _ulp(e, dtype):
-    "How far the next float is, away from 0."
-    return math.ldexp(torch.finfo(dtype).eps, math.frexp(e)[1]-1)
+def _power(e):
+    "The largest power of two that is not above the magnitude of a number."
+    return math.ldexp(.5, math.frexp(e)[1])
 
 def _plainly_on(f, x, grid, own, *knobs):
     "The value on a grid as plain ops that any transform can differentiate."

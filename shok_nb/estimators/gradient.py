@@ -95,6 +95,7 @@ def _largest(g, dim, eps:float|Tensor=0., group=None):
 
 def _over(m): return torch.where(m == 0, 1., m)            # what to divide by
 
+# %% ../../nbs/estimators/40_gradient.ipynb #4c1ff0af
 class _Regrade(Function):
     "The identity; backward is `f` of the gradient and `rest`, tensors or None, all it keeps."
     @staticmethod
@@ -131,6 +132,7 @@ def _regraded_nowhere(fn, x, *args): return _view(x)
 _regrade = by_mode(_regraded, transform=either(_regraded_inside, _refused_inside),
     export=_regraded_nowhere)
 
+# %% ../../nbs/estimators/40_gradient.ipynb #25596c2c
 def _along(fn, d, x, arg='dim'):
     "The number of an axis of `x`, from 0 on."
     if isinstance(d, bool) or not isinstance(d, numbers.Integral):
@@ -164,6 +166,7 @@ def _check_group(group):
         'normalize_grad: group must be a torch.distributed.ProcessGroup')
     _outside('normalize_grad: group')
 
+# %% ../../nbs/estimators/40_gradient.ipynb #cb1d354a
 def normalize_grad(
     x:Tensor,     # Values; any shape, floating dtype
     *,

@@ -125,6 +125,7 @@ def _inside_cell(d): return _saturate(d, _EDGE, 1-_EDGE)
 def _drawn_noise(u, p): return _scalar(u, p).clamp(min=2**-26)
 def _inner(d): return 1 - (d-_inside_cell(d)).abs().ceil()      # 1 or 0
 
+# %% ../../nbs/estimators/32_neighbours.ipynb #7fe718ed
 def _between_two(kind):
     "Value, slope and plain form of a mixture of two neighbours."
     chance,steep = _CHANCES[kind]
@@ -148,6 +149,7 @@ def _between_two(kind):
         return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
     return value,slope,plain
 
+# %% ../../nbs/estimators/32_neighbours.ipynb #08abcb64
 def _among_three(kind):
     "The same of three neighbours."
     chance,steep = _CHANCES[kind]
@@ -176,6 +178,7 @@ def _among_three(kind):
         return _nan_to_zero(change*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
     return value,slope,value
 
+# %% ../../nbs/estimators/32_neighbours.ipynb #c942a917
 @_cached
 def _sga(kind, neighbours):
     value,slope,plain = (_between_two if neighbours == 2 else _among_three)(kind)

@@ -20,7 +20,7 @@ from shok_nb.engine.arguments import (
     check_input,
     check_knob,
 )
-from ..engine.grid import Cells, Grid, _Gradient
+from ..engine.grid import Cells, Grid, _Gradient, _power
 from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
 
@@ -90,10 +90,6 @@ def _binade(x):
     ints,mantissa,exponents = _BITS[x.dtype]
     return (x.view(ints) & exponents << mantissa).view(x.dtype)
 
-def _power(largest):
-    "The largest power of two that is not above a number."
-    return 2.**(math.frexp(largest)[1]-1)
-
 _E8M0 = 2.**-127, 2.**127                    # the least and the largest of the shared scales
 
 def _span(dtype):
@@ -117,8 +113,11 @@ class _Floats(Grid):
         step = step.clamp(max(self.finest, least), min(self.coarsest, most))
         def raw(n): return n*step
         def value(n): return self.hold(raw(n))
-        ends = None if self.largest >= most else (-self.largest, self.largest)
-        return Cells(x/step, x, step, ends, raw, value)
+        return Cells(x/step, x, step, self.judged(x)[1], raw, value)
+
+    def judged(self, x, own=0.):
+        beyond_none = self.largest >= _span(x.dtype)[1]
+        return x,None if beyond_none else (-self.largest, self.largest)
 
     def hold(self, y):
         "`y` in the range of the format."
@@ -148,11 +147,11 @@ _DTYPES = {torch.float16: 'float16', torch.bfloat16: 'bfloat16',
     torch.float8_e4m3fn: 'e4m3', torch.float8_e5m2: 'e5m2',
     torch.float8_e4m3fnuz: 'e4m3fnuz', torch.float8_e5m2fnuz: 'e5m2fnuz'}
 
-def _format_of(format, fn, *others)->Any:
+def _format_of(format, fn, *others, arg='format')->Any:
     "A format as it was given, by its name or by torch's dtype."
     if isinstance(format, FloatFormat): return format
     name:Any = _DTYPES.get(format, format) if isinstance(format, torch.dtype) else format
-    check_choice(name, fn, 'format', (*FORMATS, *others))
+    check_choice(name, fn, arg, (*FORMATS, *others))
     return FORMATS.get(name, name)
 
 def _grid_of(f, saturate=True, gradient:_Gradient='ste')->Any:

@@ -19,7 +19,6 @@ from shok_nb.quantization.fake_quantize import (
     _check_values,
     _groups,
     _range_of,
-    fake_quantize,
 )
 
 # %% ../../nbs/quantization/20_calibrate.ipynb #56a00005
@@ -142,11 +141,25 @@ def percentile_init(
     return _given(_grid_of_range(low, high, qmin, qmax, zero_point), shape)
 
 # %% ../../nbs/quantization/20_calibrate.ipynb #56a00008
-def _error(v, grid, qmin, qmax):
-    "Mean squared error of each group on a grid."
+_LOOKED_AT = 1 << 22        # values of a group that the search looks at
+_AT_ONCE = 1 << 17          # values that fit in the cache, for a hundred looks at them
+
+def _error(v, grid, ends, room):
+    "Mean squared error of each group on a grid, computed in `room`."
     scale,zero_point = grid
-    y = fake_quantize(v, scale, 0 if zero_point is None else zero_point, (qmin, qmax))
-    return (y-v).square().mean(1, keepdim=True)
+    torch.div(v, scale, out=room).round_()
+    if zero_point is not None: room.add_(zero_point)
+    room.clamp_(*ends)
+    if zero_point is not None: room.sub_(zero_point)
+    torch.addcmul(v, room, scale, value=-1, out=room)
+    return room.mul_(room).mean(1, keepdim=True)
+
+def _clipped(v, grid, ends, room):
+    "The part of that error which no finer grid of the same codes takes away."
+    scale,zero_point = grid
+    low,high = ends if zero_point is None else (ends[0]-zero_point-.5, ends[1]-zero_point+.5)
+    torch.clamp(v, low*scale, high*scale, out=room).sub_(v)
+    return room.mul_(room).mean(1, keepdim=True)
 
 def _golden(f, a, b, steps):
     "Between `a` and `b` of each group, where `f` is least (Kiefer 1953)."
@@ -156,9 +169,32 @@ def _golden(f, a, b, steps):
     for _ in range(steps):
         down = low < high
         a,b = torch.where(down, a, left),torch.where(down, right, b)
-        left,right = b-share*(b-a),a+share*(b-a)
-        low,high = f(left),f(right)
+        at = torch.where(down, b-share*(b-a), a+share*(b-a))
+        e = f(at)
+        left,right = torch.where(down, at, right),torch.where(down, left, at)
+        low,high = torch.where(down, e, high),torch.where(down, low, e)
     return (a+b)/2
+
+def _best_share(error, clipped, like, golden):
+    "The share of the range of each group where its error is least."
+    best = torch.ones_like(like)
+    least = error(best)
+    for i in range(99, 0, -1):
+        share = torch.full_like(like, i/100)
+        if i % 5 == 0 and (clipped(share) >= least).all(): break      # nor is any below it
+        e = error(share)
+        best,least = torch.where(e < least, share, best),torch.minimum(e, least)
+    if not golden: return best
+    finer = _golden(error, (best-.01).clamp(min=1e-3), best+.01, 20)
+    return torch.where(error(finer) < least, finer, best)
+
+def _in_parts(*tensors):
+    "Some groups at a time; of a very long group, values at equal distances."
+    n = tensors[0].shape[1]
+    few = tensors[0][:, ::math.ceil(n/_LOOKED_AT)]
+    many = _AT_ONCE if few.device.type == 'cpu' else _LOOKED_AT
+    rows = max(many//few.shape[1], 1)
+    return zip(*(t.split(rows) for t in (few, *tensors[1:])))
 
 def mse_init(
     x:Tensor,              # Weights, or activations of some batches
@@ -198,15 +234,11 @@ def mse_init(
     v,shape,qmin,qmax = _settle(x, 'mse_init', bits, signed, zero_point, axis, block)
     check_choice(search, 'mse_init', 'search', ('grid', 'golden'))
     low,high = _reach(v, qmin, zero_point)
-    def grid(share): return _grid_of_range(low*share, high*share, qmin, qmax, zero_point)
-    def error(share): return _error(v, grid(share), qmin, qmax)
-    best = torch.ones_like(high)
-    least = error(best)
-    for i in range(1, 100):
-        share = torch.full_like(high, i/100)
-        e = error(share)
-        best,least = torch.where(e < least, share, best),torch.minimum(e, least)
-    if search == 'golden':
-        finer = _golden(error, (best-.01).clamp(min=1e-3), best+.01, 20)
-        best = torch.where(error(finer) < least, finer, best)
-    return _given(grid(best), shape)
+    def grid(low, high): return _grid_of_range(low, high, qmin, qmax, zero_point)
+    def best(v, low, high):
+        ends,room = (qmin, qmax),torch.empty_like(v)
+        def error(t): return _error(v, grid(low*t, high*t), ends, room)
+        def clipped(t): return _clipped(v, grid(low*t, high*t), ends, room)
+        return _best_share(error, clipped, high, search == 'golden')
+    share = torch.cat([best(*part) for part in _in_parts(v, low, high)])
+    return _given(grid(low*share, high*share), shape)

@@ -14,8 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from ..engine.arguments import check_flag, check_model
+from ..engine.pieces import _wide
+from ..grids.blocks import _MX
+from ..grids.codebooks import NF4, levels_round
+from ..grids.files import _e2m1_codes, _mx4, _nv4
+from ..grids.floats import _DTYPES, FORMATS, _grid_of, float_round
+from .between import Add, Concatenate, _operations_of
 from shok_nb.quantization.flow import (
     _alike,
+    _evaluating,
+    _feed,
+    _fields,
     _first_line,
     _flow,
     _gap,
@@ -23,8 +32,15 @@ from shok_nb.quantization.flow import (
     _same,
     _tensors,
 )
-from .integers import _CONVOLUTIONS, Dequantize, IntegerLayer, pack_int4
-from .models import LayerReport, _evaluating, _feed, _loose, _weights_of
+from shok_nb.quantization.integers import (
+    _CONVOLUTIONS,
+    Dequantize,
+    IntegerLayer,
+    _Codes,
+    pack_int4,
+)
+from .models import LayerReport, _loose, _weights_of
+from .operators import IntegerAdd, IntegerConcatenate, IntegerMean
 from .quantizer import Quantizer
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00001
@@ -61,6 +77,7 @@ def _not_torchs(m, base):
 def _no_grid(q):
     "Why the runtime has no codes for these activations, or None."
     if q is None: return 'float activations'
+    if q.format: return f'activations in {q.format}'
     low,high = q.range()
     if high-low != 255: return f'activations of {high-low+1} codes'
     if (q.axis, q.block) != (None, None): return 'activations per channel'
@@ -77,6 +94,7 @@ def _floats_because(m):
     q = _weight_quantizer(m, 'weight')
     if q is None: return 'float weights'
     if told := _no_grid(getattr(m, 'input_quantizer', None)): return told
+    if q.format: return f'weights in {q.format}'
     low,high = q.range()
     if q.has_zero_point or q.block is not None: return 'weights with zero points or blocks'
     if q.axis not in (None, 0): return 'weights not per channel'
@@ -137,13 +155,20 @@ class _Made:
     name:str
     old:Any
     norm:Any           # The normalization that is folded into it, or None
-    layer:IntegerLayer
-    rounded:Tensor     # Largest change by what was rounded, per channel
-    terms:Tensor       # Sum of the sizes of what the bias is made of, per channel
+    layer:Any          # An IntegerLayer or an integer operation
+    rounded:Any = None # Largest change by what was rounded, per channel
+    terms:Any = None   # Sum of the sizes of what the bias is made of, per channel
     next:Any = None    # The quantizer that takes its codes, or None
-    inputs:list = field(default_factory=list)     # Of each call, as it was
+    inputs:list = field(default_factory=list)     # Of each call, as they were
     outputs:list = field(default_factory=list)    # Behind the normalization, if there is one
     gap:float = 0.
+
+def _made_operation(name, m, quantizers):
+    "An integer operation for `m`."
+    grids = [_entering_grid(q) for q in quantizers]
+    if isinstance(m, Concatenate): layer = IntegerConcatenate(grids, m.dim)
+    else: layer = IntegerAdd(*grids) if isinstance(m, Add) else IntegerMean(*grids)
+    return _Made(name, m, None, layer)
 
 def _made(name, m, norm):
     "An `IntegerLayer` for `m` and the normalization behind it, or why there is none."
@@ -182,12 +207,26 @@ def _foldable(m):
     if type(m) not in _NORMS or m.running_var is None: return False
     return not _not_torchs(m, type(m))
 
-def _flow_or_none(model, example, layers):
+_CLIPS = nn.ReLU,nn.ReLU6
+
+def _relus(model):
+    "The ReLUs of torch's own, ReLU6 among them."
+    return [m for m in model.modules() if type(m) in _CLIPS and not _not_torchs(m, type(m))]
+
+def _stays(m, relus, layer):
+    "Do codes of the layer go on as they are, into no module or a ReLU that clips none?"
+    if m is None or m not in relus: return m is None
+    if layer.out_zero_point != 0: return False
+    return type(m) is nn.ReLU or bool((6/layer.out_scale).round() >= 255)
+
+def _flow_or_none(model, example, layers, operations):
     "Who feeds whom, or None and why it is not known."
     if not layers: return None,''
     quantizers = [m.input_quantizer for m in layers]
+    quantizers += [q for qs in operations.values() for q in qs]
     norms = [m for m in model.modules() if _foldable(m)]
-    try: return _flow(model, example, [*layers, *quantizers, *norms]),''
+    watched = *layers,*dict.fromkeys(quantizers),*norms,*operations,*_relus(model)
+    try: return _flow(model, example, [*watched]),''
     except _NoFlow as e: return None,str(e)
 
 def _made_or_why(flow, m, name, norms):
@@ -197,27 +236,61 @@ def _made_or_why(flow, m, name, norms):
     if isinstance(found, str) and norm is not None: return _made(name, m, None)
     return found
 
-def _hand_on(flow, made):
-    "Layers whose codes reach one quantizer, and nobody else, give codes on its grid."
-    entering = {m.input_quantizer for m in made}
-    for m,one in made.items():
-        ends = flow.outputs(one.norm or m)
-        reached = flow.reached(ends) if ends else None
-        if not reached or len(reached) > 1 or reached[0] not in entering: continue
-        one.next = reached[0]
-        one.layer.feeds(*_entering_grid(one.next))
+def _same_grid(quantizers):
+    "Are these quantizers one grid?"
+    grids = [_entering_grid(q) for q in quantizers]
+    return all(torch.equal(a, b) for g in grids[1:] for a,b in zip(g, grids[0]))
 
-def _planned(model, flow, layers, because):
+def _next(flow, m, one, entering, relus)->Any:
+    "The quantizer whose codes a layer can give: that of all that its output reaches; or None."
+    ends = flow.outputs(one.norm or m)
+    reached:Any = flow.reached(ends, relus) if ends else None
+    fits = reached and {*reached} <= entering and _same_grid(reached)
+    return reached[0] if fits else None
+
+def _quantizers(m, operations):
+    "What quantizes the inputs of a layer or of an operation."
+    return operations[m] if m in operations else [m.input_quantizer]
+
+def _hand_on(flow, made, operations, relus):
+    "What reaches quantizers of one grid, and nobody else, gives codes on that grid."
+    while True:
+        entering = {q for m in made for q in _quantizers(m, operations)}
+        for m,one in made.items(): one.next = _next(flow, m, one, entering, relus)
+        lost = [m for m,one in made.items() if m in operations and one.next is None]
+        if not lost: break
+        for m in lost: del made[m]
+    for one in made.values():
+        if one.next is not None: one.layer.feeds(*_entering_grid(one.next))
+
+def _planned(model, flow, layers, operations, because):
     "Layers of integers for those that can be one; why others cannot goes to `because`."
     norms = {m for m in model.modules() if _foldable(m)} if flow else set()
     made = {}
     for m,name in layers.items():
         if m in because: continue
-        found = _made_or_why(flow, m, name, norms)
+        if m in operations: found = _made_operation(name, m, operations[m])
+        else: found = _made_or_why(flow, m, name, norms)
         if isinstance(found, str): because[m] = found
         else: made[m] = found
-    if flow: _hand_on(flow, made)
-    return made
+    if flow: _hand_on(flow, made, operations, {*_relus(model)})
+    for m in operations:
+        if m not in made: because.setdefault(m, 'what comes next takes no codes')
+    return {m: one for m,one in made.items() if m not in because}
+
+def _needless(flow, made, relus):
+    "ReLUs that get codes of which none is below 0, where the runtime would not see that."
+    if flow is None: return []
+    passed = set()
+    for m,one in made.items():
+        todo = [*flow.outputs(one.norm or m)] if one.next is not None else []
+        while todo:
+            users = [*todo.pop().users]
+            stays = [u for u in users if _stays(flow.enters(u), relus, one.layer)]
+            passed.update(stays)
+            todo += stays
+    def forks(m): return type(m) is nn.ReLU6 or any(len(n.users) > 1 for n in flow.outputs(m))
+    return [m for m in relus if forks(m) and flow.inputs(m) and {*flow.inputs(m)} <= passed]
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00007
 @contextmanager
@@ -234,14 +307,14 @@ def _outputs(model, example)->Any:
     try: return [t.clone() for t in _tensors(out)]
     except TypeError: return None
 
-def _first(args, kwargs): return args[0] if args else kwargs['input']
+def _entered(args, kwargs): return [*args, *kwargs.values()]
 
 def _recorded(model, example, layers):
     "Run the model as it is; what enters and leaves each layer is kept."
     hooks = []
     for made in layers:
         def enters(m, args, kwargs, made=made):
-            made.inputs.append(_first(args, kwargs).clone())
+            made.inputs.append([t.clone() for t in _entered(args, kwargs)])
         def leaves(m, args, out, made=made): made.outputs.append(out.clone())
         made.inputs.clear()
         made.outputs.clear()
@@ -270,12 +343,29 @@ def _on_grid(out, quantizer, y):
     loose = .5 if half else .02
     return bool(((whole <= 1) & ((apart-whole).abs() <= loose) | (wanted != wanted)).all())
 
-def _judge(made, x, out, call):
+def _judge_operation(made, xs, out, call):
+    "What is wrong with a call of an integer operation, or None; its gap is kept."
+    for i,(x,before) in enumerate(zip(xs, made.inputs[call])):
+        if not _alike(made.layer._entering(x, i), made.layer._entering(before, i)):
+            return 'gets other codes than before'
+    scale,was = made.layer.out_scale,made.outputs[call]
+    wanted = made.next(was)
+    half = was.dtype in (torch.float16, torch.bfloat16)
+    loose = (.5 if half else .02)*scale
+    same = (out-wanted).abs() <= loose
+    tie = ((wanted+out)/2-was).abs() <= loose                  # it lies as far from both
+    next_to = (out-wanted).abs() < 1.5*scale
+    if not (same | tie & next_to | (was != was)).all():
+        return 'gives other codes than its operation'
+    made.gap = max(made.gap, _gap(out, wanted))
+
+def _judge(made, xs, out, call):
     "What is wrong with a call of a layer of integers, or None; its gap is kept."
     layer = made.layer
     if call >= len(made.inputs): return 'is called more often than before'
+    if not isinstance(layer, IntegerLayer): return _judge_operation(made, xs, out, call)
+    x,before = xs[0],made.inputs[call][0]
     q = layer._entering(layer._batch(x))
-    before = made.inputs[call]
     if not _alike(q, layer._entering(layer._batch(before))):
         return 'gets other codes than before'
     read = layer._batch(made.old.input_quantizer(before)).to(q.dtype)/layer.input_scale
@@ -297,7 +387,7 @@ def _proved(model, example, layers, outputs):
         calls = count()
         def hook(m, args, kwargs, out):
             call = next(calls)
-            told = _judge(made, _first(args, kwargs), out, call)
+            told = _judge(made, _entered(args, kwargs), out, call)
             if told: raise _Differs(f'{made.name} {told}')
             was = made.outputs[call]
             return was if made.next is None else made.next(was)
@@ -335,9 +425,9 @@ def _replace(model, new, changes):
         for name,child in [*parent._modules.items()]:
             if child in new: changes.set(parent._modules, name, new[child])
 
-def _swap(model, made, changes):
-    "The layers of integers in their places, and nothing where a normalization was folded."
-    new = {m: found.layer for m,found in made.items()}
+def _swap(model, made, relus, changes):
+    "The layers of integers in their places, and nothing where something became part of one."
+    new = {m: found.layer for m,found in made.items()} | {m: nn.Identity() for m in relus}
     new |= {found.norm: nn.Identity() for found in made.values() if found.norm is not None}
     _replace(model, new, changes)
 
@@ -368,17 +458,17 @@ def _still_called(model, example, made):
         raise _Differs(f'the model fails: {_first_line(failed)}')
     return found,outputs
 
-def _integers_of(model, example, flow, layers, because, pack, changes):
+def _integers_of(model, example, flow, layers, operations, because, pack, changes):
     "Layers of integers in their places, proved; the outputs before and after."
     while True:
-        made = _planned(model, flow, layers, because)
-        if pack:
-            for one in made.values(): _pack(one.layer)
+        made = _planned(model, flow, layers, operations, because)
+        for one in made.values():
+            if pack and isinstance(one.layer, IntegerLayer): _pack(one.layer)
         before = _recorded(model, example, made.values())
         unseen = [m for m,one in made.items() if not one.inputs]
         because |= dict.fromkeys(unseen, 'not reached by the example')
         if unseen: continue
-        _swap(model, made, changes)
+        _swap(model, made, _needless(flow, made, _relus(model)), changes)
         held,after = _still_called(model, example, made)
         if not held: break
         changes.undo()
@@ -387,6 +477,8 @@ def _integers_of(model, example, flow, layers, because, pack, changes):
     return made,before,after
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f0000a
+_E2M1 = 0., .5, 1., 1.5, 2., 3., 4., 6., -0., -.5, -1., -1.5, -2., -3., -4., -6.
+
 def _kind_of_codes(low, high):
     if -128 <= low and high <= 127: return torch.int8
     return torch.uint8 if 0 <= low and high <= 255 else torch.int32
@@ -396,6 +488,7 @@ def _stored(m, layer, name, pack):
     q = _weight_quantizer(m, name)
     w,value = _quantized(m, name)
     if not w.isfinite().all(): return None,'floats: a weight that is no finite number'
+    if q.format: return _stored_format(m, q, f'{layer}.{name}', w, value, pack)
     codes = q.to_codes(w)
     scale,code = q.grid()
     low,high = q.range()
@@ -406,11 +499,67 @@ def _stored(m, layer, name, pack):
     if code is not None: code = code.to(kind)
     how = dict(axis=q.axis, block=q.block, packed=packed, dtype=value.dtype)
     weight = Dequantize(scale, code, **how)
-    if not _alike(weight(stored), value):
-        raise _Differs(f'{layer}.{name} has other codes than its quantizer')
-    stored = nn.Parameter(stored, requires_grad=False)
-    made = parametrize.ParametrizationList([weight.train(m.training)], stored, unsafe=True)
+    made = _in_place(m, f'{layer}.{name}', weight, stored, value)
     return made,'int4' if small else str(kind).removeprefix('torch.')
+
+def _in_place(m, place, weight, codes, value):
+    "What stands for a weight of a layer, if it gives exactly the value of the quantizer."
+    if not _alike(weight(codes), value):
+        raise _Differs(f'{place} has other codes than its quantizer')
+    return _Codes([weight.train(m.training)], nn.Parameter(codes, requires_grad=False),
+        unsafe=True)
+
+def _dtype_of(format):
+    "Torch's dtype of a format, or None."
+    return next((d for d,n in _DTYPES.items() if format == n), None)
+
+_mx8 = _MX(element=_grid_of(FORMATS['e4m3']), format=FORMATS['e4m3'], block=32, scale='floor',
+    gradient='ste')
+_GRIDS:dict[str, Any] = dict(mxfp4=_mx4, mxfp8=_mx8, nvfp4=_nv4)
+_HALF_A_BYTE:dict[str, Any] = dict(nf4=NF4, e2m1=_E2M1, mxfp4=_E2M1, nvfp4=_E2M1)
+
+def _of_blocks(q, w):
+    "Elements of a format with scales of its own, and the scales as in `Dequantize`."
+    grid,whole = _GRIDS[q.format],q.format == 'nvfp4'
+    v = w.to(_wide(w.dtype)).unflatten(-1, (-1, grid.block))
+    own = q.scale.detach().view(()).to(v.dtype)
+    scale = grid.shared(v, own) if whole else grid.shared(v)
+    element = grid.element.cells(v*((1/own)/scale) if whole else v/scale)
+    kept = dict(tensor_scale=q.scale.detach()) if whole else {}
+    if whole: stored = scale.to(torch.float8_e4m3fn)
+    else: stored = (torch.frexp(scale)[1]+126).to(torch.uint8)
+    kept |= dict(scale=stored.squeeze(-1), block=grid.block)
+    return element.value(element.v.round()).flatten(-2),kept
+
+def _of_numbers(q, w):
+    "The same for a format with a scale for all, for each channel or for each block."
+    v,scale = q._blocks(w).to(_wide(w.dtype)),q.grid()[0].detach()
+    v = v/q._laid_beside(scale, v).to(v.dtype)
+    v = levels_round(v, NF4) if q.format == 'nf4' else float_round(v, q.format)
+    return v.reshape(w.shape),dict(scale=scale, axis=q.axis, block=q.block)
+
+def _at_level(numbers, format, pack):
+    "Which of its 16 levels each number is, and the levels."
+    levels = torch.tensor(_HALF_A_BYTE[format], device=numbers.device)
+    if format != 'nf4': at = _e2m1_codes(numbers)
+    else: at = torch.searchsorted(levels.to(numbers), numbers.contiguous())
+    if not pack: return at.to(torch.uint8),dict(levels=levels)
+    kept = dict(levels=levels, packed=tuple(at.shape))
+    return pack_int4((at.to(torch.int8) ^ 8) - 8),kept
+
+def _stored_format(m, q, place, w, value, pack):
+    "The same for a format: numbers of torch's dtype, or 4 bits that say which of 16 levels."
+    kind,dtype = q.format,_dtype_of(q.format)
+    if dtype is None and kind not in (*_GRIDS, *_HALF_A_BYTE):
+        return None,f'floats on the grid of {kind}'
+    numbers,how = (_of_blocks if kind in _GRIDS else _of_numbers)(q, w)
+    if kind in _HALF_A_BYTE:
+        codes,levels = _at_level(numbers, kind, pack)
+        how |= levels
+    else: codes = numbers.to(dtype or torch.float8_e4m3fn)
+    weight = Dequantize(dtype=value.dtype, **how)
+    word = kind if dtype is None else str(dtype).removeprefix('torch.')
+    return _in_place(m, place, weight, codes, value),word
 
 def _store(m, layer, names, pack, changes):
     "Codes in place of the weights of a layer; what is stored, in a word."
@@ -432,21 +581,23 @@ class Deployed(NamedTuple):
     Parameters:
         name (str): Of the layer, as in `named_modules`
         kind (str): Its class
-        weights (str): What is stored: int8, int4, int32 or floats
+        weights (str): What is stored: int8, int4, float8_e4m3fn, mxfp4, … or floats
         activations (str): 'codes to codes', 'codes to floats', or why it computes with floats
         normalization (str): The one that has become part of it, or '-'
+        kernel (str): What ONNX Runtime computes it with, or why with floats
         gap (str): Largest difference from before, over its largest output
 
     Example:
         >>> from shok_nb.quantization.deploy import Deployed
-        >>> Deployed('0', 'Linear', 'int8', 'codes to codes', '-', '1.0e-05').gap
+        >>> Deployed('0', 'Linear', 'int8', 'codes to codes', '-', 'QGemm', '1.0e-05').gap
         '1.0e-05'
     """
     name:str           # Of the layer, as in `named_modules`
     kind:str           # Its class
-    weights:str        # What is stored: int8, int4, int32 or floats
+    weights:str        # What is stored: int8, int4, float8_e4m3fn, mxfp4, … or floats
     activations:str    # 'codes to codes', 'codes to floats', or why it computes with floats
     normalization:str  # The one that has become part of it, or '-'
+    kernel:str         # What ONNX Runtime computes it with, or why with floats
     gap:str            # Largest difference from before, over its largest output
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f0000c
@@ -455,7 +606,8 @@ def _check_call(model, example, pack):
     check_model(model, 'deploy_')
     check_flag(pack, 'deploy_', 'pack')
     batch = example[0] if isinstance(example, (tuple, list)) and example else example
-    if not isinstance(batch, (Tensor, dict)):
+    several = isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], Tensor)
+    if not isinstance(batch, Tensor) and not several and _fields(batch) is None:
         raise TypeError('deploy_: example must be a batch as the model takes it, a Tensor, a '
             f'tuple that begins with one or a dict, got {type(example).__name__}')
     if isinstance(batch, Tensor) and nn.parameter.is_lazy(batch):
@@ -474,22 +626,30 @@ def _quantized_layers(model):
         raise ValueError(f'deploy_: the weights of {kind} have no Quantizer and no codes')
     raise ValueError(f'deploy_: no quantizer in {kind}; quantize_model_ first')
 
-def _left(name, kind, m):
-    "A line for a layer that nobody quantized, or whose class is not known; else None."
+def _left(name, kind, m, why):
+    "A line for what stays as it was: not quantized, not known, or no integers; else None."
     inner = isinstance(m, (Quantizer, parametrize.ParametrizationList))
-    told = 'not quantized' if _weights_of(m)[0] else _loose(m)
+    told = 'not quantized' if _weights_of(m) else _loose(m)
+    if why: return Deployed(name, kind, '-', f'floats: {why}', '-', 'floats', '-')
     if inner or not told: return None
-    return Deployed(name, kind, 'floats', told, '-', '-')
+    return Deployed(name, kind, 'floats', told, '-', 'floats', '-')
+
+def _kept(layer):
+    "The weights of a layer of integers, in a word."
+    if not isinstance(layer, IntegerLayer): return '-'
+    return 'int8' if layer.packed is None else 'int4'
 
 def _row(name, m, made, stored, because, names):
     "A line of the report: a layer of integers, one with codes or one with neither; or None."
     kind = parametrize.type_before_parametrizations(m).__name__
-    if m in stored: return Deployed(name, kind, stored[m], f'floats: {because[m]}', '-', '0')
-    if m not in made: return _left(name, kind, m)
+    if m in stored:
+        return Deployed(name, kind, stored[m], f'floats: {because[m]}', '-', 'floats', '0')
+    if m not in made: return _left(name, kind, m, because.get(m))
     one = made[m]
-    kept = 'int8' if one.layer.packed is None else 'int4'
     way = 'codes to floats' if one.layer.out_scale is None else 'codes to codes'
-    return Deployed(name, kind, kept, way, names.get(one.norm, '-'), f'{one.gap:.1e}')
+    norm = names.get(one.norm, '-')
+    kernel,gap = one.layer.kernel,f'{one.gap:.1e}'
+    return Deployed(name, kind, _kept(one.layer), way, norm, kernel, gap)
 
 def _note(before, after, why):
     "The last line of the report."
@@ -506,9 +666,24 @@ def _check_example(model, example):
     except Exception as e:
         raise ValueError(f'deploy_: the model does not take example: {_first_line(e)}') from e
 
+def _operations(model):
+    "What lies between layers and has quantizers at all its inputs, with them."
+    found = {m: [getattr(p, 'input_quantizer', None) for p in places]
+        for m,places in _operations_of(model).items()}
+    return {m: qs for m,qs in found.items() if all(isinstance(q, Quantizer) for q in qs)}
+
+def _no_operation(m, quantizers):
+    "Why this operation cannot be one of integers, or None."
+    told = [t for q in quantizers if (t := _no_grid(q))]
+    if told: return told[0]
+    own = [k for k in m.modules() if not isinstance(k, Quantizer)]
+    if any(map(_hooks_of, own)): return 'it has a hook'
+
 def _whys(model, weights):
     "Why layers cannot be layers of integers, as far as one of them tells."
     because = {m: told for m in weights if (told := _floats_because(m))}
+    for m,quantizers in _operations(model).items():
+        if told := _no_operation(m, quantizers): because[m] = told
     if model in weights: because.setdefault(model, 'the layer is the model, nothing holds it')
     return because
 
@@ -517,9 +692,11 @@ def _deployed(model, example, weights, pack, changes):
     names = {m: n or '(model)' for n,m in model.named_modules()}
     because = _whys(model, weights)
     layers = {m: names[m] for m in weights if m not in because}
+    operations = {m: qs for m,qs in _operations(model).items() if not because.get(m)}
+    given = layers | {m: names[m] for m in operations},operations
     with _repeatable(model):
-        flow,why = _flow_or_none(model, example, layers)
-        made,before,after = _integers_of(model, example, flow, layers, because, pack, changes)
+        flow,why = _flow_or_none(model, example, layers, operations)
+        made,before,after = _integers_of(model, example, flow, *given, because, pack, changes)
         rest = [m for m in weights if m not in made]
         stored = {m: _store(m, names[m], weights[m], pack, changes) for m in rest}
     rows = [_row(n, m, made, stored, because, names) for m,n in names.items()]

@@ -247,11 +247,13 @@ def _check_some(x, fn, arg='x'):
     if x.numel(): return
     raise ValueError(f'{fn}: {arg} is empty, got shape {tuple(x.shape)}')
 
-def _check_values(x, fn):
+def _check_values(x, fn, arg='x'):
     "Raises where `x` has no values to look at, or one that has no code."
-    if x.is_meta: raise ValueError(f'{fn}: x is on the meta device, where it has no values')
-    _check_some(x, fn)
-    if not x.isfinite().all(): raise ValueError(f'{fn}: x must be finite, got nan or infinity')
+    if x.is_meta:
+        raise ValueError(f'{fn}: {arg} is on the meta device, where it has no values')
+    _check_some(x, fn, arg)
+    if not x.isfinite().all():
+        raise ValueError(f'{fn}: {arg} must be finite, got nan or infinity')
 
 def lsq_init(
     x:Tensor,         # The tensor to be quantized

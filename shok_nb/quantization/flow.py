@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/quantization/53_flow.ipynb #59e00003
 import dataclasses
 import gc
+import inspect
 import io
 import logging
 import math
@@ -20,7 +21,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from .models import _evaluating, _feed
 
 # %% ../../nbs/quantization/53_flow.ipynb #59e00006
 if not hasattr(torch.ops.shok_nb, 'here'):       # once, though this may be loaded again
@@ -43,11 +43,97 @@ def _marked(modules):
     def leaves(i): return lambda m, args, out: _here(out, 2*i+1)
     hooks = []
     for i,m in enumerate(modules):
-        hooks.append(m.register_forward_pre_hook(enters(i), with_kwargs=True))
+        several = getattr(m, 'several', False)      # its places are marked, each with its own
+        if not several: hooks.append(m.register_forward_pre_hook(enters(i), with_kwargs=True))
         hooks.append(m.register_forward_hook(leaves(i)))
     try: yield
     finally:
         for h in hooks: h.remove()
+
+# %% ../../nbs/quantization/53_flow.ipynb #59e00020
+@contextmanager
+def _evaluating(model):
+    "In evaluation mode; afterwards every part is in the mode it was in."
+    was = [(m, m.training) for m in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for m,t in was: m.training = t
+
+def _fields(batch):
+    "What a mapping, a dataclass or a named tuple holds, by name; None for others."
+    if isinstance(batch, Mapping): return dict(batch)
+    if hasattr(batch, '_fields'): return batch._asdict()
+    if not dataclasses.is_dataclass(batch) or isinstance(batch, type): return None
+    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+
+def _signature(model):
+    "Of the forward of a model; of one that cannot be read, a single argument and any names."
+    try: return inspect.signature(model.forward)
+    except (TypeError, ValueError): return inspect.signature(lambda batch, **names: None)
+
+def _by_name(model, names):
+    "Are these names of arguments, and not of the fields of one?"
+    signature = _signature(model)
+    try: signature.bind(**names)
+    except TypeError: return any(k in signature.parameters for k in names)
+    return True
+
+def _needed(model):
+    "How many arguments a model cannot do without."
+    kinds = inspect.Parameter.POSITIONAL_ONLY,inspect.Parameter.POSITIONAL_OR_KEYWORD
+    given = _signature(model).parameters.values()
+    return sum(p.default is p.empty and p.kind in kinds for p in given)
+
+def _arguments(model, batch):
+    "The arguments that a batch gives, in order and by name."
+    names = _fields(batch)
+    if names is not None and all(isinstance(k, str) for k in names):
+        return ((), names) if _by_name(model, names) else ((batch,), {})
+    if not isinstance(batch, (tuple, list)): return (batch,),{}
+    n,first = _needed(model),batch[0]
+    several = isinstance(first, (tuple, list)) and 1 < n <= len(first)
+    if several or _fields(first): return _arguments(model, first)
+    return tuple(batch[:max(n, 1)]),{}
+
+def _feed(model, batch):
+    "The model on a batch as a loader gives it."
+    args,kwargs = _arguments(model, batch)
+    return model(*args, **kwargs)
+
+def _taken_apart(value, name, found):
+    "How to make `value` of its tensors, which go to `found` by name."
+    if isinstance(value, Tensor):
+        key = name if name not in found else f'{name}_{len(found)}'
+        found[key] = value
+        return lambda given: given[key]
+    fields = _fields(value)
+    if fields is None and not isinstance(value, (tuple, list)): return lambda given: value
+    if fields is None: fields = {f'{name}_{i}': v for i,v in enumerate(value)}
+    parts = {k: _taken_apart(v, k, found) for k,v in fields.items()}
+    return lambda given: _like(value, {k: part(given) for k,part in parts.items()})
+
+def _like(value, fields):
+    "One like `value` with other fields."
+    made:Any = type(value)
+    if hasattr(value, '_fields'): return made(**fields)
+    if isinstance(value, (tuple, list)): return made(fields.values())
+    if isinstance(value, Mapping): return made(fields)
+    return dataclasses.replace(value, **fields)
+
+def _inputs(model, batch):
+    "The tensors of a batch by name, and how to make the arguments of them."
+    args,kwargs = _arguments(model, batch)
+    named = [k for k in _signature(model).parameters]
+    named = dict(zip(named, args)) if len(named) >= len(args) else dict(enumerate(args))
+    found = {}
+    order = [_taken_apart(v, str(k), found) for k,v in named.items()]
+    names = {k: _taken_apart(v, k, found) for k,v in kwargs.items()}
+    def together(given):
+        return [part(given) for part in order],{k: part(given) for k,part in names.items()}
+    return found,together
+
 
 # %% ../../nbs/quantization/53_flow.ipynb #59e00008
 _PLAIN = str,bytes,int,float,bool,complex,type(None)
@@ -81,11 +167,13 @@ def _gap(a, b):
     return (apart.amax()/most).item()
 
 class _Flat(nn.Module):
-    "A model whose output is a list of tensors, which export knows."
-    def __init__(self, model):
+    "A model of tensors by name, whose output is a list of tensors."
+    def __init__(self, model, together):
         super().__init__()
-        self.model = model
-    def forward(self, *args, **kwargs): return [*_tensors(self.model(*args, **kwargs))]
+        self.model,self.together = model,together
+    def forward(self, given):
+        args,kwargs = self.together(given)
+        return [*_tensors(self.model(*args, **kwargs))]
 
 # %% ../../nbs/quantization/53_flow.ipynb #59e0000b
 class _Made(TorchDispatchMode):
@@ -120,12 +208,14 @@ _KEEP_ORDER = {_aten.relu, _aten.max_pool2d_with_indices, _aten.max_pool3d_with_
     _aten.max_pool1d, _aten.max_pool2d, _aten.max_pool3d, _aten.view, _aten.reshape,
     _aten._unsafe_view, _aten.flatten, _aten.unflatten, _aten.permute, _aten.transpose,
     _aten.t, _aten.squeeze, _aten.unsqueeze, _aten.clone, _aten.contiguous, _aten.alias,
-    _aten.detach}
+    _aten.detach, _aten.hardtanh, _aten.relu6, _aten.clamp, _aten.clamp_min, _aten.clamp_max}
 
 def _keeps_order(node):
-    "Is a value of this node a value, or the largest of some, of its input, negatives at 0?"
+    "Is a value of this node one of its input, the largest of some, or one clipped at an end?"
     if node.op != 'call_function': return False
-    if node.target is operator.getitem: return node.args[1] == 0 and _keeps_order(node.args[0])
+    if node.target is operator.getitem:
+        return node.args[1] == 0 and _keeps_order(node.args[0])
+    if any(isinstance(a, torch.fx.Node) for a in node.args[1:]): return False
     return getattr(node.target, 'overloadpacket', None) in _KEEP_ORDER
 
 class _Flow:
@@ -149,16 +239,24 @@ class _Flow:
         users = [*node.users]
         return self.enters(users[0]) if len(users) == 1 else None
 
-    def reached(self, nodes):
-        "The modules that these values enter, through what keeps their order; None if others."
+    def reached(self, nodes, through=()):
+        """The modules that these values enter, through what keeps their order; None if others.
+        Modules that are passed `through` do so too."""
         found,todo = [],[*nodes]
         while todo:
             for user in todo.pop().users:
                 m = self.enters(user)
-                if m is not None: found.append(m)
-                elif _keeps_order(user): todo.append(user)
+                if m is not None and m not in through: found.append(m)
+                elif user.target is _here or _keeps_order(user): todo.append(user)
                 else: return None
         return [*dict.fromkeys(found)]
+
+    def origin(self, node):
+        "The module whose output this value is, but for steps that keep the order; or None."
+        while node.target is not _here or node.args[1] % 2 == 0:
+            if node.target is not _here and not _keeps_order(node): return None
+            node = node.args[0]
+        return self.modules[node.args[1]//2]
 
 @contextmanager
 def _quiet(name, level='CRITICAL'):
@@ -182,11 +280,11 @@ def _flow(model, example, modules):
         with _evaluating(model), torch.no_grad(): kept = _left_behind(model, example)
     except TypeError as e: raise _NoFlow(str(e)) from None
     if kept: raise _NoFlow(f'something outside keeps a tensor of shape {kept[0]}')
-    batch = example[0] if isinstance(example, (tuple, list)) else example
-    args,kwargs = ((), dict(batch)) if isinstance(batch, Mapping) else ((batch,), None)
+    found,together = _inputs(model, example)
     try:
         with _evaluating(model), torch.no_grad(), _marked(modules), _quiet('torch'):
-            program = torch.export.export(_Flat(model).eval(), args, kwargs, strict=False)
+            flat = _Flat(model, together).eval()
+            program = torch.export.export(flat, (found,), strict=False)
             read = {_aten._local_scalar_dense.default, _aten.item.default}
             if any(n.target in read for n in program.graph.nodes):
                 raise _NoFlow('the model reads a value as a number')

@@ -9,9 +9,11 @@ __all__ = ['pack_int4', 'unpack_int4', 'Dequantize', 'IntegerLayer']
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 from ..engine.arguments import _what, check_count, check_input
 from ..engine.pieces import _FLOATS
 from ..estimators.ste import round_ste
+from ..grids.floats import _DTYPES
 from .fake_quantize import _one_way
 from shok_nb.quantization.quantizer import (
     _Float32Buffers,
@@ -100,16 +102,37 @@ def _check_is(t, fn, arg, dtype, shape, device):
     raise ValueError(f'{fn}: {arg} must be {wanted}, got {got}')
 
 # %% ../../nbs/quantization/52_integers.ipynb #59d00008
+_HALVES = torch.float16,torch.bfloat16
+_FLOAT_CODES = *_HALVES,*[d for d in _DTYPES if d.itemsize == 1]
+_POWERS = torch.tensor([2.**(n-127) for n in range(255)]+[torch.nan], device='cpu',
+    dtype=torch.float32)                                                       # of e8m0
+
+def _check_scale(scale):
+    "Raises where it is no tensor of floats, of e4m3 or of e8m0."
+    if isinstance(scale, Tensor) and scale.dtype in (torch.uint8, torch.float8_e4m3fn): return
+    check_input(scale, 'Dequantize', 'scale')
+
+def _check_numbers(t, arg, n, device):
+    "Raises where it is not so many numbers in a row."
+    check_input(t, 'Dequantize', arg)
+    _check_is(t, 'Dequantize', arg, t.dtype, (n,), device)
+
+class _Codes(_Float32Buffers, parametrize.ParametrizationList):
+    "What holds codes in the place of a weight; casts of the model leave their dtype."
+    def _get_name(self): return 'ParametrizationList'
+
 class Dequantize(_Float32Buffers):
-    """A weight made from its codes: `scale*(code - zero_point)`. Raises as `Quantizer` does.
+    """A weight made from its codes: `scale*(code - zero_point)`, or `scale*levels[code]`.
 
     Parameters:
-        scale (Tensor): One for all, per channel or per block
+        scale (Tensor): One for all, per channel or per block; uint8 is e8m0
         zero_point (Tensor|None = None): In the dtype of the codes, of the same shape
         axis (int|None = None): Of the channels
         block (int|None = None): Values in a run along the last axis that share a scale
         packed (tuple|None = None): Shape of the codes if `pack_int4` packed them
         dtype (torch.dtype = torch.float32): Of the values
+        levels (Tensor|None = None): 16 numbers that the codes 0 to 15 stand for
+        tensor_scale (Tensor|None = None): One number that all scales are multiplied by
 
     Example:
         >>> import torch
@@ -121,18 +144,26 @@ class Dequantize(_Float32Buffers):
     holds_codes = True
     scale:Tensor
     zero_point:Tensor|None
+    levels:Tensor|None
+    tensor_scale:Tensor|None
     def __init__(self,
-        scale:Tensor,           # One for all, per channel or per block
+        scale:Tensor,           # One for all, per channel or per block; uint8 is e8m0
         zero_point:Tensor|None=None, # In the dtype of the codes, of the same shape
         *,
         axis:int|None=None,     # Of the channels
         block:int|None=None,    # Values in a run along the last axis that share a scale
         packed:tuple|None=None, # Shape of the codes if `pack_int4` packed them
         dtype:torch.dtype=torch.float32, # Of the values
+        levels:Tensor|None=None,         # 16 numbers that the codes 0 to 15 stand for
+        tensor_scale:Tensor|None=None    # One number that all scales are multiplied by
     ):
         "See `Dequantize`."
         super().__init__()
-        check_input(scale, 'Dequantize', 'scale')
+        _check_scale(scale)
+        for k,n,t in ('levels', 16, levels), ('tensor_scale', 1, tensor_scale):
+            if t is not None: _check_numbers(t, k, n, scale.device)
+        if levels is not None and zero_point is not None:
+            raise ValueError('Dequantize: levels have no zero_point; leave one out')
         if zero_point is not None:
             _integers(zero_point, 'Dequantize', 'zero_point')
             like = zero_point.dtype,scale.shape,scale.device
@@ -149,18 +180,20 @@ class Dequantize(_Float32Buffers):
         self.register_buffer('scale', scale.detach().clone())
         if zero_point is not None: zero_point = zero_point.detach().clone()
         self.register_buffer('zero_point', zero_point)
+        for k,t in ('levels', levels), ('tensor_scale', tensor_scale):
+            self.register_buffer(k, None if t is None else t.detach().clone())
 
     def _apply(self, fn, recurse=True):
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.scale.device)).dtype
         return super()._apply(fn, recurse)
 
     def forward(self,
-        codes:Tensor # int8, uint8 or int32, or what `pack_int4` made of them
+        codes:Tensor # int8, uint8, int32, float8, a half, or what `pack_int4` has made
     )->Tensor:       # Their values; `dtype`, which follows `.half()` and the like
         """The values of codes.
 
         Parameters:
-            codes (Tensor): int8, uint8 or int32, or what `pack_int4` made of them
+            codes (Tensor): int8, uint8, int32, float8, a half, or what `pack_int4` has made
 
         Returns:
             Tensor: Their values; `dtype`, which follows `.half()` and the like
@@ -172,14 +205,27 @@ class Dequantize(_Float32Buffers):
             >>> Dequantize(torch.tensor([0.5]), torch.tensor([12], dtype=torch.uint8)).forward(codes)
             tensor([[-1.,  1.]])
         """
-        _integers(codes, 'Dequantize', 'codes')
+        numbers = self.levels is None and self.packed is None
+        floats = numbers and getattr(codes, 'dtype', None) in _FLOAT_CODES
+        if not floats: _integers(codes, 'Dequantize', 'codes')
         if self.packed is not None: codes = unpack_int4(codes, self.packed)
-        if torch.onnx.is_in_onnx_export(): return self._in_onnx(codes)
+        plain = self.levels is None and codes.dtype not in _HALVES and self._plain_scale()
+        if torch.onnx.is_in_onnx_export() and plain: return self._in_onnx(codes)
         v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
         def beside(t): return _laid_beside(t, v, self.axis, self.block)
-        n = v.to(torch.promote_types(self.dtype, torch.float32))
+        wide = torch.promote_types(self.dtype, torch.float32)
+        n = v.to(wide) if self.levels is None else self.levels[v.long() & 15].to(wide)
         if self.zero_point is not None: n = n - beside(self.zero_point)
-        return (n*beside(self.scale).to(n.dtype)).reshape(codes.shape).to(self.dtype)
+        return (n*beside(self._scales(wide))).reshape(codes.shape).to(self.dtype)
+
+    def _plain_scale(self): return self.scale.dtype in _FLOATS and self.tensor_scale is None
+
+    def _scales(self, wide):
+        "The scales as numbers of a dtype."
+        scale = self.scale
+        if scale.dtype == torch.uint8: scale = _POWERS.to(scale.device)[scale.long()]
+        scale = scale.to(wide)
+        return scale if self.tensor_scale is None else scale*self.tensor_scale.to(wide)
 
     def _in_onnx(self, codes):
         "One scale for all is 0-d there; codes without a zero point may be taken for uint8."
@@ -205,6 +251,7 @@ class Dequantize(_Float32Buffers):
             >>> Dequantize(torch.tensor([0.5]))
             Dequantize(int8)
         """
+        if self.levels is not None: return '16 levels'
         return 'int4' if self.packed is not None else 'int8'
 
 # %% ../../nbs/quantization/52_integers.ipynb #59d0000b
@@ -219,12 +266,12 @@ def _kind_of(layer):
     wanted = 'nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d'
     raise TypeError(f'IntegerLayer: layer must be {wanted}, got {_what(layer)}')
 
-def _check_grid(scale, zero_point, device, of=''):
+def _check_grid(scale, zero_point, device, of='', fn='IntegerLayer'):
     "Raises unless they are a scale and a uint8 zero point for all."
-    check_input(scale, 'IntegerLayer', f'{of}scale')
-    _integers(zero_point, 'IntegerLayer', f'{of}zero_point')
-    _check_is(scale, 'IntegerLayer', f'{of}scale', scale.dtype, (), device)
-    _check_is(zero_point, 'IntegerLayer', f'{of}zero_point', torch.uint8, (), device)
+    check_input(scale, fn, f'{of}scale')
+    _integers(zero_point, fn, f'{of}zero_point')
+    _check_is(scale, fn, f'{of}scale', scale.dtype, (), device)
+    _check_is(zero_point, fn, f'{of}zero_point', torch.uint8, (), device)
 
 def _check_weights(codes, scale, bias):
     "Raises unless they are int8 codes, a scale of each channel and int32 codes or None."
@@ -319,6 +366,25 @@ class IntegerLayer(_Float32Buffers):
         """
         _check_grid(scale, zero_point, self.codes.device)
         self.out_scale,self.out_zero_point = scale,zero_point
+
+    @property
+    def kernel(self)->str: # Its name, and why it computes with floats if it does
+        """What ONNX Runtime computes this layer with.
+
+        Returns:
+            str: Its name, and why it computes with floats if it does
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> from shok_nb.quantization.integers import IntegerLayer
+            >>> codes = torch.tensor([[2, -1]], dtype=torch.int8)
+            >>> grid = torch.tensor(0.1), torch.tensor(0, dtype=torch.uint8)  # scale, code of 0
+            >>> IntegerLayer(nn.Linear(2, 1), codes, torch.tensor([0.5]), None, *grid).kernel
+            'QGemm'
+        """
+        if self.kind is nn.Linear: return 'QGemm'
+        return 'QLinearConv' if self.out_scale is not None else 'Conv: no codes leave'
 
     @property
     def weight(self)->Tensor: # In floats

@@ -8,7 +8,9 @@ __all__ = ['Quantizer']
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00003
 import copy
 import math
+import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 import torch
 from torch import Tensor, nn
@@ -23,6 +25,16 @@ from ..engine.core import straight_through
 from ..engine.parts import _name, _saturate
 from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
+from ..grids.blocks import _GGUF, gguf_quantize, mx_quantize, nvfp4_quantize
+from ..grids.codebooks import NF4, levels_round
+from shok_nb.grids.floats import (
+    _DTYPES,
+    FORMATS,
+    FloatFormat,
+    _check_rounding,
+    _format_of,
+    float_round,
+)
 from ..nn import Rounding, _hard_in_evaluation
 from .calibrate import _filled, minmax_init, mse_init, percentile_init
 from shok_nb.quantization.fake_quantize import (
@@ -199,7 +211,8 @@ class _Grid(_Float32Buffers):
         def said(v):
             axis = f'axis={v[3]}' if v[2] else 'no axis'
             block = f'block={v[4]}' if v[4] else 'no block'
-            return f'codes {v[0]} to {v[1]}, {axis}, {block}'
+            codes = f'codes {v[0]} to {v[1]}' if v[1] <= 2**24 else 'another format'
+            return f'{codes}, {axis}, {block}'
         fits = [self._written()]
         if self.asked is None and not isinstance(self.bits, tuple):
             both = [_range_of('Quantizer', self.bits, s) for s in (True, False)]
@@ -325,6 +338,8 @@ class Quantizer(_Sound):
         rounding (Callable = round_ste): Any that is hard in `.eval()`, function or layer
         init ('minmax'|'percentile'|'mse'|'lsq'|Callable = 'mse'): How `calibrate_` chooses, or
             a function with the arguments of `minmax_init`
+        format (str|torch.dtype|FloatFormat|None = None): In place of integers: a float format,
+            'nf4', or blocks with scales of their own, as 'mxfp4', 'nvfp4' or 'Q4_0'
 
     Example:
         >>> import torch, shok_nb as R
@@ -333,6 +348,7 @@ class Quantizer(_Sound):
         tensor([0.1000, 0.7000])
     """
     rounds = True                # `remove_rounding_` may take it from a weight
+    format:Any = None            # what it rounds to, if not to integers
     def __init__(self,
         bits:_Bits=8,            # Bits per code, 2 to 24, or 1 if not `signed`; or both ends
         *,
@@ -344,8 +360,15 @@ class Quantizer(_Sound):
         rounding:Callable=round_ste, # Any that is hard in `.eval()`, function or layer
         # How `calibrate_` chooses, or a function with the arguments of `minmax_init`
         init:Literal['minmax', 'percentile', 'mse', 'lsq']|Callable='mse',
+        # In place of integers: a float format, 'nf4', or blocks with scales of their own, as
+        # 'mxfp4', 'nvfp4' or 'Q4_0'
+        format:str|torch.dtype|FloatFormat|None=None,
     ):
         "See `Quantizer`."
+        if format is not None:
+            as_is:Any = self
+            as_is.__class__ = _Formatted                 # the same layer on another grid
+            as_is._choose(format, bits, zero_point, axis, block, learn, init)
         super().__init__(bits, signed, zero_point, axis, block, learn)
         _check_init(init, self.block, self.has_zero_point)
         self.init,self.rounding = init,rounding
@@ -591,3 +614,119 @@ class Quantizer(_Sound):
         code = 0 if code is None else self._laid_beside(code, v)
         n = _select(_in_evaluation(self.rounding)(v), v, low-code, high-code)
         return (n+code).clamp(low, high).reshape(x.shape).to(torch.int32)
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #57c00001
+_BLOCKS:dict[Any, tuple] = _GGUF
+# grids that need no scale of ours: the length of a block, and the function that rounds
+_OWN:dict[str, Any] = dict(
+    mxfp4=(32, partial(mx_quantize, format='e2m1')),
+    mxfp8=(32, partial(mx_quantize, format='e4m3')),
+    nvfp4=(16, nvfp4_quantize),
+    **{k: (1, partial(float_round, format=k)) for k in ('float16', 'bfloat16', 'tf32')},
+    **{k: (n, partial(gguf_quantize, format=k)) for k,(n,*_) in _BLOCKS.items()})
+_WORDS = 'nf4', *[k for k in _OWN if k not in FORMATS]
+_KNOWN = *FORMATS, *_WORDS
+
+class _Formatted(Quantizer):
+    "A `Quantizer` on a grid that is not even."
+    own:Any
+    def _choose(self, format:Any, bits, zero_point, axis, block, learn, init):
+        "What the grid is. Raises for what it has no place for."
+        if isinstance(format, torch.dtype): format = _DTYPES.get(format, format)
+        known = isinstance(format, str) and (format == 'nf4' or format in _OWN)
+        if not known: _format_of(format, 'Quantizer', *_WORDS)
+        check_choice(init, 'Quantizer', 'init', ('minmax', 'mse'))
+        if bits != 8: raise ValueError(f'Quantizer: format={format} says the bits, got {bits}')
+        if zero_point: raise ValueError(f'Quantizer: format={format} has no zero point')
+        self._set(format=format, own=_OWN.get(format) if known else None)
+        given = axis is not None or block is not None or learn
+        if self.own and given:
+            told = f'format={format} needs no scale of ours'
+            raise ValueError(f'Quantizer: {told}; leave out axis, block and learn')
+
+    def __setattr__(self, name, value:Any):
+        "A rounding is an estimator; evaluation rounds to the nearest."
+        if name != 'rounding': return super().__setattr__(name, value)
+        _check_rounding(value, 'clipped', {}, 'Quantizer')
+        self._set(to_even=False)
+        nn.Module.__setattr__(self, name, value)
+
+    def _get_name(self): return 'Quantizer'
+
+    def _largest(self):
+        if self.own or self.format == 'nf4': return 1.
+        return _format_of(self.format, 'Quantizer').largest
+
+    def _ends(self): return -self._largest(),self._largest()
+
+    def _written(self):
+        "As for integers; the format stands in the place of the codes."
+        axis,block = self.axis,self.block
+        number = 2**32 + zlib.crc32(str(self.format).encode())
+        return [0, number, axis is not None, axis or 0, block or 0, self.ready]
+
+    def _unlike(self, saved):
+        unlike = super()._unlike(saved)
+        return ('another grid', f'format={self.format}') if unlike else None
+
+    def _changed(self, **values):
+        "A copy without a grid on another axis; with bits it is one of integers."
+        if 'bits' not in values: return super()._changed(**values)
+        axis = 0 if self.own else values.get('axis', self.axis)
+        return Quantizer(values['bits'], axis=axis, block=self.block, learn=self.learn)
+
+    def _found(self, x, signed, of):
+        "The scale with which the largest magnitude is the largest number, or the best below."
+        v,shape = _groups(x, 'Quantizer', of['axis'], of.get('block'))
+        most = _filled(v.abs().amax(1)/self._largest())
+        if self.init == 'minmax': return most.reshape(shape)
+        best,least = most,torch.full_like(most, torch.inf)
+        for share in torch.linspace(.5, 1., 41).tolist():
+            scale = most*share
+            error = (self._on(v, scale[:, None], round_ste)-v).square().sum(1)
+            best,least = torch.where(error < least, scale, best),torch.minimum(error, least)
+        return best.reshape(shape)
+
+    def _calibrate(self, x, axis):
+        if not self.own: return super()._calibrate(x, axis)
+        _check_values(x, 'Quantizer')
+        _check_runs(x, 'Quantizer', self.own[0])
+        scale = torch.ones(1, device=x.device)
+        if self.format == 'nvfp4':              # a power of two: exact in every reader
+            scale = 2.**_filled(x.float().abs().amax()[None]/2688).log2().ceil()
+        self._keep(scale, None, True)
+        return self
+
+    def _on(self, x, scale, rounding):
+        if self.format == 'nf4': y = levels_round(x/scale, NF4, rounding)
+        else: y = float_round(x/scale, self.format, rounding)
+        return y*scale
+
+    def forward(self, x):
+        "Quantize and dequantize; in evaluation to the nearest."
+        v = self._blocks(check_input(x, 'Quantizer'))
+        scale,_ = self.grid()
+        rounding = self.rounding if self.training else round_ste
+        if self.own:
+            whole = dict(tensor_scale=scale.view(())) if self.format == 'nvfp4' else {}
+            nearest = self.format in _GGUF and rounding is round_ste
+            return self.own[1](x, rounding=None if nearest else rounding, **whole)
+        if self.learn: scale = _lsq_scaled(scale, v, self._largest())
+        scale = self._laid_beside(scale, v).to(_wide(v.dtype))
+        return self._on(v.to(scale.dtype), scale, rounding).reshape(x.shape).to(x.dtype)
+
+    @torch.no_grad()
+    def to_codes(self, x):
+        "The numbers that evaluation multiplies by the scale, in torch's dtype of the format."
+        dtype = next((d for d,n in _DTYPES.items() if n == self.format), None)
+        if dtype is None:
+            told = f'torch has no dtype for format={self.format}'
+            raise TypeError(f'Quantizer: {told}; save_gguf and save_compressed write it')
+        v = self._blocks(check_input(x, 'Quantizer')).float()
+        v = float_round(v/self._laid_beside(self.grid()[0], v), self.format)
+        return v.reshape(x.shape).to(dtype)
+
+    def extra_repr(self):
+        "See `Quantizer`."
+        shown = super().extra_repr().split(', ')[1:]
+        return ', '.join([f'format={self.format}', *shown])

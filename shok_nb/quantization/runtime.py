@@ -8,16 +8,29 @@ __all__ = ['to_onnx', 'onnx_session']
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00003
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
 import torch
 from torch import Tensor, nn
-from ..engine.arguments import _ask, _what, check_flag, check_model
-from .flow import _first_line, _gap, _quiet, _tensors
+from torch.nn.utils.parametrize import ParametrizationList
+from ..engine.arguments import _ask, _what, check_count, check_flag, check_model
+from shok_nb.quantization.flow import (
+    _arguments,
+    _evaluating,
+    _fields,
+    _first_line,
+    _Flat,
+    _gap,
+    _inputs,
+    _quiet,
+    _taken_apart,
+    _tensors,
+)
 from .integers import Dequantize
-from .models import _evaluating, _feed
+from .quantizer import Quantizer
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00004
 def _check_input_tensor(t, of, any_batch):
@@ -31,15 +44,68 @@ def _check_input_tensor(t, of, any_batch):
         raise ValueError(f'to_onnx: {of} must hold two of a batch or more, '
             f'got shape {tuple(t.shape)}; or any_batch=False')
 
-def _named_inputs(example, any_batch):
-    "The inputs by name, checked, and were they named?"
-    if isinstance(example, (tuple, list)) and example: example = example[0]
-    named = isinstance(example, dict)
-    inputs:Any = example if named else dict(input=example)
-    if not inputs: raise ValueError('to_onnx: example must hold an input, got an empty dict')
-    for k,t in inputs.items():
-        _check_input_tensor(t, f'example[{k!r}]' if named else 'example', any_batch)
-    return inputs,named
+def _checked_inputs(model, example, any_batch):
+    "The tensors of the example by name, checked, and how to make the arguments of them."
+    named = _fields(example)
+    if named == {}: raise ValueError('to_onnx: example must hold an input, got an empty dict')
+    if not isinstance(example, Tensor): _check_constants(model, example)
+    found,together = _inputs(model, example)
+    for k,t in found.items():
+        alone = len(found) == 1 and named is None
+        _check_input_tensor(t, 'example' if alone else f'example[{k!r}]', any_batch)
+    return found,together
+
+def _check_constants(model, example):
+    "Raises where an argument holds no tensor and is not None, a bool, a number or a string."
+    empty = isinstance(example, (tuple, list)) and not example
+    args,kwargs = ([example], {}) if empty else _arguments(model, example)
+    several = bool(kwargs) or len(args) > 1
+    for i,v in [*enumerate(args), *kwargs.items()]:
+        plain = v is None or isinstance(v, (bool, int, float, str)) and several
+        if plain or [*_tensors_within(v)]: continue
+        of = f'example[{i!r}]' if several else 'example'
+        raise TypeError(f'to_onnx: {of} must be a torch.Tensor, got {_what(v)}')
+
+def _tensors_within(value):
+    "The tensors of an argument."
+    found = {}
+    _taken_apart(value, 'x', found)
+    return found.values()
+
+def _checked_axes(dynamic, inputs, any_batch):
+    "The names of the axes of any length of each input, by number. Raises for what is none."
+    axes = {k: {0: 'batch'} if any_batch else {} for k in inputs}
+    if dynamic is None: return axes
+    if not isinstance(dynamic, Mapping):
+        raise TypeError(f'to_onnx: dynamic must be a dict, got {_what(dynamic)}')
+    if all(isinstance(v, str) for v in dynamic.values()):
+        named = dynamic
+        dynamic = {k: {a: named[a] for a in named if _has(t, a)} for k,t in inputs.items()}
+    for k,named in dynamic.items():
+        if k not in inputs:
+            told = f'dynamic names {k!r}, the inputs are {", ".join(inputs)}'
+            raise ValueError(f'to_onnx: {told}')
+        axes[k] |= _long_axes(k, inputs[k], _checked_names(named))
+    return axes
+
+def _long_axes(k, t, named):
+    "Names of axes from 0 on. Raises where an input has fewer than two along one."
+    for a in named:
+        if _has(t, a) and t.shape[a] > 1: continue
+        got = f'{k} has shape {tuple(t.shape)}'
+        raise ValueError(f'to_onnx: dynamic wants two or more along axis {a}, {got}')
+    return {a % t.ndim: name for a,name in named.items()}
+
+def _has(t, axis):
+    axis = check_count(axis, 'to_onnx', 'dynamic: an axis', -64, 63)
+    return -t.ndim <= axis < t.ndim
+
+def _checked_names(named):
+    "Names of axes by their numbers."
+    values = named.values() if isinstance(named, Mapping) else [None]
+    if all(isinstance(v, str) and v.isidentifier() for v in values): return named
+    raise TypeError('to_onnx: dynamic must name axes by their numbers, such as '
+        f'{{1: "length"}}, got {named!r}')
 
 def _check_path(path, fn, arg):
     "Raises for what is no name of a file."
@@ -48,15 +114,45 @@ def _check_path(path, fn, arg):
     if not Path(path).name:
         raise ValueError(f'{fn}: {arg} must name a file, got {str(path)!r}')
 
-def _exported(model, inputs, named, any_batch):
+# %% ../../nbs/quantization/51_runtime.ipynb #59c00020
+def _formats(model):
+    "The quantizers of weights whose grid is a format's, by their places."
+    for m in model.modules():
+        for name,made in getattr(m, 'parametrizations', {}).items():
+            if getattr(made[-1], 'format', None) is not None: yield m,name,made
+
+def _check_formats(model):
+    "Raises where what enters a layer is rounded to a format; the file holds weights alone so."
+    weights = {q for _,_,made in _formats(model) for q in made}
+    for name,q in model.named_modules():
+        if not isinstance(q, Quantizer) or q.format is None or q in weights: continue
+        told = f'{name or "the model"} rounds values to format={q.format}'
+        raise ValueError(f'to_onnx: {told}, which is written for weights only; quantize '
+            'activations to bits, or with activations=None')
+
+@contextmanager
+def _as_values(model):
+    "Weights on the grid of a format as the floats that they are."
+    found = [*_formats(model)]
+    with torch.no_grad(): values = [getattr(m, name).clone() for m,name,_ in found]
+    for (m,name,_),value in zip(found, values):
+        value = nn.Parameter(value, requires_grad=False)
+        m.parametrizations[name] = ParametrizationList([nn.Identity()], value, unsafe=True)
+    try: yield
+    finally:
+        for m,name,made in found: m.parametrizations[name] = made
+
+def _exported(model, inputs, together, axes):
     "The program that torch's exporter makes, without the paths of the machine that made it."
-    args,kwargs = ((), inputs) if named else (tuple(inputs.values()), None)
-    shapes:Any = {k: {0: torch.export.Dim('batch')} for k in inputs} if any_batch else None
-    if shapes and not named: shapes = tuple(shapes.values())
+    names = {name for named in axes.values() for name in named.values()}
+    lengths = {name: torch.export.Dim(name) for name in names}
+    shapes:Any = {k: {a: lengths[name] for a,name in v.items()} for k,v in axes.items()}
     blocks = any(isinstance(m, Dequantize) and m.block is not None for m in model.modules())
-    with _quiet('torch', 'ERROR'), _evaluating(model):
-        program:Any = torch.onnx.export(model, args, kwargs=kwargs, dynamo=True, verbose=False,
-            opset_version=21 if blocks else 20, dynamic_shapes=shapes)
+    with _quiet('torch', 'ERROR'), _evaluating(model), _as_values(model):
+        flat = _Flat(model, together).eval()
+        program:Any = torch.onnx.export(flat, kwargs=dict(given=inputs), dynamo=True,
+            verbose=False, input_names=[*inputs], opset_version=21 if blocks else 20,
+            dynamic_shapes=dict(given=shapes) if names else None)
     graph = program.model.graph
     values = *graph.initializers.values(),*graph.inputs
     for said in (graph, *values): said.metadata_props.clear()
@@ -65,10 +161,28 @@ def _exported(model, inputs, named, any_batch):
     return program
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00006
-def _run(model, example):
+def _run(model, inputs, together):
+    "The tensors that a model gives."
+    args,kwargs = together(inputs)
     with _evaluating(model), torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
-        return [t.detach() for t in _tensors(_feed(model, example))]
+        return _checked_outputs(model(*args, **kwargs))
+
+def _checked_outputs(out):
+    "The tensors of an output. Raises for a cache, which a file cannot hold."
+    fields = _fields(out)
+    if fields is None: fields = dict(enumerate(out)) if isinstance(out, (tuple, list)) else {}
+    for k,v in fields.items():
+        if not type(v).__name__.endswith('Cache'): continue
+        off = 'set use_cache=False in its config or in example'
+        raise ValueError(f'to_onnx: output {k} is a {type(v).__name__}; {off}')
+    return [t.detach() for t in _tensors(out)]
+
+def _shorter(inputs, axes):
+    "The inputs with one less along each axis of any length."
+    for k,t in inputs.items():
+        for a in axes[k]: t = t.narrow(a, 0, t.shape[a]-1)
+        yield k,t.contiguous()
 
 @contextmanager
 def _last_bits(model, seed):
@@ -83,22 +197,22 @@ def _last_bits(model, seed):
     finally:
         for h in hooks: h.remove()
 
-def _disagreement(model, inputs, example, run):
+def _disagreement(model, inputs, together, run):
     "Why what the runtime computes is not what torch computes, or None."
-    feed = {k.name: t.numpy(force=True) for k,t in zip(run.get_inputs(), inputs.values())}
+    feed = {k.name: inputs[k.name].numpy(force=True) for k in run.get_inputs()}
     found = [torch.as_tensor(a) for a in run.run(None, feed)]
-    want = _run(model, example)
+    want = _run(model, inputs, together)
     if len(found) != len(want): return f'{len(found)} outputs and not {len(want)}'
     nudged = []
     for seed in range(4):
-        with _last_bits(model, seed): nudged.append(_run(model, example))
+        with _last_bits(model, seed): nudged.append(_run(model, inputs, together))
     for i,(a,b) in enumerate(zip(found, want)):
         allowed = 1e-5 + 8*max(_gap(n[i], b) for n in nudged)
         if not _gap(a, b) <= allowed:
             apart = f'{_gap(a, b):.3g} of its largest value'
             return f'output {i} differs by {apart}, {allowed:.3g} is explained'
 
-def _check_file(file, model, inputs, example):
+def _check_file(file, model, examples, together):
     "Raises where the checker or the runtime refuses the file, or computes something else."
     import onnx
     try: onnx.checker.check_model(str(file), full_check=True)
@@ -108,8 +222,9 @@ def _check_file(file, model, inputs, example):
     except ImportError: return
     except Exception as e:
         raise ValueError(f'to_onnx: ONNX Runtime refuses the file: {_first_line(e)}') from e
-    told = _disagreement(model, inputs, example, run)
-    if told: raise ValueError(f'to_onnx: ONNX Runtime computes something else: {told}')
+    for inputs in examples:
+        told = _disagreement(model, inputs, together, run)
+        if told: raise ValueError(f'to_onnx: ONNX Runtime computes something else: {told}')
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59b00001
 def to_onnx(
@@ -117,7 +232,10 @@ def to_onnx(
     example:object,        # A batch, as the model takes it or as a loader gives it
     file:str|PathLike,     # Where to write, `*.onnx`
     *,
-    any_batch:bool=True    # May the first axis of the inputs have any length?
+    any_batch:bool=True,   # May the first axis of the inputs have any length?
+    # Names for other axes of any length, by number: `{1: 'length'}` for each input that has
+    # it, or by input, `{'input_ids': {1: 'length'}}`; a name stands for one length
+    dynamic:Mapping|None=None
 )->str|PathLike:           # `file`
     """Write a model for ONNX Runtime. Raises ValueError, and writes nothing, if they disagree.
 
@@ -126,6 +244,9 @@ def to_onnx(
         example (object): A batch, as the model takes it or as a loader gives it
         file (str|PathLike): Where to write, `*.onnx`
         any_batch (bool = True): May the first axis of the inputs have any length?
+        dynamic (Mapping|None = None): Names for other axes of any length, by number: `{1:
+            'length'}` for each input that has it, or by input, `{'input_ids': {1: 'length'}}`;
+            a name stands for one length
 
     Returns:
         str|PathLike: `file`
@@ -139,17 +260,23 @@ def to_onnx(
     check_model(model, 'to_onnx')
     any_batch = check_flag(any_batch, 'to_onnx', 'any_batch')
     _check_path(file, 'to_onnx', 'file')
-    inputs,named = _named_inputs(example, any_batch)
-    try: _run(model, example)
-    except Exception as e:
-        raise ValueError(f'to_onnx: the model does not take example: {_first_line(e)}') from e
+    inputs,together = _checked_inputs(model, example, any_batch)
+    axes = _checked_axes(dynamic, inputs, any_batch)
+    examples = [inputs, dict(_shorter(inputs, axes))] if dynamic else [inputs]
+    for i,given in enumerate(examples):
+        try: _run(model, given, together)
+        except Exception as e:
+            if str(e).startswith('to_onnx: '): raise
+            told = f'{"a shorter example" if i else "example"}: {_first_line(e)}'
+            raise ValueError(f'to_onnx: the model does not take {told}') from e
+    _check_formats(model)
     _ask('to_onnx', 'onnxscript')
-    program = _exported(model, inputs, named, any_batch)
+    program = _exported(model, inputs, together, axes)
     to = Path(file)
     with tempfile.TemporaryDirectory(dir=to.parent) as folder:
         made = Path(folder)/to.name
         program.save(made)
-        _check_file(made, model, inputs, example)
+        _check_file(made, model, examples, together)
         for part in Path(folder).iterdir(): os.replace(part, to.parent/part.name)
     return file
 

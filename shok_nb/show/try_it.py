@@ -310,6 +310,7 @@ def _table(r, knobs, strings):
     other = [run*[1, -1] for run in other]
     return [strings[_w._packed(c)] for c in (value, slope, known, other)]
 
+# %% ../../nbs/show/10_try_it.ipynb #7e98077c
 def _sliders(r, turned, anneal):
     "The controls of an estimator, as HTML."
     controls = ''.join(f'<div data-knob="">{_w._controls([k], [stops])}</div>'

@@ -92,6 +92,7 @@ def _knob(fn, f, name, v, old):
     if isinstance(v, (tuple, list)): return _ranged(fn, name, v, old)
     return _started(fn, f, name, v, old)
 
+# %% ../../nbs/show/20_widgets.ipynb #98666a61
 def _passes(smooth):
     "What the forward passes of a function are called with."
     return [dict(hard=False), dict(hard=True)] if smooth else [{}]
@@ -201,6 +202,7 @@ class _Frame(NamedTuple):
     zero:int                      # Height of slope 0
     ticks:list                    # Labels of the slope axis, from below
     text:str                      # Its readout
+    near:str = ''                 # Mean distance of f(x) to the nearest integer, in steps
 
 def _ends(x, px, py, domain):
     "The points of the evenly spaced grid on one side of a jump: runs of one."
@@ -222,14 +224,25 @@ def _rows(f, domain, knobs, span=None, every=2):
     x,y,g = p.numpy()
     return x,g,(x-domain[0])/(domain[1]-domain[0])*_WIDE,(top-y/unit)/(top-bottom)*_TALL
 
+def _areas(x, y):
+    "The areas below `y` between its finite points, and which of them lie below a gap."
+    at = np.flatnonzero(np.isfinite(y))
+    return (y[at[1:]]+y[at[:-1]])/2*np.diff(x[at]),np.diff(at) > 1
+
 def _readout(x, g, mean):
     "What the slope is, and its mean where it is asked for and can be told."
-    at = np.flatnonzero(np.isfinite(g))
-    text = f'{_short(g[at].min())} to {_short(g[at].max())}'
-    area,over = (g[at[1:]]+g[at[:-1]])/2*np.diff(x[at]),np.diff(at) > 1
+    seen = g[np.isfinite(g)]
+    text = f'{_short(seen.min())} to {_short(seen.max())}'
+    area,over = _areas(x, g)
     wide = x[-1]-x[0]
     known = np.abs(area[over]).sum() < .01*wide      # else too steep or too random to follow
     return f'{text}, mean {_short(area.sum()/wide)}' if mean and known else text
+
+def _near(x, py, domain):
+    "The mean distance of the values at `py` of the forward panel to the nearest integer."
+    unit,bottom,top = _scale(domain)
+    y = (top-py/_TALL*(top-bottom))*unit
+    return _short(round(_areas(x, np.abs(y-np.round(y)))[0].sum()/(x[-1]-x[0]), 6))
 
 def _frame(f, domain, knobs, mean=True, **seen):
     "The picture of one setting; `seen` as for `_rows`."
@@ -240,7 +253,8 @@ def _frame(f, domain, knobs, mean=True, **seen):
     ticks = [_short(u*(k-below)) for k in range(5)]
     dots = _ends(x, px, py, seen.get('span') or domain)
     slope = _runs(px, zero-g/u*_TALL/4)
-    return _Frame(_runs(px, py), dots, slope, zero, ticks, _readout(x, g, mean))
+    near = _near(x, py, domain)
+    return _Frame(_runs(px, py), dots, slope, zero, ticks, _readout(x, g, mean), near)
 
 # %% ../../nbs/show/20_widgets.ipynb #41ecac0f
 _BLUE,_GOLD = '#3f7fc1','#d9742b' # at least 3:1 on white and on black
@@ -347,7 +361,9 @@ _ROUND_ONES = (                  # that a logarithmic slider may have of each de
 
 def _even(k, most):
     "At most `most` round values of a knob, from end to end, if that many do."
-    if not k.log: return np.append(np.arange(k.lo, k.hi, _nice((k.hi-k.lo)/(most-1))), k.hi)
+    if not k.log:
+        unit = _nice((k.hi-k.lo)/(most-1))
+        return np.append(np.arange(k.lo, k.hi, unit).round(12), k.hi)
     decades = range(math.floor(math.log10(k.lo)), math.ceil(math.log10(k.hi))+1)
     for series in _ROUND_ONES:
         inside = [m*10.**e for e in decades for m in series if k.lo < m*10.**e < k.hi]
@@ -447,7 +463,7 @@ class _Pictures:
         mean = bool(tile) or not grid
         frame = _frame(f, facts.domain, knobs, mean, span=span, every=self.every)
         dots = self.dots(f, facts, wide, knobs) if tile == 1 else frame.dots
-        axis = '|'.join([frame.text, str(frame.zero), *frame.ticks])
+        axis = '|'.join([frame.text, str(frame.zero), frame.near, *frame.ticks])
         curves = map(_packed, (frame.value, dots, frame.slope))
         return [self.strings[s] for s in (*curves, axis)]
 
@@ -467,6 +483,7 @@ class _Pictures:
         return dict(rows=self.rows, views=[*self.views.values()], strings=[*self.strings],
             other=_OTHER, box=[_WIDE, _TALL])
 
+# %% ../../nbs/show/20_widgets.ipynb #829cc1ac
 def _most(f, facts):
     "Stops for each number that has pictures of its own."
     pictures,start = _Pictures(),{n: k.default for n,k in facts.knobs.items()}
@@ -476,7 +493,7 @@ def _most(f, facts):
     options = [len(k.options) for k in facts.knobs.values() if isinstance(k, Choice)]
     numbers = max(len(own)-len(options), 1)
     most = (_SIZE/sum(map(len, pictures.strings))/math.prod(options))**(1/numbers)
-    return int(min(max(most, 7 if numbers == 1 else 3), {1: 41, 2: 13}.get(numbers, 7)))
+    return int(min(max(most, 7 if numbers == 1 else 3), {1: 41, 2: 16}.get(numbers, 9)))
 
 _LAID = 25                       # stops of a grid's step and offset, which cost nothing
 

@@ -2,7 +2,7 @@
 const assert = require("node:assert/strict");
 const test = require("node:test");
 const {numbers, unpack, lay, path, area} = require("../../shok_nb/show/js/curves.js");
-const {inflated, nearest, settings} = require("../../shok_nb/show/js/page.js");
+const {inflated, nearest, settings, meant, measured} = require("../../shok_nb/show/js/page.js");
 const {swing} = require("../../shok_nb/show/js/tiles.js");
 
 test("numbers: one character for a small one, a sign, and more characters for a large one", () => {
@@ -65,4 +65,24 @@ test("settings: what a sentence asks for, in its order", () => {
 test("swing: up from the start, down, and up again", () => {
     assert.deepEqual([0, 1, 2, 3, 4, 5, 6].map(k => swing(4, 2, k)), [2, 3, 2, 1, 0, 1, 2]);
     assert.equal(swing(1, 0, 7), 0);
+});
+
+test("measured: what the readout says, with and without a mean", () => {
+    const all = {"smallest slope": "0.0674", "largest slope": "2.53", "mean slope": "1", "mean distance": "0.132"};
+    assert.deepEqual(measured("0.0674 to 2.53, mean 1", "0.132"), all);
+    assert.equal(measured("-8.2e-5 to 1e-7", "0")["largest slope"], "1e-7");
+    assert.equal(measured("1 to 1", "0")["mean slope"], undefined);
+});
+
+test("meant: the player before a sentence that knows most of it, or else the first", () => {
+    globalThis.Node = {DOCUMENT_POSITION_FOLLOWING: 4};
+    const player = (at, ...names) => ({at, names, compareDocumentPosition: e => e.at > at ? 4 : 2});
+    const players = [player(1, "alpha"), player(3, "alpha", "kind"), player(5, "alpha")];
+    const find = (at, ...names) => {
+        const known = p => names.filter(n => p.names.includes(n)).length;
+        return players.indexOf(meant({at}, players, known));
+    };
+    assert.deepEqual([0, 2, 4, 6].map(at => find(at, "alpha")), [0, 0, 1, 2]);
+    assert.deepEqual([0, 6].map(at => find(at, "alpha", "kind")), [1, 1]);
+    assert.equal(find(4, "rho"), -1);
 });

@@ -89,6 +89,36 @@ function settings(text) {
     return text.split("&").map(s => s.split("=")).map(([name, value]) => [name.replaceAll("_", " "), value]);
 }
 
+// The player that a sentence means: of those that know most of what it names, the one before it, or else the first.
+function meant(sentence, players, known) {
+    const most = Math.max(1, ...players.map(known));
+    const best = players.filter(p => known(p) === most);
+    const before = best.filter(p => p.compareDocumentPosition(sentence) & Node.DOCUMENT_POSITION_FOLLOWING);
+    return before.pop() || best[0];
+}
+
+// What a sentence may follow besides the knobs: the readout of the slope, and how far values are from integers.
+function measured(text, near) {
+    const [, least, most, mean] = text.match(/^(\S+) to (\S+?)(?:, mean (\S+))?$/) || [];
+    return {"smallest slope": least, "largest slope": most, "mean slope": mean, "mean distance": near};
+}
+
+const MEASURED = Object.keys(measured("", ""));
+
+function knows(player, name) {
+    return MEASURED.includes(name) ? player.matches("[data-shok]") : Boolean(control(player, null, name));
+}
+
+// Sentences that follow this player say what it shows now.
+function tell(player, facts) {
+    const players = all(document, ".shok");
+    for (const e of all(document, "[data-follows]")) {
+        const name = e.dataset.follows;
+        if (facts[name] !== undefined && meant(e, players, p => Number(knows(p, name))) === player)
+            e.textContent = facts[name];
+    }
+}
+
 function followLinks() {
     if (document.shokSets) return;
     document.shokSets = true;
@@ -96,12 +126,8 @@ function followLinks() {
         const link = e.target.closest("[data-set]");
         if (!link) return;
         const wanted = settings(link.dataset.set);
-        const has = p => wanted.filter(([name]) => control(p, null, name)).length;
-        const players = all(document, ".shok").filter(has);
-        const most = Math.max(...players.map(has));
-        const best = players.filter(p => has(p) === most);
-        const before = best.filter(p => p.compareDocumentPosition(link) & Node.DOCUMENT_POSITION_FOLLOWING);
-        const player = before.pop() || best[0];
+        const player = meant(link, all(document, ".shok"),
+            p => wanted.filter(([name]) => knows(p, name)).length);
         if (!player) return;
         obey(player, wanted);
         player.scrollIntoView({block: "nearest", behavior: "smooth"});
@@ -109,4 +135,4 @@ function followLinks() {
 }
 
 if (typeof document === "object") followLinks();
-if (typeof module === "object") module.exports = {inflated, nearest, settings};
+if (typeof module === "object") module.exports = {inflated, nearest, settings, meant, measured};

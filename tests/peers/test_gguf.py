@@ -1,0 +1,66 @@
+"gguf 0.19: its numpy reference of the block types, and its reader of our files."
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, quants
+import shok_nb as R
+
+BLOCKS = 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0'
+
+def rows():
+    "Of every size, with ties, zeros, and one of float16's subnormal scales."
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 256, generator=g)
+    x[:60] *= torch.exp(2*torch.randn(60, 1, generator=g))
+    x[60:120] = (x[60:120]*8).round()/8
+    x[120:140],x[140:142],x[142] = torch.randint(-3, 4, (20, 256), generator=g)*.5,0.,1e-5*x[142]
+    return x
+
+def same(a, b): return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
+
+def read(path):
+    "What the reader makes of each tensor."
+    found = {}
+    for t in GGUFReader(path).tensors:
+        if t.tensor_type.name == 'I64': continue
+        values = torch.tensor(quants.dequantize(t.data, t.tensor_type).copy())
+        found[t.name] = t.tensor_type.name,values
+    return found
+
+@pytest.mark.parametrize('kind', BLOCKS)
+def test_gguf_quantize(kind):
+    "Every value, and the sign of every zero."
+    x,type_of = rows(),GGMLQuantizationType[kind]
+    want = torch.tensor(quants.dequantize(quants.quantize(x.numpy(), type_of), type_of))
+    assert same(R.gguf_quantize(x, kind), want)
+
+GRIDS = dict(MXFP4=lambda x: R.mx_quantize(x, 'e2m1'), BF16=lambda x: R.float_round(x, 'bfloat16'),
+    F16=lambda x: R.float_round(x, 'float16'), F32=lambda x: x)
+
+@pytest.mark.parametrize('kind', [*BLOCKS, *GRIDS])
+def test_save_gguf(kind, tmp_path):
+    "The reader has the values of the grid, the bytes are those of the reference, and saving again changes none."
+    x = rows()
+    y = GRIDS[kind](x) if kind in GRIDS else R.gguf_quantize(x, kind)
+    report = R.save_gguf(tmp_path/'x.gguf', dict(w=x, b=torch.ones(3), n=torch.tensor(7)), kind)
+    found = read(tmp_path/'x.gguf')
+    assert found['w'][0] == report['w'][0] == kind and torch.equal(found['w'][1].view_as(y), y)
+    assert report['w'][1] == (y-x).abs().max() and found['b'][0] == 'F32'
+    bytes_of = {t.name: np.asarray(t.data).view(np.uint8).ravel() for t in GGUFReader(tmp_path/'x.gguf').tensors}
+    if kind != 'MXFP4':                                    # it breaks ties downward
+        want = quants.quantize(x.numpy(), GGMLQuantizationType[kind]).view(np.uint8).ravel()
+        assert (bytes_of['w'] == want).all()
+    assert R.save_gguf(tmp_path/'y.gguf', dict(w=y), kind) == dict(w=(kind, 0.))
+    assert torch.equal(read(tmp_path/'y.gguf')['w'][1].view_as(y), y)
+
+def test_mxfp4_is_theirs_off_ties(tmp_path):
+    x,kind = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)),GGMLQuantizationType.MXFP4
+    theirs = quants.dequantize(quants.quantize(x.numpy(), kind), kind)
+    assert torch.equal(R.mx_quantize(x, 'e2m1'), torch.tensor(theirs))
+
+def test_metadata(tmp_path):
+    given = {'a.int': 3, 'a.minus': -4, 'a.large': 2**40, 'a.word': 'héllo', 'a.flag': True, 'a.float': 2.5}
+    R.save_gguf(tmp_path/'x.gguf', dict(w=torch.ones(2, 32)), architecture='llama', metadata=given)
+    fields = GGUFReader(tmp_path/'x.gguf').fields
+    assert {k: fields[k].contents() for k in given} == given
+    assert fields['general.architecture'].contents() == 'llama'

@@ -1,0 +1,404 @@
+"Networks that others wrote: their layers, their batches, their optimizers."
+import collections
+import dataclasses
+import math
+import subprocess
+import sys
+import time
+import types
+import warnings
+import pytest
+import torch
+from torch import nn
+from shok_nb import (
+    Quantizer,
+    deploy_,
+    mse_init,
+    onnx_session,
+    parameter_groups,
+    quantize_model_,
+    to_onnx,
+)
+from shok_nb.quantization import models
+from shok_nb.quantization.calibrate import _error, _grid_of_range
+
+
+def generator(seed=0): return torch.Generator().manual_seed(seed)
+def mlp(): return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+
+# --- layers of others
+class Conv1D(nn.Module):
+    "A Linear whose weight is transposed, as in GPT-2."
+    def __init__(self, out, n):
+        super().__init__()
+        self.weight,self.bias = nn.Parameter(torch.randn(n, out)*.1),nn.Parameter(torch.zeros(out))
+    def forward(self, x): return x@self.weight + self.bias
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.u,self.v = nn.Parameter(torch.randn(4, 6)),nn.Parameter(torch.randn(6, 3))
+    def forward(self, x): return x@self.u.T@self.v
+
+def test_kinds():
+    "A layer of another class has a scale for each output, and activations on codes; others are listed as not known."
+    x = torch.randn(64, 16, generator=generator())
+    model = nn.Sequential(Conv1D(8, 16), nn.ReLU(), nn.Linear(8, 4))
+    row = quantize_model_(nn.Sequential(Conv1D(8, 16), nn.ReLU(), nn.Linear(8, 4)), calibrate=[x]).rows[-1]
+    assert row[1:] == ('Conv1D', 'not known: weight', '-')
+    floats = model(x)
+    report = quantize_model_(model, calibrate=[x], kinds={Conv1D: 1})
+    assert report.rows[0][1:] == ('Conv1D', '-128 to 127', '-128 to 127') and len(report.rows) == 2
+    made = model[0].parametrizations.weight[0]
+    assert made.axis == 1 and made.grid()[0].numel() == 8
+    rounded = model.eval()(x)
+    assert 0 < (rounded-floats).abs().max() < .02*floats.abs().max()
+    deploy_(model, x)
+    assert torch.allclose(model(x), rounded, atol=1e-2*rounded.abs().max().item())
+    codes = model[0].parametrizations.weight.original
+    assert codes.dtype == torch.int8
+
+def test_kinds_with_several_weights():
+    model = nn.Sequential(Two())
+    report = quantize_model_(model, 4, 8, calibrate=[torch.randn(5, 6)], kinds={Two: dict(u=0, v=1)})
+    assert report.rows[0][1:] == ('Two', '-8 to 7', 'Two takes floats')
+    assert [model[0].parametrizations[k][0].grid()[0].numel() for k in 'uv'] == [4, 3]
+
+def test_conv1d_of_transformers(monkeypatch):
+    "It is known where transformers is loaded, and nothing is loaded for it."
+    model = nn.Sequential(Conv1D(8, 16))
+    monkeypatch.setitem(sys.modules, 'transformers.pytorch_utils', types.SimpleNamespace(Conv1D=Conv1D))
+    assert quantize_model_(model, calibrate=[torch.randn(5, 16)]).rows[0][1:] == ('Conv1D', *['-128 to 127']*2)
+
+def test_experts_of_transformers():
+    "Stacked weights have a scale for each row, and a router is a layer."
+    class Router(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(2, 8))
+        def forward(self, x): return (x@self.weight.T).softmax(-1)
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate_up_proj,self.down_proj = (nn.Parameter(torch.randn(2, n, m)) for n,m in ((12, 8), (8, 6)))
+        def forward(self, x):
+            a,b = torch.einsum('eoi,bi->beo', self.gate_up_proj, x).chunk(2, -1)
+            return torch.einsum('eoi,bei->beo', self.down_proj, a*b).sum(1)
+    for cls in (Router, Experts): cls.__module__ = 'transformers.models.mine.modeling_mine'
+    for weights,blocks in ((8, (8, 6)), (Quantizer(4, block=4), (4, 6))):
+        model = nn.Sequential(Experts(), Router())
+        report = quantize_model_(model, weights, 8, calibrate=[torch.randn(5, 8)])
+        assert [r.activations for r in report.rows] == ['Experts takes floats', 'Router takes floats']
+        made = [model[0].parametrizations[k][0] for k in ('gate_up_proj', 'down_proj')]
+        assert tuple(q.block for q in made) == blocks and made[1].grid()[0].shape == (2, 8, 1)
+        x = torch.randn(5, 8)
+        rounded = model.eval()(x)
+        deploy_(model, x)
+        assert torch.allclose(model(x), rounded, atol=1e-5)
+
+@pytest.mark.parametrize('kinds, error, told', [
+    (3, TypeError, 'kinds must be a dict from classes of layers .*, got int'),
+    ([Conv1D], TypeError, 'got list'),
+    ({'Conv1D': 1}, TypeError, 'got str'),
+    ({nn.Linear(2, 2): 1}, TypeError, 'got Linear'),
+    ({Conv1D: 'x'}, TypeError, 'kinds: the axis of weight'),
+    ({Conv1D: True}, TypeError, 'kinds: the axis of weight'),
+    ({Conv1D: {1: 0}}, TypeError, 'kinds names weights by strings, got int'),
+    ({Conv1D: 2}, ValueError, '0.weight'),
+    ({Conv1D: dict(w=0)}, ValueError, '0.w is no Parameter'),
+], ids=str)
+def test_bad_kinds(kinds, error, told):
+    model = nn.Sequential(Conv1D(8, 16))
+    with pytest.raises(error, match=f'^quantize_model_: .*{told}'):
+        quantize_model_(model, calibrate=[torch.randn(2, 16)], kinds=kinds)
+    assert not hasattr(model[0], 'parametrizations')
+
+# --- blocks
+def test_blocks_where_they_divide():
+    "Per channel where they do not, and the report names those."
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 4))
+    report = quantize_model_(model, Quantizer(4, block=16), None)
+    assert [r.weights for r in report.rows] == ['-8 to 7', '-8 to 7, blocks of 16']
+    assert report.note == 'per channel, as 16 does not divide its rows: 0.weight (1 in all)'
+    assert model[0].parametrizations.weight[0].grid()[0].numel() == 8
+    assert 'in all' in repr(report) and not quantize_model_(mlp(), Quantizer(4, block=16), None).note
+
+# --- batches
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+    def forward(self, x, mask): return self.layer(x*mask)
+
+class TakesOne(Attends):
+    def forward(self, batch):
+        x,mask = (batch['x'], batch['mask']) if isinstance(batch, dict) else (batch.x, batch.mask)
+        return super().forward(x, mask)
+
+@dataclasses.dataclass
+class Batch:
+    x:torch.Tensor
+    mask:torch.Tensor
+
+Pair = collections.namedtuple('Pair', 'x mask')
+X = torch.randn(64, 6, generator=generator(3))
+MASK = (torch.rand(64, 6, generator=generator(4)) < .5).float()
+CALLS = dict(tuple=(Attends, (X, MASK)), list=(Attends, [X, MASK]), label=(Attends, (X, MASK, torch.zeros(64))),
+    nested=(Attends, ((X, MASK), torch.zeros(64))), names=(Attends, dict(x=X, mask=MASK)),
+    fields=(Attends, Batch(X, MASK)), namedtuple=(Attends, Pair(X, MASK)),
+    user=(Attends, collections.UserDict(x=X, mask=MASK)),
+    one_dict=(TakesOne, dict(x=X, mask=MASK)), one_object=(TakesOne, Batch(X, MASK)),
+    one_pair=(TakesOne, Pair(X, MASK)), dict_and_label=(Attends, (dict(x=X, mask=MASK), torch.zeros(64))))
+
+@pytest.mark.parametrize('cls, batch', CALLS.values(), ids=CALLS)
+def test_batches(cls, batch):
+    "Each gives the grid that the product of both gives, deploys with torch's own graph, and is the same number."
+    torch.manual_seed(0)
+    model = cls()
+    quantize_model_(model, 8, 8, calibrate=[batch])
+    q = Quantizer(8, signed=None).calibrate_(X*MASK)
+    assert torch.allclose(model.layer.input_quantizer.grid()[0], q.grid()[0])
+    report = deploy_(model, batch)
+    assert 'no graph' not in report.note and report.rows[0].weights == 'int8'
+
+def test_batches_limit():
+    "Only so many are read, also of a loader without an end."
+    read = []
+    def endless():
+        while True:
+            read.append(1)
+            yield torch.randn(4, 16)
+    quantize_model_(mlp(), calibrate=endless(), batches=5)
+    assert len(read) == 5
+    for bad,error in ((0, ValueError), (True, TypeError), (2.5, TypeError)):
+        with pytest.raises(error, match='^quantize_model_: batches must'):
+            quantize_model_(mlp(), calibrate=[torch.randn(4, 16)], batches=bad)
+
+ONE = X,dict(x=X),collections.UserDict(x=X),Batch(X, MASK)
+@pytest.mark.parametrize('batches', ONE, ids=lambda b: type(b).__name__)
+def test_one_batch_is_no_loader(batches):
+    with pytest.raises(TypeError, match=r'^quantize_model_: calibrate .*did you mean calibrate=\[x\]'):
+        quantize_model_(mlp(), calibrate=batches)
+
+# --- histograms
+def seen_of(*parts):
+    seen = models._Values()
+    for v in parts: seen.add(v)
+    return seen
+
+@pytest.mark.parametrize('scale', [1e-28, 1., 1e35])
+def test_a_histogram_is_of_all_values(scale):
+    "Quantiles to a bin, both ends, the mean, and no value on the other side of 0."
+    parts = [torch.randn(200_000, generator=generator(i))*(1+i)**2*scale for i in range(6)]
+    seen,every = seen_of(*parts),torch.cat(parts)
+    found = seen.joined()
+    assert seen.counts.sum() == len(every) and len(found) <= models._KEPT
+    assert (found.amin(), found.amax()) == (every.amin(), every.amax())
+    at,every = torch.arange(.005, 1., .01),every.sort().values
+    far = (found.quantile(at)-every[(at*(len(every)-1)).long()]).abs().max()
+    assert far < .002*every.abs().max()
+    assert abs((found < 0).float().mean() - (every < 0).float().mean()) < 1e-3
+    relu = seen_of(*(p.relu() for p in parts)).joined()
+    assert relu.amin() == 0 and abs((relu < 1e-3*relu.amax()).float().mean()-.5) < .02
+
+def test_histograms_of_ranks():
+    "Joined in any way they are that of all values."
+    parts = [torch.randn(200_000, generator=generator(i))*(1+i) for i in range(4)]
+    whole = seen_of(*parts)
+    for split in (1, 3):
+        a,b = seen_of(*parts[:split]),seen_of(*parts[split:])
+        a.join(b)
+        assert torch.equal(a.counts, whole.counts) and a.reach == whole.reach
+        assert torch.allclose(a.joined(), whole.joined(), rtol=1e-5)
+    few = seen_of(parts[0][:100])
+    few.join(seen_of(parts[1][:50]))
+    assert torch.equal(few.joined(), torch.cat([parts[0][:100], parts[1][:50]]))
+
+@pytest.mark.parametrize('bad', [math.nan, math.inf])
+def test_what_is_not_finite_is_found_late(bad):
+    parts = [torch.randn(200, 1000, generator=generator(i)) for i in range(4)]
+    parts[3][5, 7] = bad
+    with pytest.raises(ValueError, match='^quantize_model_: the input of 0: Quantizer: x must be finite'):
+        quantize_model_(nn.Sequential(nn.Linear(1000, 2)), calibrate=parts)
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_histograms_of_other_dtypes(dtype):
+    parts = [torch.randn(200_000, generator=generator(i)).to(dtype) for i in range(4)]
+    q = Quantizer(4).calibrate_(torch.cat(parts))
+    assert torch.allclose(Quantizer(4).calibrate_(seen_of(*parts).joined()).grid()[0], q.grid()[0], rtol=.02)
+
+# --- the search for least error
+@pytest.mark.parametrize('kw', [dict(), dict(zero_point=True), dict(signed=False)], ids=str)
+def test_no_share_is_left_out(kw):
+    "The search ends early where clipping alone costs more than the best: the best of all 100 is found."
+    x = torch.randn(50, 400, generator=generator(1))**3
+    if not kw.get('signed', True): x = x.abs()
+    for bits in (2, 4, 8):
+        found = mse_init(x, bits, axis=0, search='grid', **kw)
+        low,high = (x.amin(1, keepdim=True), x.amax(1, keepdim=True)) if 'zero_point' in kw else \
+            (torch.zeros(50, 1), x.abs().amax(1, keepdim=True))
+        ends = (0, 2**bits-1) if kw.get('signed') is False else (-2**(bits-1), 2**(bits-1)-1)
+        least = torch.full((50, 1), math.inf)
+        for i in range(1, 101):
+            grid = _grid_of_range(low*(i/100), high*(i/100), *ends, 'zero_point' in kw)
+            least = torch.minimum(least, _error(x, grid, ends, torch.empty_like(x)))
+        grid = (found[0], found[1].float()) if 'zero_point' in kw else (found, None)
+        assert torch.allclose(_error(x, grid, ends, torch.empty_like(x)), least, rtol=1e-4)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('axis', [0, None])
+def test_sixty_million_weights(axis):
+    "In ten seconds of one thread, of its own time."
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        w = torch.randn(15_000, 4000, generator=generator())
+        began = time.process_time()
+        mse_init(w, 4, axis=axis)
+        assert time.process_time()-began < 10
+    finally: torch.set_num_threads(threads)
+
+# --- optimizers
+def test_parameter_groups():
+    "Every Parameter once, scales without weight decay."
+    model = mlp()
+    quantize_model_(model, calibrate=[torch.randn(8, 16)])
+    rest,scales = parameter_groups(model, .3)
+    names = {p: n for n,p in model.named_parameters()}
+    assert {names[p] for p in scales['params']} == {n for n in names.values() if n.endswith('log_scale')}
+    assert (rest['weight_decay'], scales['weight_decay']) == (.3, 0)
+    assert {*rest['params'], *scales['params']} == {*model.parameters()} and len(rest['params']) == 4
+    before = [p.clone() for p in scales['params']]
+    optimizer = torch.optim.AdamW(parameter_groups(model, .5), lr=.1)
+    for p in model.parameters(): p.grad = torch.zeros_like(p)
+    optimizer.step()
+    assert all(torch.equal(p, b) for p,b in zip(scales['params'], before))
+    assert len(parameter_groups(mlp())) == 1
+    for bad,error in ((-1., ValueError), ('x', TypeError)):
+        with pytest.raises(error, match='^parameter_groups: weight_decay must'): parameter_groups(model, bad)
+    with pytest.raises(TypeError, match='^parameter_groups: model must be'): parameter_groups(3)
+
+def test_an_optimizer_made_before():
+    "A warning, unless it is of another model, has no one that holds it, or there are no scales to train."
+    model,x = mlp(),torch.randn(8, 16)
+    optimizer = torch.optim.SGD(model.parameters())
+    with pytest.warns(UserWarning, match='an optimizer made before does not train the scales'):
+        quantize_model_(model, calibrate=[x])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        quantize_model_(mlp(), calibrate=[x])
+        other = mlp()
+        torch.optim.Adam(other.parameters())
+        quantize_model_(other, calibrate=[x])
+        fixed = mlp()
+        held = torch.optim.Adam(fixed.parameters())
+        quantize_model_(fixed, Quantizer(8, axis=0), Quantizer(8), calibrate=[x])
+    assert optimizer and held
+
+# --- ranks
+RANK = '''
+import sys, torch, torch.distributed as dist
+from torch import nn
+from shok_nb import quantize_model_
+rank,store,fails = int(sys.argv[1]),sys.argv[2],sys.argv[3] == 'fails'
+dist.init_process_group('gloo', init_method=f'file://{store}', rank=rank, world_size=2)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
+g = torch.Generator().manual_seed(rank)
+batches = [torch.randn(512, 64, generator=g)*(1+rank) for _ in range(12 if rank else 3)]
+if fails and rank: batches = []
+def loader():
+    if fails and rank: raise OSError('no more data')
+    yield from batches
+try: quantize_model_(model, calibrate=loader())
+except Exception as e: print(type(e).__name__, e)
+else: print([m.input_quantizer.grid()[0].item() for m in (model[0], model[2])], model[0].input_quantizer.range())
+dist.destroy_process_group()
+'''
+
+@pytest.mark.slow
+@pytest.mark.parametrize('how', ['works', 'fails'])
+def test_ranks_agree(how, tmp_path):
+    "Two processes with other batches get the same grids, of the batches of both; an error ends both."
+    run = [sys.executable, '-c', RANK]
+    calls = [[*run, str(r), str(tmp_path/'store'), how] for r in range(2)]
+    both = [subprocess.Popen(call, stdout=subprocess.PIPE, text=True) for call in calls]
+    said = [p.communicate(timeout=300)[0].strip() for p in both]
+    if how == 'fails':
+        assert said[1] == 'OSError no more data'
+        assert said[0] == 'RuntimeError quantize_model_: in another rank: OSError: no more data'
+        return
+    assert said[0] == said[1]
+    torch.manual_seed(0)
+    alone = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
+    def batches(rank, n, g): return [torch.randn(512, 64, generator=g)*(1+rank) for _ in range(n)]
+    every = batches(0, 3, generator(0)) + batches(1, 12, generator(1))
+    quantize_model_(alone, calibrate=every)
+    found = eval(said[0].partition(']')[0]+']')
+    wanted = [alone[i].input_quantizer.grid()[0].item() for i in (0, 2)]
+    assert found == pytest.approx(wanted, rel=1e-3)
+
+# --- into the runtime
+class Words(nn.Module):
+    "Embedded, attended by a mask, and a number for each word."
+    def __init__(self):
+        super().__init__()
+        self.embed,self.layer = nn.Embedding(50, 16),nn.Linear(16, 4)
+    def forward(self, ids, mask):
+        x = self.embed(ids)
+        scores = (x@x.transpose(1, 2)).masked_fill(mask[:, None] == 0, -1e9)
+        return dict(found=self.layer(scores.softmax(-1)@x), total=mask.sum(1))
+
+def words(batch, n):
+    mask = (torch.rand(batch, n) < .8).long()
+    return torch.randint(0, 50, (batch, n)),mask.index_fill(1, torch.tensor(0), 1)
+
+@pytest.mark.parametrize('dynamic', [{1: 'length'}, dict(ids={1: 'length'}, mask={-1: 'length'})], ids=['all', 'each'])
+def test_any_length(dynamic, tmp_path):
+    "Longer and shorter sequences than the example, and other batches, with several arguments."
+    pytest.importorskip('onnxruntime')
+    torch.manual_seed(0)
+    model = Words().eval()
+    quantize_model_(model, calibrate=[words(8, 12)])
+    deploy_(model, words(4, 9))
+    run = onnx_session(to_onnx(model, words(4, 9), tmp_path/'m.onnx', dynamic=dynamic))
+    assert [i.name for i in run.get_inputs()] == ['ids', 'mask']
+    assert [i.shape for i in run.get_inputs()] == [['batch', 'length']]*2
+    for batch,n in ((1, 5), (3, 20), (4, 9)):
+        ids,mask = words(batch, n)
+        found,total = run.run(None, dict(ids=ids.numpy(), mask=mask.numpy()))
+        with torch.no_grad(): wanted = model(ids, mask)
+        assert torch.allclose(torch.tensor(found), wanted['found'], atol=1e-4)
+        assert (total == wanted['total'].numpy()).all()
+
+def test_a_length_that_the_model_needs(tmp_path):
+    "A model that takes one length only says so before anything is written."
+    model = nn.Sequential(nn.Flatten(), nn.Linear(32, 2))
+    with pytest.raises(ValueError, match='^to_onnx: the model does not take a shorter example'):
+        to_onnx(model, torch.randn(3, 8, 4), tmp_path/'m.onnx', dynamic={1: 'length'})
+    assert not [*tmp_path.iterdir()]
+
+BAD = [({3}, TypeError, 'dynamic must be a dict, got set'), ({1: 2}, (TypeError, ValueError), 'dynamic'),
+    (dict(x={1: 'n'}), ValueError, "dynamic names 'x', the inputs are input"),
+    (dict(input={7: 'n'}), ValueError, 'two or more along axis 7'),
+    (dict(input={'a': 'n'}), TypeError, 'dynamic: an axis'),
+    (dict(input={1: 'not a name'}), TypeError, 'must name axes by their numbers')]
+@pytest.mark.parametrize('dynamic, error, told', BAD, ids=[str(b[0]) for b in BAD])
+def test_bad_axes(dynamic, error, told, tmp_path):
+    with pytest.raises(error, match=f'^to_onnx: .*{told}'):
+        to_onnx(mlp(), torch.randn(2, 16), tmp_path/'m.onnx', dynamic=dynamic)
+
+class DynamicCache: pass
+class Caches(nn.Module):
+    def forward(self, x): return dict(logits=x*2, past_key_values=DynamicCache())
+
+def test_a_cache_is_named(tmp_path):
+    with pytest.raises(ValueError, match='^to_onnx: output past_key_values is a DynamicCache; set use_cache=False in'):
+        to_onnx(Caches(), torch.randn(2, 3), tmp_path/'m.onnx')
+
+@pytest.mark.parametrize('cls, batch', CALLS.values(), ids=CALLS)
+def test_batches_in_the_runtime(cls, batch, tmp_path):
+    "The tensors of a batch are the inputs of the file, by name."
+    pytest.importorskip('onnxruntime')
+    run = onnx_session(to_onnx(cls().eval(), batch, tmp_path/'m.onnx'))
+    assert [i.name for i in run.get_inputs()] == ['x', 'mask']

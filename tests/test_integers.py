@@ -1,0 +1,484 @@
+"""Whole networks on integers, in ONNX Runtime's own graph: additions and poolings too, with the codes of torch, all of
+them. Operators one by one, on random grids, against the runtime's kernels."""
+import copy
+import io
+import re
+from collections import Counter
+import numpy as np
+import pytest
+import torch
+from estimators import generator
+from test_deploy import SATURATES
+from torch import nn
+from shok_nb.nn import remove_rounding_
+from shok_nb.quantization.between import Add
+from shok_nb.quantization.deploy import deploy_
+from shok_nb.quantization.models import quantize_model_
+from shok_nb.quantization.operators import IntegerAdd, IntegerMean
+from shok_nb.quantization.quantizer import Quantizer
+from shok_nb.quantization.runtime import onnx_session, to_onnx
+
+onnx = pytest.importorskip('onnx')
+ort = pytest.importorskip('onnxruntime')
+
+class Basic(nn.Module):
+    "The block of a residual network, as everybody writes it."
+    def __init__(self, ins, outs, stride=1):
+        super().__init__()
+        self.conv1,self.bn1 = nn.Conv2d(ins, outs, 3, stride, 1, bias=False),nn.BatchNorm2d(outs)
+        self.conv2,self.bn2 = nn.Conv2d(outs, outs, 3, 1, 1, bias=False),nn.BatchNorm2d(outs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample = None
+        if stride != 1: self.downsample = nn.Sequential(nn.Conv2d(ins, outs, 1, stride), nn.BatchNorm2d(outs))
+    def forward(self, x):
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.downsample is not None: identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+class Functional(Basic):
+    "The same by functions, and the sum the other way round."
+    def forward(self, x):
+        out = self.bn2(self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+        return nn.functional.relu((x if self.downsample is None else self.downsample(x)) + out)
+
+class Residual(nn.Module):
+    def __init__(self, block=Basic):
+        super().__init__()
+        self.conv1,self.bn1,self.relu = nn.Conv2d(3, 8, 5, 2, 2, bias=False),nn.BatchNorm2d(8),nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.layers = nn.Sequential(block(8, 8), block(8, 8), block(8, 16, 2), block(16, 16))
+        self.avgpool,self.fc = nn.AdaptiveAvgPool2d((1, 1)),nn.Linear(16, 10)
+    def forward(self, x):
+        x = self.layers(self.maxpool(self.relu(self.bn1(self.conv1(x)))))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+def inputs(n, seed=0): return torch.randn(n, 3, 16, 16, generator=generator(seed))
+
+def residual(block=Basic, seed=0):
+    torch.manual_seed(seed)
+    model = Residual(block)
+    for i in range(3): model(inputs(64, 50+i))
+    return model
+
+def operators(file): return Counter(n.op_type for n in onnx.load(file).graph.node)
+
+def in_runtime(model, example, folder):
+    "A function that runs the model in the runtime, and the operators there."
+    file = to_onnx(model, example, folder/'model.onnx')
+    run = onnx_session(file, vnni=not SATURATES, optimized=folder/'optimized.onnx')
+    def call(x): return run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
+    return call,operators(folder/'optimized.onnx')
+
+FLOATS = {'Conv', 'FusedConv', 'Gemm', 'FusedGemm', 'MatMul', 'Add', 'Relu', 'GlobalAveragePool', 'ReduceMean',
+    'DequantizeLinear'}
+
+@pytest.fixture(scope='module', params=[Basic, Functional], ids=lambda b: b.__name__.lower())
+def whole(request, tmp_path_factory):
+    "A residual network on integers: before, the report, after, the runtime and its operators."
+    model = residual(request.param).eval()
+    quantize_model_(model, calibrate=[inputs(256)])
+    before = copy.deepcopy(model)
+    report = deploy_(model, inputs(16))
+    return before,report,model,*in_runtime(model, inputs(16), tmp_path_factory.mktemp('whole'))
+
+def test_nothing_computes_with_floats(whole):
+    _,report,_,_,found = whole
+    assert not FLOATS & {*found}, found
+    assert found['QLinearConv'] == 10 and found['QLinearAdd'] == 4 and found['QGemm'] == 1
+    assert found['QLinearGlobalAveragePool'] == found['QuantizeLinear'] == 1
+    said = Counter(r.kernel for r in report.rows)
+    assert said == {k: found[k] for k in said}, 'the report names the kernels that are there'
+
+def test_ten_thousand_inputs(whole):
+    "Equal, code for code; beyond what was calibrated too."
+    _,_,model,call,_ = whole
+    x = inputs(10_000, 1)*1.3
+    with torch.no_grad():
+        for part in x.split(2500): assert np.array_equal(call(part), model(part).numpy())
+
+def test_close_to_before(whole):
+    before,report,model,*_ = whole
+    x = inputs(500, 2)
+    with torch.no_grad(): a,b = model(x),before(x)
+    assert (a-b).abs().max() < .03*b.abs().max()
+    assert all(float(r.gap) < 1e-4 for r in report.rows)
+
+def test_copies_pickles_and_compiles(whole):
+    _,_,model,*_ = whole
+    x = inputs(8, 3)
+    with torch.no_grad(): want = model(x)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    compiled = torch.compile(copy.deepcopy(model), backend='aot_eager', fullgraph=True)
+    with torch.no_grad():
+        for m in (copy.deepcopy(model), again, compiled): assert torch.equal(m(x), want)
+    assert again.layers[0].forward.owner is again.layers[0]
+
+def test_ties(tmp_path):
+    "Scales that are powers of two: many sums lie on ties."
+    model = residual().eval()
+    for m in model.modules():
+        if isinstance(m, nn.BatchNorm2d): m.reset_parameters()
+    quantize_model_(model, calibrate=[inputs(64)])
+    for n,q in model.named_modules():
+        if isinstance(q, Quantizer):
+            scale = q.grid()[0].detach()
+            q.set_grid_(2**scale.log2().round() if 'param' not in n else torch.full_like(scale, 2.**-8))
+    deploy_(model, inputs(16))
+    call,found = in_runtime(model, inputs(16), tmp_path)
+    x = (inputs(2000, 1)*16).round()/16
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+    assert found['QLinearAdd'] == 4
+    add = model.layers[0].operations['add']
+    a,b = torch.meshgrid(torch.arange(256.), torch.arange(256.), indexing='ij')
+    exact = (a-int(add.zero_point_0))*add.scale_0/add.out_scale + (b-int(add.zero_point_1))*add.scale_1/add.out_scale
+    assert ((exact-exact.floor()) == .5).any() or add.out_scale <= min(add.scale_0, add.scale_1)
+
+def test_training_goes_on():
+    "A gradient reaches every weight and scale, and a trained network deploys."
+    model = residual()
+    quantize_model_(model, calibrate=[inputs(64)])
+    adam = torch.optim.Adam(model.train().parameters(), lr=1e-3)
+    for i in range(3):
+        adam.zero_grad()
+        model(inputs(16, i)).square().mean().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        adam.step()
+    report = deploy_(model.eval(), inputs(16))
+    assert {r.kernel for r in report.rows} == {'QLinearConv', 'QLinearAdd', 'QLinearGlobalAveragePool', 'QGemm'}
+
+def test_one_tensor_has_one_quantizer():
+    model = residual().eval()
+    quantize_model_(model, calibrate=[inputs(64)])
+    first,_,third,_ = model.layers
+    assert first.operations['add'].inputs[1].input_quantizer is first.conv1.input_quantizer
+    assert third.downsample[0].input_quantizer is third.conv1.input_quantizer
+    twin = copy.deepcopy(model)
+    assert twin.layers[2].downsample[0].input_quantizer is twin.layers[2].conv1.input_quantizer
+    assert len({*map(id, model.parameters())}) == len([*model.parameters()])
+
+class Masked(Basic):
+    "An argument that the calibration leaves out, and a place of your own."
+    def __init__(self, ins, outs, stride=1):
+        super().__init__(ins, outs, stride)
+        self.sum = Add()
+    def forward(self, x, mask=None):
+        if mask is not None: x = x*mask
+        y = x if self.downsample is None else self.downsample(x)
+        return self.sum(self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())), y).relu() + y
+
+def saved(state):
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+def waiting(block=Basic, seed=1):
+    model = residual(block, seed).eval()
+    quantize_model_(model)
+    return model
+
+@pytest.mark.parametrize('block', [Basic, Functional, Masked])
+def test_a_state_places_what_it_names(block):
+    "A network that was quantized without batches is the calibrated one, bit for bit, once it has its state."
+    model,fresh = residual(block).eval(),waiting(block)
+    quantize_model_(model, calibrate=[inputs(64)])
+    state,x = model.state_dict(),inputs(50, 2)
+    assert any('operations' in k for k in state)
+    def same(other):
+        assert repr(other) == repr(model) and {*other.state_dict()} == {*state}
+        assert [n for n,_ in other.named_parameters()] == [n for n,_ in model.named_parameters()]
+        with torch.no_grad(): assert torch.equal(other(x), model(x))
+    within,twin = nn.ModuleDict(dict(net=copy.deepcopy(fresh))),copy.deepcopy(fresh)
+    fresh.load_state_dict(saved(state))
+    within.load_state_dict(saved({f'net.{k}': v for k,v in state.items()}), assign=True)
+    twin.load_state_dict(copy.deepcopy(state))
+    for other in (fresh, within['net'], twin, copy.deepcopy(fresh)): same(other)
+    fresh.load_state_dict(saved(state))
+    same(fresh)
+    assert fresh.layers[2].downsample[0].input_quantizer is fresh.layers[2].conv1.input_quantizer
+    assert [r.kernel for r in deploy_(twin, inputs(8)).rows] == [r.kernel for r in deploy_(model, inputs(8)).rows]
+
+def test_tensors_that_share_nothing():
+    "As a file of safetensors has them: the values are the same, each name has a quantizer of its own."
+    model,fresh = residual().eval(),waiting()
+    quantize_model_(model, calibrate=[inputs(64)])
+    fresh.load_state_dict({k: v.clone() for k,v in model.state_dict().items()})
+    x = inputs(50, 2)
+    with torch.no_grad(): assert torch.equal(fresh(x), model(x))
+    assert {*fresh.state_dict()} == {*model.state_dict()}
+    assert fresh.layers[2].downsample[0].input_quantizer is not fresh.layers[2].conv1.input_quantizer
+
+def test_a_state_that_does_not_fit():
+    model = residual().eval()
+    quantize_model_(model, calibrate=[inputs(64)])
+    state = model.state_dict()
+    def loads(model, **changed):
+        new = state | changed
+        return model.load_state_dict({k: v for k,v in new.items() if v is not None})
+    add = 'layers.0.operations.add.inputs'
+    one = {k: None for k in state if k.startswith(f'{add}.1')}
+    with pytest.raises(RuntimeError, match=rf'Missing key.*{add}\.1\.input_quantizer'): loads(waiting(), **one)
+    with pytest.raises(RuntimeError, match='Unexpected key.*add_7'):
+        loads(waiting(), **{f'layers.0.operations.add_7.{k}': state[f'{add}.0.{k}'] for k in
+            ('input_quantizer.layout', 'input_quantizer.log_scale')})
+    with pytest.raises(RuntimeError, match='a forward of 3 inputs, this one has 1'):
+        loads(copy.deepcopy(model), **{'layers.0.operations._extra_state': torch.tensor(3)})
+    with pytest.raises(RuntimeError, match='Unexpected key.*operations'): residual().load_state_dict(state)
+    four = residual()
+    quantize_model_(four, 8, 4)
+    with pytest.raises(RuntimeError, match='Unexpected key.*operations'): four.load_state_dict(state)
+    bare = waiting()
+    assert 'input_quantizer' in repr(bare.conv1)
+    remove_rounding_(bare, leave_rounded=False)
+    said = repr(bare)
+    with pytest.raises(RuntimeError, match='Unexpected key.*operations'): bare.load_state_dict(state)
+    assert repr(bare) == said
+
+def test_a_network_as_it_was():
+    "What is taken away leaves no trace; a call that fails has changed nothing."
+    model = residual().eval()
+    x = inputs(8)
+    with torch.no_grad(): want = model(x)
+    said,keys = repr(model),{*model.state_dict()}
+    def unchanged():
+        assert repr(model) == said and {*model.state_dict()} == keys
+        assert not any('forward' in vars(m) or hasattr(m, 'operations') for m in model.modules())
+        with torch.no_grad(): assert torch.equal(model(x), want)
+    quantize_model_(model, calibrate=[x])
+    remove_rounding_(model, leave_rounded=False)
+    unchanged()
+    def batches():
+        yield x
+        raise RuntimeError('no more')
+    with pytest.raises(RuntimeError, match='no more'): quantize_model_(model, calibrate=batches())
+    unchanged()
+    with pytest.raises(ValueError, match='must be finite'): quantize_model_(model, calibrate=[x*float('nan')])
+    unchanged()
+
+def test_what_is_spoiled_is_refused(monkeypatch):
+    "The proof sees an operation that gives other codes, and undoes."
+    model = residual().eval()
+    quantize_model_(model, calibrate=[inputs(64)])
+    said,kept = repr(model),copy.deepcopy(model)
+    right = IntegerAdd._codes
+    monkeypatch.setattr(IntegerAdd, '_codes', lambda self, x, y: right(self, x, y)+1)
+    with pytest.raises(ValueError, match=r'operations\.add gives other codes than its operation; nothing was changed'):
+        deploy_(model, inputs(16))
+    assert repr(model) == said
+    with torch.no_grad(): assert torch.equal(model(inputs(8)), kept(inputs(8)))
+
+def test_a_sum_that_leaves_is_floats(tmp_path):
+    "The last operation of a network has no quantizer behind it, and the report says so."
+    class Ends(Basic):
+        def forward(self, x): return self.conv2(self.conv1(x).relu()) + self.conv1(x)
+    torch.manual_seed(0)
+    model = Ends(3, 3).eval()
+    x = inputs(8)
+    report = quantize_model_(model, calibrate=[x])
+    assert not any(r.kind == 'Add' for r in report.rows)
+    report = deploy_(model, x)
+    assert {r.kernel for r in report.rows} == {'Conv: no codes leave'}
+
+def random_grid(rng):
+    scale = torch.tensor(2**rng.uniform(-8, -3), dtype=torch.float32)
+    return scale,torch.tensor(rng.integers(0, 256), dtype=torch.uint8)
+
+def kernel(op, feeds, order, outs, **attributes):
+    "One operator of the runtime on uint8 codes."
+    from onnx import TensorProto, helper
+    init = [onnx.numpy_helper.from_array(v, k) for k,v in order.items() if k not in feeds]
+    given = [helper.make_tensor_value_info(k, TensorProto.UINT8, v.shape) for k,v in feeds.items()]
+    node = helper.make_node(op, [*order], ['out'], domain='com.microsoft', **attributes)
+    graph = helper.make_graph([node], 'g', given, [helper.make_tensor_value_info('out', TensorProto.UINT8, outs)], init)
+    sets = [helper.make_opsetid('', 20), helper.make_opsetid('com.microsoft', 1)]
+    model = helper.make_model(graph, opset_imports=sets, ir_version=9)
+    run = ort.InferenceSession(model.SerializeToString(), providers=['CPUExecutionProvider'])
+    return torch.as_tensor(run.run(None, {k: v.numpy() for k,v in feeds.items()})[0])
+
+def values(codes, grid): return (codes.float()-grid[1].float())*grid[0]
+def to_codes(y, grid): return (y/grid[0]).round() + grid[1]
+
+def constants(**grids):
+    "Initializers of scales and zero points, in the order in which they are given."
+    return {k: v.numpy() for name,g in grids.items() for k,v in ((f's{name}', g[0]), (f'z{name}', g[1]))}
+
+def test_addition_of_codes():
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        a,b,c = (random_grid(rng) for _ in range(3))
+        x,y = (torch.tensor(rng.integers(0, 256, 20_000, dtype=np.uint8)) for _ in range(2))
+        grids = constants(a=a, b=b, c=c)
+        order = dict(x=x, sa=grids['sa'], za=grids['za'], y=y) | {k: grids[k] for k in ('sb', 'zb', 'sc', 'zc')}
+        want = kernel('QLinearAdd', dict(x=x, y=y), order, [20_000])
+        add = IntegerAdd(a, b)
+        add.feeds(*c)
+        assert torch.equal(to_codes(add(values(x, a), values(y, b)), c), want.float())
+
+@pytest.mark.parametrize('last', [0, 1])
+def test_mean_of_codes(last):
+    rng = np.random.default_rng(0)
+    for size in (1, 3, 7, 12):
+        for _ in range(10):
+            a,c = random_grid(rng),random_grid(rng)
+            c = (a[0]*torch.tensor(2**rng.uniform(-1, 1), dtype=torch.float32), c[1])
+            x = torch.tensor(rng.integers(0, 256, (8, 16, size, size), dtype=np.uint8))
+            fed = x.movedim(1, -1).contiguous() if last else x
+            outs = [8, 1, 1, 16] if last else [8, 16, 1, 1]
+            order = dict(x=fed) | constants(a=a, c=c)
+            want = kernel('QLinearGlobalAveragePool', dict(x=fed), order, outs, channels_last=last)
+            mean = IntegerMean(a)
+            mean.feeds(*c)
+            assert torch.equal(to_codes(mean(values(x, a)), c).flatten(1), want.flatten(1).float())
+
+def test_your_own_addition():
+    "A network that is written with `Add` keeps its forward."
+    class Own(Basic):
+        def __init__(self):
+            super().__init__(8, 8)
+            self.sum = Add()
+        def forward(self, x): return self.sum(self.conv2(self.conv1(x).relu()), x).relu()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Own(), nn.Conv2d(8, 4, 1)).eval()
+    report = quantize_model_(model, calibrate=[inputs(32)])
+    assert [r.name for r in report.rows if r.kind == 'Add'] == ['2.sum'] and 'forward' not in vars(model[2])
+    report = deploy_(model, inputs(8))
+    assert re.search(r'2\.sum +Add +- +codes to codes +- +QLinearAdd', repr(report))
+
+class Inverted(nn.Module):
+    "A block of a MobileNet: ReLU6, and a sum without a ReLU."
+    def __init__(self, n):
+        super().__init__()
+        def layer(ins, outs, **kw): return nn.Conv2d(ins, outs, bias=False, **kw),nn.BatchNorm2d(outs)
+        self.conv = nn.Sequential(*layer(n, 4*n, kernel_size=1), nn.ReLU6(inplace=True),
+            *layer(4*n, 4*n, kernel_size=3, padding=1, groups=4*n), nn.ReLU6(inplace=True),
+            *layer(4*n, n, kernel_size=1))
+    def forward(self, x): return x + self.conv(x)
+
+class Mobile(nn.Module):
+    "The forward of the network itself pools, so it is rewritten too."
+    def __init__(self):
+        super().__init__()
+        stem = nn.Conv2d(3, 8, 3, 2, 1),nn.BatchNorm2d(8),nn.ReLU6()
+        self.features = nn.Sequential(*stem, Inverted(8), Inverted(8), nn.Conv2d(8, 32, 1), nn.ReLU6())
+        self.classifier = nn.Sequential(nn.Dropout(.2), nn.Linear(32, 10))
+    def forward(self, x):
+        x = nn.functional.adaptive_avg_pool2d(self.features(x), (1, 1))
+        return self.classifier(torch.flatten(x, 1))
+
+class Branches(nn.Module):
+    "Parts on three grids become one."
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = nn.Conv2d(3, 4, 3, padding=1),nn.Conv2d(4, 6, 3, padding=1),nn.Conv2d(4, 2, 1)
+        self.d,self.pool,self.fc = nn.Conv2d(12, 5, 3),nn.AdaptiveAvgPool2d(1),nn.Linear(5, 3)
+    def forward(self, x):
+        x = self.a(x).relu()
+        x = torch.cat([x, self.b(x).relu(), self.c(x)], 1)
+        return self.fc(self.pool(self.d(x).relu()).flatten(1))
+
+@pytest.mark.parametrize('make, want', [(Mobile, dict(QLinearConv=8, QLinearAdd=2)),
+    (Branches, dict(QLinearConv=4, QLinearConcat=1))], ids=['mobile', 'branches'])
+def test_other_networks(make, want, tmp_path):
+    torch.manual_seed(0)
+    model = make()
+    with torch.no_grad(): model(inputs(64))
+    quantize_model_(model.eval(), calibrate=[inputs(128)])
+    report = deploy_(model, inputs(16))
+    call,found = in_runtime(model, inputs(16), tmp_path)
+    assert not FLOATS & {*found} and 'Clip' not in found
+    want = want | dict(QGemm=1, QLinearGlobalAveragePool=1)
+    assert Counter(r.kernel for r in report.rows) == want == {k: found[k] for k in want}
+    x = inputs(10_000, 1)*1.2
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+    twin = copy.deepcopy(model)
+    with torch.no_grad(): assert torch.equal(twin(x[:9]), model(x[:9]))
+
+class Clipped(nn.Module):
+    "A network whose clipping and pooling are functions."
+    def __init__(self, pool, clip):
+        super().__init__()
+        self.a,self.b,self.fc = nn.Conv2d(3, 8, 3),nn.Conv2d(8, 6, 3, stride=2),nn.Linear(6, 4)
+        self.pool,self.clip = pool,clip
+    def forward(self, x): return self.fc(self.pool(self.clip(self.b(self.clip(self.a(x))))).flatten(1))
+
+F = nn.functional
+POOLS = dict(mean=lambda x: x.mean((2, 3)), keeps=lambda x: torch.mean(x, [-1, -2], keepdim=True),
+    by_name=lambda x: x.mean(dim=[2, 3]), in_place=lambda x: x.mean((3, 2), True),
+    adaptive=lambda x: F.adaptive_avg_pool2d(x, 1), named=lambda x: F.adaptive_avg_pool2d(x, output_size=(1, 1)))
+CLIPS = dict(hardtanh=F.hardtanh, narrow=lambda x: x.clamp(-.3, .4), six=lambda x: torch.clamp(x, 0, 6), relu6=F.relu6,
+    low=lambda x: x.clamp(min=-.1), high=lambda x: x.clamp_max(.2), module=nn.Hardtanh(-.2, .2))
+
+@pytest.mark.parametrize('pool, clip', [*((p, 'six') for p in POOLS), *(('mean', c) for c in CLIPS)])
+def test_functions(pool, clip, tmp_path):
+    torch.manual_seed(0)
+    model = Clipped(POOLS[pool], CLIPS[clip]).eval()
+    with torch.no_grad(): floats = model(inputs(64))
+    quantize_model_(model, calibrate=[inputs(64)])
+    with torch.no_grad(): assert (model(inputs(64))-floats).abs().max() < .05*floats.abs().max()
+    report = deploy_(model, inputs(8))
+    want = dict(QLinearConv=2, QLinearGlobalAveragePool=1, QGemm=1)
+    assert Counter(r.kernel for r in report.rows) == want
+    call,found = in_runtime(model, inputs(8), tmp_path)
+    assert want == {k: found[k] for k in want} and not FLOATS-{'DequantizeLinear'} & {*found}
+    x = inputs(2000, 1)*1.3
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+
+@pytest.mark.parametrize('mean', [lambda x: x.mean((1, 2)), lambda x: x.mean(-1).mean(-1),
+    lambda x: x[0].mean((-2, -1)), lambda x: x[:, :, None].mean((2, 3)), lambda x: torch.mean(input=x, dim=(2, 3))])
+def test_other_means(mean):
+    "A mean over something else, or of other than a batch of pictures, stays as it is."
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.b = nn.Conv2d(3, 8, 3),nn.LazyLinear(4)
+        def forward(self, x): return self.b(mean(self.a(x).relu()))
+    model = Net().eval()
+    model(inputs(8))
+    report = quantize_model_(model, calibrate=[inputs(8)])
+    assert [r.name for r in report.rows] == ['a', 'b'] and 'forward' not in vars(model)
+
+class Fire(nn.Module):
+    "A block of a SqueezeNet."
+    def __init__(self, ins, few, outs):
+        super().__init__()
+        self.squeeze,self.one = nn.Conv2d(ins, few, 1),nn.Conv2d(few, outs, 1)
+        self.three = nn.Conv2d(few, outs, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+    def forward(self, x):
+        x = self.relu(self.squeeze(x))
+        return torch.cat([self.relu(self.one(x)), self.relu(self.three(x))], 1)
+
+def test_squeezed(tmp_path):
+    "The last convolution is pooled and leaves: no codes do, so it alone is floats, and the report says it."
+    torch.manual_seed(0)
+    pool = nn.MaxPool2d(3, 2, ceil_mode=True)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), pool, Fire(8, 4, 8), pool, Fire(16, 6, 12), nn.Dropout(),
+        nn.Conv2d(24, 10, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    quantize_model_(model, calibrate=[inputs(64)])
+    report = deploy_(model, inputs(8))
+    want = dict(QLinearConv=7, QLinearConcat=2)
+    assert Counter(r.kernel for r in report.rows) == want | {'Conv: no codes leave': 1}
+    call,found = in_runtime(model, inputs(8), tmp_path)
+    assert found['Conv'] + found['FusedConv'] == 1 and want == {k: found[k] for k in want}
+    x = inputs(2000, 1)*1.3
+    with torch.no_grad(): y = model(x)
+    assert np.abs(call(x)-y.numpy()).max() < 1e-6*y.abs().max()      # the same codes, summed in another order
+
+def test_your_own_quantizer_is_calibrated():
+    model = nn.Sequential(nn.Linear(4, 4), Quantizer(8, signed=None), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(64, 4, generator=generator(0))
+    with torch.no_grad(): first = model[0](x)
+    quantize_model_(model, calibrate=[x])
+    assert model[1].ready and 'forward' not in vars(model[1])
+    want = Quantizer(8, signed=None).calibrate_(first)
+    assert torch.equal(model[1].grid()[0], want.grid()[0]) and model[1].range() == want.range()
+    with pytest.raises(ValueError, match='must be finite'):
+        odd = nn.Sequential(nn.Linear(4, 4), Quantizer(8), nn.Linear(4, 2))
+        quantize_model_(odd, calibrate=[x*float('inf')])
+    assert not odd[1].ready and 'forward' not in vars(odd[1])

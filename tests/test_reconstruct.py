@@ -1,0 +1,454 @@
+"""Codes for a whole network: every layer's matrices are its own outputs, no error grows, nothing is lost."""
+import copy
+import math
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+import shok_nb as R
+from shok_nb.quantization.closest import _best_point, _damped, _lattice
+from shok_nb.quantization.reconstruct import _attended, _matrices, _rows_of, _weights_from
+
+
+def correlated(rows, columns, seed=0, dtype=torch.float32):
+    "Inputs that share parts, so that roundings act together."
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    return x + x.roll(1, 1) + x.roll(2, 1)
+
+
+def matrix(rows, columns, seed=1, dtype=torch.float32):
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def cost(w, point, gram, damping=.01):
+    "What both methods make small, of each row."
+    h,d = _damped(gram.double(), damping),(point-w).double()
+    return (d@h*d).sum(1)
+
+
+def on_grid(point, scale, low, high, zero_point=0):
+    scale = torch.as_tensor(scale, dtype=point.dtype).double()
+    codes = (point.double()/scale + zero_point).round()
+    back = ((codes-zero_point)*scale).to(point.dtype)
+    return torch.equal(back, point) and codes.min() >= low and codes.max() <= high
+
+
+# One matrix
+
+def published(w, h, scale, low, high):
+    "GPTQ as its authors write it (arXiv:2210.17323, algorithm 1), without runs of columns."
+    w,out = w.clone(),torch.empty_like(w)
+    inverse = torch.linalg.cholesky(torch.linalg.inv(h), upper=True)
+    for i in range(w.shape[1]):
+        out[:, i] = (w[:, i]/scale[:, 0]).round().clamp(low, high)*scale[:, 0]
+        w[:, i:] -= ((w[:, i]-out[:, i])/inverse[i, i])[:, None]*inverse[i, i:]
+    return out
+
+
+@pytest.mark.parametrize('columns', [1, 2, 31, 32, 33, 100])
+@pytest.mark.parametrize('bits', [2, 4, 8])
+def test_gptq_is_the_published_one(columns, bits):
+    """Any seed: in exact numbers both are the same. In float64 a tie within 1e-15 could part them: none in these."""
+    w,x = matrix(20, columns, dtype=torch.float64),correlated(300, columns, dtype=torch.float64)
+    gram,scale = x.mT@x,R.minmax_init(w, bits=bits, axis=0)
+    order = gram.diagonal().argsort(descending=True, stable=True)
+    h = _damped(gram, .01)
+    for ordered in (False, True):
+        o = order if ordered else torch.arange(columns)
+        wanted = published(w[:, o], h[o][:, o], scale, -2**(bits-1), 2**(bits-1)-1)[:, o.argsort()]
+        torch.testing.assert_close(R.gptq(w, gram, scale, bits=bits, ordered=ordered), wanted)
+
+
+def test_each_of_gptqs_decisions_is_the_best_for_what_is_known():
+    """Brute force: with all later weights free real numbers, no other code of weight `i` gives less. Any seed."""
+    w,x = matrix(1, 6, dtype=torch.float64),correlated(40, 6, dtype=torch.float64)
+    h,scale = _damped(x.mT@x, .01),torch.tensor([[.4]], dtype=torch.float64)
+    point = R.gptq(w, x.mT@x, scale, bits=4, ordered=False)
+    def least(known):
+        "The error when so many weights are decided and the rest are the best real numbers."
+        e,k = w[0, :len(known)]-known,len(known)
+        if k == len(h): return (e@h@e).item()
+        rest = -torch.linalg.solve(h[k:, k:], h[k:, :k]@e)
+        e = torch.cat([e, rest])
+        return (e@h@e).item()
+    for i in range(6):
+        costs = [least(torch.cat([point[0, :i], c*scale[0]])) for c in range(-8, 8)]
+        assert least(point[0, :i+1]) == pytest.approx(min(costs), rel=1e-12)
+
+
+@pytest.mark.parametrize('bits, signed', [(2, True), (3, True), (4, True), (8, True), (1, False), (4, False)])
+def test_descent_ends_where_no_single_code_is_better(bits, signed):
+    "Any seed: it is the definition of the end. Compared with every other code of every weight."
+    w,x = matrix(12, 24, dtype=torch.float64),correlated(100, 24, dtype=torch.float64)
+    if not signed: w = w.abs()
+    gram,scale = x.mT@x,R.minmax_init(w, bits=bits, signed=signed, axis=0)
+    low,high = (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
+    start = R.fake_quantize(w, scale, bits=bits, signed=signed)
+    point = R.coordinate_descent(w, gram, scale, bits=bits, signed=signed)
+    assert on_grid(point, scale, low, high)
+    least = cost(w, point, gram)
+    assert (least <= cost(w, start, gram)).all() and (least < cost(w, start, gram)).any()
+    for i in range(24):
+        for c in range(low, min(high, low+16)+1):
+            other = point.clone()
+            other[:, i] = c*scale[:, 0]
+            assert (cost(w, other, gram) >= least*(1-1e-7)).all()
+
+
+@pytest.mark.parametrize('bits', [2, 3, 4])
+def test_no_method_beats_the_best_and_the_best_is_that_of_all(bits):
+    "Six weights can be tried in all ways (at 2 bits 4,096); any seed."
+    n = {2: 6, 3: 4, 4: 3}[bits]
+    w,x = matrix(10, n, dtype=torch.float64),correlated(50, n, dtype=torch.float64)
+    gram,scale = x.mT@x,R.mse_init(w, bits=bits, axis=0)
+    codes = torch.cartesian_prod(*[torch.arange(-2**(bits-1), 2**(bits-1))]*n).double()
+    h = _damped(gram, .01)
+    e = w[:, None]-codes*scale[:, None]
+    every = torch.einsum('rci,ij,rcj->rc', e, h, e).amin(1)
+    lattice = _lattice('test', w, scale, 0, bits, True)
+    near = R.coordinate_descent(w, gram, scale, bits=bits)
+    best = [_best_point(lattice.rows(slice(i, i+1)), h, near[i, :, None]) for i in range(10)]
+    torch.testing.assert_close(cost(w, torch.stack(best), gram), every)
+    for method in (R.gptq, R.coordinate_descent):
+        assert (cost(w, method(w, gram, scale, bits=bits), gram) >= every*(1-1e-12)).all()
+
+
+@pytest.mark.parametrize('method', [R.gptq, R.coordinate_descent])
+def test_grids_of_every_shape(method):
+    "One scale, one a row, one a block, zero points; half precision; a number."
+    w,x = matrix(8, 32),correlated(200, 32)
+    gram = x.mT@x
+    scale,code = R.minmax_init(w, bits=4, zero_point=True, axis=0, signed=False)
+    cases = [(.3, 0), (torch.tensor(.3), 0), (R.minmax_init(w, bits=4, axis=0), 0),
+        (R.minmax_init(w, bits=4, block=8).expand(8, 4, 8).reshape(8, 32), 0)]
+    for s,z in cases:
+        point = method(w, gram, s, z, 4)
+        assert on_grid(point, s, -8, 7) and point.dtype == w.dtype
+        assert cost(w, point, gram).sum() < cost(w, R.fake_quantize(w, s, z, 4), gram).sum()
+    point = method(w, gram, scale, code, 4, signed=False)
+    assert on_grid(point, scale, 0, 15, code)
+    assert method(w.half(), gram, .5, 0, 4).dtype == torch.float16
+
+
+def test_a_gram_matrix_of_a_diagonal_or_of_nothing_means_nearest():
+    w = matrix(5, 12)
+    nearest = R.fake_quantize(w, .4, bits=4)
+    for gram in (torch.eye(12), torch.diag(torch.arange(1., 13)), torch.zeros(12, 12)):
+        for method in (R.gptq, R.coordinate_descent):
+            assert torch.equal(method(w, gram, .4, bits=4), nearest)
+
+
+def test_rows_are_independent():
+    "In parts of any size the same codes, the parts of a large layer among them."
+    w,x = matrix(7, 40),correlated(90, 40)
+    for method in (R.gptq, R.coordinate_descent):
+        whole = method(w, x.mT@x, .3, bits=4)
+        assert torch.equal(whole, torch.cat([method(r[None], x.mT@x, .3, bits=4) for r in w]))
+
+
+# A layer is matrices
+
+LAYERS = {
+    'linear': (lambda: nn.Linear(6, 5), (2, 3, 6)),
+    'conv1d': (lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2), (3, 4, 11)),
+    'conv2d': (lambda: nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(2, 1)), (2, 4, 7, 8)),
+    'groups': (lambda: nn.Conv2d(4, 8, 3, groups=2), (2, 4, 6, 6)),
+    'depthwise': (lambda: nn.Conv2d(4, 4, 3, groups=4, padding='same', dilation=2), (2, 4, 6, 6)),
+    'reflect': (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode='reflect'), (2, 3, 6, 6)),
+    'circular': (lambda: nn.Conv1d(3, 4, 3, padding=2, padding_mode='circular'), (2, 3, 6)),
+    'one image': (lambda: nn.Conv2d(3, 4, 3), (3, 6, 6)),
+    'conv3d': (lambda: nn.Conv3d(2, 3, 2, stride=2), (2, 2, 4, 5, 6)),
+    'transposed1d': (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1), (3, 4, 7)),
+    'transposed2d': (lambda: nn.ConvTranspose2d(4, 6, (3, 4), stride=(2, 3), dilation=(2, 1), groups=2),
+        (2, 4, 5, 4)),
+    'transposed, cut': (lambda: nn.ConvTranspose2d(2, 3, 2, padding=2), (2, 2, 6, 6)),
+    'transposed3d': (lambda: nn.ConvTranspose3d(2, 3, 2, stride=2), (1, 2, 3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize('name', LAYERS)
+def test_a_layer_is_its_matrices(name):
+    "Windows times weights are what the layer gives, for any weights; the way back gives these. Any seed."
+    make,shape = LAYERS[name]
+    m = make().double()
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    w = m.weight.detach()
+    matrices = _matrices(m, w)
+    assert torch.equal(_weights_from(m, matrices, w.shape), w)
+    out = (_rows_of(m, x)@matrices.mT).movedim(0, 1).flatten(1)             # (windows, channels)
+    wanted = m(x) - (m.bias if isinstance(m, nn.Linear) else m.bias.view(-1, *[1]*len(m.kernel_size)))
+    channel = -1 if isinstance(m, nn.Linear) else wanted.ndim-len(m.kernel_size)-1
+    torch.testing.assert_close(out, wanted.movedim(channel, -1).flatten(0, -2))
+
+
+@pytest.mark.parametrize('batch_first', [True, False])
+@pytest.mark.parametrize('dims', [{}, dict(kdim=6, vdim=5), dict(bias=False)])
+def test_what_enters_the_last_projection_of_an_attention(batch_first, dims):
+    torch.manual_seed(0)                    # any seed: an identity
+    m = nn.MultiheadAttention(8, 2, batch_first=batch_first, **dims).eval()
+    q,k,v = torch.randn(3, 3, 8),torch.randn(3, 3, dims.get('kdim', 8)),torch.randn(3, 3, dims.get('vdim', 8))
+    wanted = m(q, k, v)[0]
+    x = _attended(m, (q, k), dict(value=v))
+    torch.testing.assert_close(F.linear(x, m.out_proj.weight, m.out_proj.bias), wanted)
+    torch.testing.assert_close(m(q, k, v)[0], wanted, rtol=0, atol=0)
+
+
+# A model
+
+class Attention(nn.Module):
+    def __init__(self, **kw):
+        super().__init__()
+        self.embed,self.mha = nn.Embedding(20, 8),nn.MultiheadAttention(8, 2, batch_first=True, **kw)
+        self.up,self.down = nn.Linear(8, 16),nn.Linear(16, 8)
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        x = x + self.mha(x, x, x)[0]
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Experts(nn.Module):
+    "Tokens go to one of three layers, which their own values choose."
+    def __init__(self):
+        super().__init__()
+        self.router = nn.Linear(6, 3)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+    def forward(self, x):
+        to,out = self.router(x).argmax(1),torch.zeros_like(x)
+        for i,e in enumerate(self.experts): out[to == i] = e(x[to == i])
+        return out
+
+
+def convolutions():
+    return nn.Sequential(nn.Conv2d(2, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=4, dilation=2, padding=2, bias=False), nn.ReLU(),
+        nn.ConvTranspose2d(8, 4, 4, stride=2, groups=2), nn.ReLU(), nn.Conv2d(4, 3, 1))
+
+
+def images(n=24): return torch.randn(n, 2, 8, 8, generator=torch.Generator().manual_seed(3)).cumsum(2)
+def rows(n=200): return correlated(n, 6, 3)
+def tokens(n=24): return torch.randint(0, 20, (n, 5), generator=torch.Generator().manual_seed(3))
+
+
+MODELS = {
+    'mlp': (lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)), rows),
+    'convolutions': (convolutions, images),
+    'attention': (Attention, tokens),
+    'attention, other sizes': (lambda: Attention(kdim=8, vdim=8, bias=False), tokens),
+    'experts': (Experts, rows),
+}
+
+
+def made(name, weights=3, activations=8, seed=0):
+    make,data = MODELS[name]
+    torch.manual_seed(seed)
+    model,x = make().eval(),data()
+    floats = copy.deepcopy(model)
+    R.quantize_model_(model, weights, activations, calibrate=[x])
+    return floats,model,x
+
+
+def state_of(model): return {k: v.clone() for k,v in model.state_dict().items()}
+
+
+def same_state(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+ZERO_POINT = R.Quantizer(4, axis=0, zero_point=True, signed=False)
+
+LATE = [pytest.param(w, marks=pytest.mark.slow) for w in (3, 8, ZERO_POINT)]
+
+@pytest.mark.parametrize('name', MODELS)
+@pytest.mark.parametrize('weights', [2, *LATE], ids=str)
+def test_no_layer_gets_worse_and_the_network_gets_better(name, weights):
+    """Each layer's own error never grows: a promise. That of the network falls for any seed of ten, as it should."""
+    floats,model,x = made(name, weights)
+    wanted = floats(x)
+    before = (model(x)-wanted).square().mean().item()
+    report = R.reconstruct_(model, [x[:len(x)//2], x[len(x)//2:]])
+    looked_at = [r for r in report.rows if not math.isnan(r.after)]
+    assert len(looked_at) >= 2 and all(r.after <= r.before for r in looked_at)
+    if weights in (2, 3) and name != 'experts':
+        assert (model(x)-wanted).square().mean().item() < before
+    for r in looked_at:                                         # the codes are codes, to the last bit
+        m = model.get_submodule(r.name)
+        for p in m.parametrizations.values():
+            if name.startswith('attention, other') and m is model.mha: continue
+            assert torch.equal(p[0](p.original), p.original)
+
+
+@pytest.mark.parametrize('name', ['mlp', 'convolutions', 'attention'])
+def test_the_report_says_the_error_there_is(name):
+    "Run by hand, float inputs beside those of the quantized network: the numbers of the report, to its three digits."
+    floats,model,x = made(name)
+    report = R.reconstruct_(model, [x])
+    for r in report.rows:
+        if math.isnan(r.after) or r.name.startswith('mha'): continue
+        seen = {}
+        hooks = [of.get_submodule(r.name).register_forward_hook(
+            lambda m, args, out, of=of: seen.__setitem__(of, out.detach().double())) for of in (floats, model)]
+        with torch.no_grad(): floats(x),model(x)
+        for h in hooks: h.remove()
+        bias = floats.get_submodule(r.name).bias
+        if bias is None: bias = torch.zeros(())
+        elif 'Conv' in r.kind: bias = bias.view(-1, 1, 1)
+        apart = (seen[model]-seen[floats]).square().sum()/(seen[floats]-bias).square().sum()
+        assert apart.item() == pytest.approx(r.after, rel=6e-3), r
+
+
+def test_deploys_and_keeps_what_it_found():
+    floats,model,x = made('mlp', 4)
+    R.reconstruct_(model, [x])
+    found,before = [m.weight.detach() for m in (model[0], model[2])],model(x)
+    R.deploy_(model, x)
+    assert all(torch.equal(m.weight, w) for m,w in zip((model[0], model[2]), found))
+    assert (model(x)-before).abs().max() < .015*before.abs().max()      # a code of the activations here and there
+
+
+def test_the_same_twice():
+    states = []
+    for _ in range(2):
+        _,model,x = made('convolutions')
+        R.reconstruct_(model, [x])
+        states.append(state_of(model))
+    assert same_state(*states)
+
+
+def test_batches_are_sums():
+    "One batch or many: the same sums but for their last bits, so the same codes here, and nearly the same scales."
+    found = []
+    for n in (200, 50, 7):
+        _,model,x = made('mlp')
+        R.reconstruct_(model, x.split(n))
+        found.append(model[0].weight.detach())
+    for other in found[1:]: torch.testing.assert_close(found[0], other, rtol=1e-5, atol=0)
+
+
+def test_experts_whose_tokens_differ_have_targets_of_their_own():
+    floats,model,x = made('experts', 2, 4)
+    report = R.reconstruct_(model, [x])
+    own = [r for r in report.rows if 'own inputs' in r.note]
+    assert own and all(r.name.startswith('experts') and r.after <= r.before for r in own)
+
+
+def test_each_method_and_a_function():
+    _,start,x = made('mlp')
+    after = {}
+    def mine(w, gram, scale, zero_point, bits):
+        assert w.shape == scale.shape and gram.shape == (w.shape[1],)*2 and bits == (-4, 3)
+        return R.fake_quantize(w, scale, zero_point, bits)
+    for method in ('nearest', mine, 'gptq', 'descent', 'gptq+descent', 'adaround', 'flexround', 'signround', 'ste'):
+        model = copy.deepcopy(start)
+        after[method] = [r.after for r in R.reconstruct_(model, [x], method).rows]
+    assert after[mine] == after['nearest']
+    assert all(b <= n for b,n in zip(after['gptq+descent'], after['nearest']))
+    assert after['gptq+descent'] != after['gptq'] != after['nearest']
+
+
+class Poison(Exception): pass
+
+
+@pytest.mark.parametrize('what', [Poison, ValueError])
+def test_an_error_leaves_the_model_as_it_was(what):
+    floats,model,x = made('convolutions')
+    before,hooks = state_of(model),[len(m._forward_pre_hooks) for m in model.modules()]
+    calls = []
+    def failing(*args):
+        calls.append(1)
+        if len(calls) == 3: raise what('here')
+        return R.gptq(*args)
+    with pytest.raises(what, match='here'): R.reconstruct_(model, [images()], failing)
+    assert same_state(before, state_of(model))
+    assert [len(m._forward_pre_hooks) for m in model.modules()] == hooks
+
+
+def test_a_method_off_the_grid_is_found_out():
+    floats,model,x = made('mlp')
+    before = state_of(model)
+    with pytest.raises(ValueError, match='moves points of its grid'):
+        R.reconstruct_(model, [x], lambda w, gram, *_: w)
+    assert same_state(before, state_of(model))
+
+
+def test_an_interrupt_keeps_whole_layers_and_can_be_taken_up():
+    floats,model,x = made('mlp')
+    whole = copy.deepcopy(model)
+    R.reconstruct_(whole, [x])
+    raw = model[2].parametrizations.weight.original.clone()
+    def stopping(row): raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt): R.reconstruct_(model, [x], progress=stopping)
+    assert torch.equal(model[0].weight, model[0].parametrizations.weight.original)
+    assert torch.equal(model[2].parametrizations.weight.original, raw)
+    report = R.reconstruct_(model, [x], teacher=floats, resume=True)
+    assert [r.name for r in report.rows] == ['2']
+    assert same_state(state_of(whole), state_of(model))
+
+
+def test_a_model_in_training_stays_in_training_and_learns_on():
+    floats,model,x = made('mlp')
+    model.train()
+    model[1].eval()
+    R.reconstruct_(model, [x])
+    assert model.training and not model[1].training
+    model(x).sum().backward()
+    assert model[0].parametrizations.weight.original.grad is not None
+
+
+def test_layers_left_alone_are_told():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed,self.rnn,self.out = nn.Embedding(5, 4),nn.LSTM(4, 4),nn.Linear(4, 2)
+            self.never = nn.Linear(3, 3)
+        def forward(self, x): return self.out(self.rnn(self.embed(x))[0])
+    model,x = Model(),torch.arange(5)
+    R.quantize_model_(model, 4, 8, calibrate=[x])
+    told = {r.name: r.note for r in R.reconstruct_(model, [x]).rows}
+    assert told['embed'].startswith('looks rows up') and 'inside' in told['rnn']
+    assert told['never'] == 'not reached by the batches'
+    assert told['out'] == ''
+
+
+def test_few_inputs_are_said():
+    floats,model,x = made('mlp')
+    report = R.reconstruct_(model, [x[:3]])
+    assert report.rows[0].note == '3 inputs for 6 weights'
+
+
+def test_a_bias_takes_the_mean_of_the_error():
+    floats,model,x = made('mlp', 2)
+    R.reconstruct_(model, [x])
+    seen = {}
+    for of in (floats, model):
+        of[2].register_forward_hook(lambda m, args, out, of=of: seen.__setitem__(of, out.detach()))
+    floats(x),model(x)
+    assert (seen[model]-seen[floats]).mean(0).abs().max() < 1e-5
+
+
+def test_bad_input():
+    floats,model,x = made('mlp')
+    before = state_of(model)
+    def bad(error, match, *args, **kw):
+        with pytest.raises(error, match=match): R.reconstruct_(*args, **kw)
+    bad(TypeError, r'calibrate must be batches.*did you mean calibrate=\[x\]', model, x)
+    bad(TypeError, 'calibrate must be batches', model, 3)
+    bad(ValueError, 'calibrate gave no batch', model, [])
+    bad(ValueError, r'method must be one of gptq\+descent, gptq, descent, nearest', model, [x], 'babai')
+    bad(TypeError, 'method', model, [x], 3)
+    bad(ValueError, 'quantize_model_ first', floats, [x])
+    bad(ValueError, 'nan or infinity enters 0', model, [torch.full_like(x, math.nan)])
+    bad(ValueError, 'damping', model, [x], damping=0.)
+    bad(TypeError, 'teacher', model, [x], teacher=3)
+    bad(TypeError, 'progress', model, [x], progress=3)
+    bad(TypeError, 'resume', model, [x], resume='yes')
+    assert same_state(before, state_of(model))
+    w,gram = matrix(3, 4),torch.eye(4)
+    for f in (R.gptq, R.coordinate_descent):
+        for error,match,args in ((TypeError, 'w must', (3, gram, 1.)),
+                (ValueError, 'w must be a matrix', (w[0], gram, 1.)),
+                (ValueError, r'gram must have shape \(4, 4\)', (w, torch.eye(3), 1.)),
+                (ValueError, 'gram must be finite', (w, gram*math.inf, 1.)), (ValueError, 'scale must', (w, gram, 0.)),
+                (ValueError, 'finite', (w*math.nan, gram, 1.)), (ValueError, 'bits', (w, gram, 1., 0, 99))):
+            with pytest.raises(error, match=match): f(*args)
+    with pytest.raises(ValueError, match='start must have the shape of w'):
+        R.coordinate_descent(w, gram, 1., start=w[:2])
+    with pytest.raises(ValueError, match='singular'): R.gptq(w, torch.ones(4, 4), 1., damping=0)
