@@ -87,18 +87,21 @@ def _no_grid(q):
     if not low <= (0 if code is None else code.item()) <= high: return '0 has no code'
     if not q.to_even: return 'activations are not rounded to the nearest code'
 
+def _no_int8(q):
+    "Why a weight on this grid is not one of an integer kernel, or None."
+    if q.format: return f'weights in {q.format}'
+    low,high = q.range()
+    if q.has_zero_point or q.block is not None: return 'weights with zero points or blocks'
+    if q.axis not in (None, 0): return 'weights not per channel'
+    return 'weights beyond int8' if low < -128 or high > 127 else None
+
 def _floats_because(m):
     "Why this layer cannot be one of integers, or None."
     base = next((k for k in (nn.Linear, *_CONVOLUTIONS) if isinstance(m, k)), None)
     if base is None: return 'no integer kernel'
     q = _weight_quantizer(m, 'weight')
     if q is None: return 'float weights'
-    if told := _no_grid(getattr(m, 'input_quantizer', None)): return told
-    if q.format: return f'weights in {q.format}'
-    low,high = q.range()
-    if q.has_zero_point or q.block is not None: return 'weights with zero points or blocks'
-    if q.axis not in (None, 0): return 'weights not per channel'
-    if low < -128 or high > 127: return 'weights beyond int8'
+    if told := _no_grid(getattr(m, 'input_quantizer', None)) or _no_int8(q): return told
     if getattr(m, 'padding_mode', 'zeros') != 'zeros': return 'padding that is not zero'
     if isinstance(getattr(m, 'padding', 0), str): return f'padding={m.padding!r}'
     return _not_torchs(m, base)
@@ -149,6 +152,7 @@ def _within_int32(a, entering):
     a = a._replace(codes=codes, scale=scale)
     return a if (most(a) < 2**31-1).all() and (codes.abs() <= 128).all() else None
 
+# %% ../../nbs/quantization/50_deploy.ipynb #f17b2aac
 @dataclass(eq=False)
 class _Made:
     "A layer of integers, what it replaces, and how far its roundings may take it from that."
@@ -229,6 +233,7 @@ def _flow_or_none(model, example, layers, operations):
     try: return _flow(model, example, [*watched]),''
     except _NoFlow as e: return None,str(e)
 
+# %% ../../nbs/quantization/50_deploy.ipynb #67c111c6
 def _made_or_why(flow, m, name, norms):
     "An integer layer with the normalization behind it, or without it, or why there is none."
     norm = _behind(flow, m, norms) if flow else None
@@ -325,6 +330,7 @@ def _recorded(model, example, layers):
     finally:
         for h in hooks: h.remove()
 
+# %% ../../nbs/quantization/50_deploy.ipynb #5ce846fd
 def _explained(made, q, like):
     "How far each output may be from the float layer's: what was rounded, and last bits."
     layer = made.layer
@@ -513,6 +519,7 @@ def _dtype_of(format):
     "Torch's dtype of a format, or None."
     return next((d for d,n in _DTYPES.items() if format == n), None)
 
+# %% ../../nbs/quantization/50_deploy.ipynb #4c899b31
 _mx8 = _MX(element=_grid_of(FORMATS['e4m3']), format=FORMATS['e4m3'], block=32, scale='floor',
     gradient='ste')
 _GRIDS:dict[str, Any] = dict(mxfp4=_mx4, mxfp8=_mx8, nvfp4=_nv4)
@@ -626,6 +633,7 @@ def _quantized_layers(model):
         raise ValueError(f'deploy_: the weights of {kind} have no Quantizer and no codes')
     raise ValueError(f'deploy_: no quantizer in {kind}; quantize_model_ first')
 
+# %% ../../nbs/quantization/50_deploy.ipynb #b4c07af8
 def _left(name, kind, m, why):
     "A line for what stays as it was: not quantized, not known, or no integers; else None."
     inner = isinstance(m, (Quantizer, parametrize.ParametrizationList))
@@ -687,6 +695,11 @@ def _whys(model, weights):
     if model in weights: because.setdefault(model, 'the layer is the model, nothing holds it')
     return because
 
+def _rows(names, made, stored, because):
+    "A line for each layer that became something, and for each that could not."
+    rows = [_row(n, m, made, stored, because, names) for m,n in names.items()]
+    return [r for r in rows if r is not None]
+
 def _deployed(model, example, weights, pack, changes):
     "Layers of integers, and codes for the other quantized weights, in their places; a report."
     names = {m: n or '(model)' for n,m in model.named_modules()}
@@ -699,8 +712,7 @@ def _deployed(model, example, weights, pack, changes):
         made,before,after = _integers_of(model, example, flow, *given, because, pack, changes)
         rest = [m for m in weights if m not in made]
         stored = {m: _store(m, names[m], weights[m], pack, changes) for m in rest}
-    rows = [_row(n, m, made, stored, because, names) for m,n in names.items()]
-    return LayerReport([r for r in rows if r is not None], _note(before, after, why))
+    return LayerReport(_rows(names, made, stored, because), _note(before, after, why))
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59a00010
 def deploy_(

@@ -287,6 +287,7 @@ def lsq_init(
     v,shape = _groups(x.detach(), 'lsq_init', axis, block)
     return (2*v.abs().mean(1)/qmax**.5).reshape(shape)
 
+# %% ../../nbs/quantization/10_fake_quantize.ipynb #cf0024e0
 def _pact_value(v, alpha): return _between(v, 0., alpha)
 
 def _pact_slope(v, alpha): return _indicator((v >= 0) & (v < alpha), v)

@@ -112,11 +112,19 @@ def _check_scale(scale):
     if isinstance(scale, Tensor) and scale.dtype in (torch.uint8, torch.float8_e4m3fn): return
     check_input(scale, 'Dequantize', 'scale')
 
+def _check_codes_of_0(t, scale, levels):
+    "Raises where they are no integers, one for each scale, or have no place beside levels."
+    if levels is not None:
+        raise ValueError('Dequantize: levels have no zero_point; leave one out')
+    _integers(t, 'Dequantize', 'zero_point')
+    _check_is(t, 'Dequantize', 'zero_point', t.dtype, scale.shape, scale.device)
+
 def _check_numbers(t, arg, n, device):
     "Raises where it is not so many numbers in a row."
     check_input(t, 'Dequantize', arg)
     _check_is(t, 'Dequantize', arg, t.dtype, (n,), device)
 
+# %% ../../nbs/quantization/52_integers.ipynb #cebc3a8d
 class _Codes(_Float32Buffers, parametrize.ParametrizationList):
     "What holds codes in the place of a weight; casts of the model leave their dtype."
     def _get_name(self): return 'ParametrizationList'
@@ -162,12 +170,7 @@ class Dequantize(_Float32Buffers):
         _check_scale(scale)
         for k,n,t in ('levels', 16, levels), ('tensor_scale', 1, tensor_scale):
             if t is not None: _check_numbers(t, k, n, scale.device)
-        if levels is not None and zero_point is not None:
-            raise ValueError('Dequantize: levels have no zero_point; leave one out')
-        if zero_point is not None:
-            _integers(zero_point, 'Dequantize', 'zero_point')
-            like = zero_point.dtype,scale.shape,scale.device
-            _check_is(zero_point, 'Dequantize', 'zero_point', *like)
+        if zero_point is not None: _check_codes_of_0(zero_point, scale, levels)
         if axis is not None: axis = check_count(axis, 'Dequantize', 'axis', -64, 63)
         if block is not None: block = check_count(block, 'Dequantize', 'block', 1)
         _one_way('Dequantize', axis, block)
@@ -284,8 +287,76 @@ def _check_weights(codes, scale, bias):
     _integers(bias, 'IntegerLayer', 'bias')
     _check_is(bias, 'IntegerLayer', 'bias', torch.int32, each, codes.device)
 
+# %% ../../nbs/quantization/52_integers.ipynb #27805060
+class _Sums(_Float32Buffers):
+    "Codes in, exact sums, and values or codes out; and the same for the runtime."
+    kind:type
+    options:dict
+    packed:tuple|None
+    dims:int
+    codes:Tensor
+    scale:Tensor
+    input_scale:Tensor
+    input_zero_point:Tensor
+    bias_codes:Tensor|None
+    product:Tensor
+    out_scale:Tensor|None
+    out_zero_point:Tensor
+
+    def _weight(self):
+        return self.codes if self.packed is None else unpack_int4(self.codes, self.packed)
+
+    def _apply_to(self, x, weight, bias):
+        if self.kind is nn.Linear: return F.linear(x, weight, bias)
+        return _CONVOLUTIONS[self.kind](x, weight, bias, **self.options)
+
+    def _beside(self, t):
+        "A value of each channel, to broadcast with what leaves."
+        return t.view(-1, *[1]*(self.dims-2))
+
+    def _entering(self, x):
+        "The codes of what enters, less that of 0; the slope is 1 within the range."
+        v = x.to(torch.promote_types(x.dtype, torch.float32))
+        zero_point = self.input_zero_point.to(v.dtype)
+        return (round_ste(v/self.input_scale)+zero_point).clamp(0, 255) - zero_point
+
+    def _sums(self, q):
+        "Exact sums of integers, then one float each."
+        bias = None if self.bias_codes is None else self.bias_codes.double()
+        return self._apply_to(q.double(), self._weight().double(), bias).float()
+
+    def _leaving(self, total):
+        "The sums as values: floats, or codes of what comes next times their scale."
+        if self.out_scale is None: return total*self._beside(self.product)
+        zero_point = self.out_zero_point.to(torch.float32)
+        n = round_ste(total*self._beside(self.product/self.out_scale))
+        return ((n+zero_point).clamp(0, 255)-zero_point)*self.out_scale
+
+    def _parameters_in_onnx(self):
+        "Weight and bias of an integer kernel, or of a float one, which gets products."
+        codes,bias = self._weight(),self.bias_codes
+        if self.kind is not nn.Linear and self.out_scale is None:    # only a float Conv
+            scale = self.scale.view(-1, *[1]*(codes.ndim-1))
+            return codes.float()*scale,None if bias is None else bias.float()*self.product
+        # the runtime's Gemm wants the zero point named; Conv does not, and may share none
+        code = None
+        if self.kind is nn.Linear: code = torch.zeros_like(self.scale, dtype=torch.int8)
+        weight = _onnx_dequantize(codes, self.scale, code, 0)
+        return weight,None if bias is None else _onnx_dequantize(bias, self.product, None, 0)
+
+    def _in_onnx(self, x):
+        "The pattern that the runtime replaces by QLinearConv and QGemm, or a Conv in floats."
+        v = x.float()
+        grid = self.input_scale,self.input_zero_point
+        v = _onnx_dequantize(_onnx_quantize(v, *grid), *grid)
+        y = self._apply_to(v, *self._parameters_in_onnx())
+        if self.out_scale is not None:
+            grid = self.out_scale,self.out_zero_point
+            y = _onnx_dequantize(_onnx_quantize(y, *grid), *grid)
+        return y.to(x.dtype)
+
 # %% ../../nbs/quantization/52_integers.ipynb #59a00009
-class IntegerLayer(_Float32Buffers):
+class IntegerLayer(_Sums):
     """A Linear or convolution on codes: exact sums, one multiplication, one rounding.
 
     Parameters:
@@ -307,15 +378,7 @@ class IntegerLayer(_Float32Buffers):
         tensor([[0.8500]])
     """
     holds_codes = True
-    codes:Tensor
-    scale:Tensor
-    input_scale:Tensor
-    input_zero_point:Tensor
-    bias_codes:Tensor|None
-    product:Tensor
     out_features:int
-    out_scale:Tensor|None
-    out_zero_point:Tensor
     def __init__(self,
         layer:nn.Module,  # The float layer, for its sizes
         codes:Tensor,     # int8 weights
@@ -426,35 +489,6 @@ class IntegerLayer(_Float32Buffers):
         self.read = True
         return None if self.bias_codes is None else self.bias_codes*self.product
 
-    def _weight(self):
-        return self.codes if self.packed is None else unpack_int4(self.codes, self.packed)
-
-    def _apply_to(self, x, weight, bias):
-        if self.kind is nn.Linear: return F.linear(x, weight, bias)
-        return _CONVOLUTIONS[self.kind](x, weight, bias, **self.options)
-
-    def _beside(self, t):
-        "A value of each channel, to broadcast with what leaves."
-        return t.view(-1, *[1]*(self.dims-2))
-
-    def _entering(self, x):
-        "The codes of what enters, less that of 0; the slope is 1 within the range."
-        v = x.to(torch.promote_types(x.dtype, torch.float32))
-        zero_point = self.input_zero_point.to(v.dtype)
-        return (round_ste(v/self.input_scale)+zero_point).clamp(0, 255) - zero_point
-
-    def _sums(self, q):
-        "Exact sums of integers, then one float each."
-        bias = None if self.bias_codes is None else self.bias_codes.double()
-        return self._apply_to(q.double(), self._weight().double(), bias).float()
-
-    def _leaving(self, total):
-        "The sums as values: floats, or codes of what comes next times their scale."
-        if self.out_scale is None: return total*self._beside(self.product)
-        zero_point = self.out_zero_point.to(torch.float32)
-        n = round_ste(total*self._beside(self.product/self.out_scale))
-        return ((n+zero_point).clamp(0, 255)-zero_point)*self.out_scale
-
     def _check(self, x):
         "Raises for what this layer cannot take."
         check_input(x, 'IntegerLayer', 'input')
@@ -500,29 +534,6 @@ class IntegerLayer(_Float32Buffers):
         else: y = self._leaving(self._sums(self._entering(x))).to(x.dtype)
         if input.ndim < self.dims: return y.squeeze(0)
         return y if x is input else y.reshape(*input.shape[:-1], self.out_features)
-
-    def _parameters_in_onnx(self):
-        "Weight and bias of an integer kernel, or of a float one, which gets products."
-        codes,bias = self._weight(),self.bias_codes
-        if self.kind is not nn.Linear and self.out_scale is None:    # only a float Conv
-            scale = self.scale.view(-1, *[1]*(codes.ndim-1))
-            return codes.float()*scale,None if bias is None else bias.float()*self.product
-        # the runtime's Gemm wants the zero point named; Conv does not, and may share none
-        code = None
-        if self.kind is nn.Linear: code = torch.zeros_like(self.scale, dtype=torch.int8)
-        weight = _onnx_dequantize(codes, self.scale, code, 0)
-        return weight,None if bias is None else _onnx_dequantize(bias, self.product, None, 0)
-
-    def _in_onnx(self, x):
-        "The pattern that the runtime replaces by QLinearConv and QGemm, or a Conv in floats."
-        v = x.float()
-        grid = self.input_scale,self.input_zero_point
-        v = _onnx_dequantize(_onnx_quantize(v, *grid), *grid)
-        y = self._apply_to(v, *self._parameters_in_onnx())
-        if self.out_scale is not None:
-            grid = self.out_scale,self.out_zero_point
-            y = _onnx_dequantize(_onnx_quantize(y, *grid), *grid)
-        return y.to(x.dtype)
 
     def extra_repr(self):
         """What `print` shows of it.

@@ -215,6 +215,7 @@ class _Columns(_Seen):
         if self.every == 1: return torch.cat(self.rows)
         return torch.cat([*self.rows, self.low[None], self.high[None]])
 
+# %% ../../nbs/quantization/40_models.ipynb #939a1cc3
 class _Values(_Seen):
     "Values that enter a layer: all, and where they become too many a histogram of all."
     reach = 0.                         # the histogram is of values from -reach to reach
@@ -278,7 +279,6 @@ class _Values(_Seen):
         bins = torch.searchsorted(self.counts.cumsum(0).double(), places.double(), right=True)
         means = self.sums/self.counts.clamp(min=1)
         return torch.cat([means[bins].to(ends.dtype).clamp(*ends), ends])
-
 
 # %% ../../nbs/quantization/40_models.ipynb #58a00040
 def _sampled(x, axis):
@@ -550,6 +550,7 @@ def _first_of(batches):
     first = [*itertools.islice(batches, 1)]
     return (first[0] if first else None),itertools.chain(first, batches)
 
+# %% ../../nbs/quantization/40_models.ipynb #f78b7723
 def _waiting(model):
     "Quantizers that the user placed in a model and that have no grid yet."
     lists = [m for m in model.modules() if isinstance(m, parametrize.ParametrizationList)]
@@ -615,6 +616,7 @@ def _take_over(own, of_inputs):
         twin = of_inputs.pop(n, None)
         if twin is not None: q._keep(*twin.grid(), twin.signed)
 
+# %% ../../nbs/quantization/40_models.ipynb #0efd631c
 class _Arriving:
     "Before a state is loaded into a model that waits for one: what it names gets a place."
     def __init__(self, prototype): self.prototype = prototype

@@ -122,7 +122,7 @@ def _has_own_knobs(rounding):
     "Is it a layer of a function with `hard=`, whose knobs may fit only the data?"
     return isinstance(rounding, Rounding) and rounding.deployed is None
 
-# %% ../../nbs/quantization/30_quantizer.ipynb #57b00003
+# %% ../../nbs/quantization/30_quantizer.ipynb #1b0ca3ca
 _SET_ONCE = 'bits', 'signed', 'has_zero_point', 'axis', 'block', 'learn', 'ready'
 
 class _Grid(_Float32Buffers):
@@ -204,6 +204,9 @@ class _Grid(_Float32Buffers):
         twin._write('layout', torch.tensor(twin._written(), device=twin.layout.device))
         return twin
 
+# %% ../../nbs/quantization/30_quantizer.ipynb #57b00003
+class _Stored(_Grid):
+    "A grid that a saved state may set, if it was saved from one like it."
     def _unlike(self, saved):
         "How the grid of a saved state differs from this one, in words; or None."
         if saved.shape != self.layout.shape or saved.dtype != self.layout.dtype:
@@ -264,7 +267,7 @@ def _check_init(init, block, zero_point):
     if zero_point and isinstance(init, str) and init == 'lsq':
         raise ValueError("Quantizer: init='lsq' has no zero point; use 'minmax' or 'mse'")
 
-class _Sound(_Grid):
+class _Sound(_Stored):
     "A grid that can be computed with, however it was found: what cannot be raises."
     init:Any
     def _span(self):
@@ -323,8 +326,68 @@ class _Sound(_Grid):
         told = f'set_grid_ wants a scale of shape {tuple(wanted)}'
         raise ValueError(f'Quantizer: {told}, got {tuple(scale.shape)}')
 
+# %% ../../nbs/quantization/30_quantizer.ipynb #e7ed874e
+class _Placed(_Sound):
+    "Where each scale and zero point lies in a tensor, and how both are found for one."
+    grid:Callable[[], tuple[Tensor, Tensor|None]]
+
+    def _blocks(self, x):
+        if self.block is None: return x
+        _check_runs(x, 'Quantizer', self.block)
+        return x.unflatten(-1, (-1, self.block))
+
+    def _along(self, x, axis):
+        "The length of that axis of `x`, or 1 without one; an axis it does not have raises."
+        if axis is None: return 1
+        if not -x.ndim <= axis < x.ndim:
+            raise ValueError(f'Quantizer: axis {axis} is not in x of shape {tuple(x.shape)}')
+        return x.shape[axis]
+
+    def _laid_beside(self, t, v):
+        n = self._along(v, self.axis)
+        if t.numel() not in (1, n) and self.block is None:
+            told = f'x of shape {tuple(v.shape)} has {n} along axis {self.axis}'
+            raise ValueError(f'Quantizer: {told}, the grid {t.numel()}')
+        return _laid_beside(t, v, self.axis, self.block)
+
+    def _calibrate(self, x, axis):
+        "The same, where `axis` of `x` has the values of what is `self.axis` elsewhere."
+        _check_values(x, 'Quantizer')
+        self._along(x, axis)
+        x = x.to(_wide(x.dtype))
+        signed = bool((x < 0).any()) if self.asked is None else self.asked
+        _,shape = _groups(x, 'Quantizer', axis, self.block)
+        of = dict(axis=axis) if self.block is None else dict(axis=None, block=self.block)
+        found = self._found(x, signed, of)
+        scale,zero_point = self._sound(found, torch.Size(shape), signed)
+        laid = (-1,) if self.block is None else shape[:-1]
+        if zero_point is not None: zero_point = zero_point.reshape(laid)
+        self._keep(scale.reshape(laid), zero_point, signed)
+        return self
+
+    def _given_zero_point(self, code, scale):
+        "In the shape of the scale; None is as it was."
+        if not self.has_zero_point: return None
+        if code is None: return self.grid()[1] if self.ready else torch.zeros_like(scale)
+        code = torch.as_tensor(code, dtype=torch.float32, device=scale.device)
+        if code.ndim == 0 or code.shape == scale.shape: return code.expand(scale.shape)
+        told = f'set_grid_ wants a zero point of shape {tuple(scale.shape)}'
+        raise ValueError(f'Quantizer: {told}, got {tuple(code.shape)}')
+
+    def _in_onnx(self, x):
+        "The runtime's own two operators, for codes that fill a byte."
+        low,high = self._ends()
+        dtype = torch.uint8 if low == 0 else torch.int8
+        scale,code = self.grid()
+        code = torch.zeros_like(scale) if code is None else code
+        if self.axis is None: scale,code = scale.view(()),code.view(())
+        code = code.to(dtype)
+        axis = None if self.axis is None else self.axis % x.ndim
+        codes = _onnx_quantize(x.float(), scale, code, axis)
+        return _onnx_dequantize(codes, scale, code, axis).to(x.dtype)
+
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
-class Quantizer(_Sound):
+class Quantizer(_Placed):
     """A grid of integers as a layer, fixed or learned (arXiv:1902.08153). Raises if it is none.
 
     Parameters:
@@ -414,25 +477,6 @@ class Quantizer(_Sound):
         """
         return self._ends()
 
-    def _blocks(self, x):
-        if self.block is None: return x
-        _check_runs(x, 'Quantizer', self.block)
-        return x.unflatten(-1, (-1, self.block))
-
-    def _along(self, x, axis):
-        "The length of that axis of `x`, or 1 without one; an axis it does not have raises."
-        if axis is None: return 1
-        if not -x.ndim <= axis < x.ndim:
-            raise ValueError(f'Quantizer: axis {axis} is not in x of shape {tuple(x.shape)}')
-        return x.shape[axis]
-
-    def _laid_beside(self, t, v):
-        n = self._along(v, self.axis)
-        if t.numel() not in (1, n) and self.block is None:
-            told = f'x of shape {tuple(v.shape)} has {n} along axis {self.axis}'
-            raise ValueError(f'Quantizer: {told}, the grid {t.numel()}')
-        return _laid_beside(t, v, self.axis, self.block)
-
     def grid(self)->tuple[Tensor, Tensor|None]: # Scale and zero point, of one axis or more
         """The grid as it is; a gradient goes through. Raises RuntimeError if there is none yet.
 
@@ -473,21 +517,6 @@ class Quantizer(_Sound):
         """
         return self._calibrate(check_input(x, 'Quantizer').detach(), self.axis)
 
-    def _calibrate(self, x, axis):
-        "The same, where `axis` of `x` has the values of what is `self.axis` elsewhere."
-        _check_values(x, 'Quantizer')
-        self._along(x, axis)
-        x = x.to(_wide(x.dtype))
-        signed = bool((x < 0).any()) if self.asked is None else self.asked
-        _,shape = _groups(x, 'Quantizer', axis, self.block)
-        of = dict(axis=axis) if self.block is None else dict(axis=None, block=self.block)
-        found = self._found(x, signed, of)
-        scale,zero_point = self._sound(found, torch.Size(shape), signed)
-        laid = (-1,) if self.block is None else shape[:-1]
-        if zero_point is not None: zero_point = zero_point.reshape(laid)
-        self._keep(scale.reshape(laid), zero_point, signed)
-        return self
-
     def set_grid_(self,
         scale:float|Tensor,           # One > 0 for all, or a Tensor of the grid's shape
         # A code, or a Tensor of codes; None is 0, or as it was
@@ -517,15 +546,6 @@ class Quantizer(_Sound):
             scale,code = self._checked(scale, code, self.range(), 'set_grid_')
         self._keep(scale, code, self.signed is not False)
         return self
-
-    def _given_zero_point(self, code, scale):
-        "In the shape of the scale; None is as it was."
-        if not self.has_zero_point: return None
-        if code is None: return self.grid()[1] if self.ready else torch.zeros_like(scale)
-        code = torch.as_tensor(code, dtype=torch.float32, device=scale.device)
-        if code.ndim == 0 or code.shape == scale.shape: return code.expand(scale.shape)
-        told = f'set_grid_ wants a zero point of shape {tuple(scale.shape)}'
-        raise ValueError(f'Quantizer: {told}, got {tuple(code.shape)}')
 
     def forward(self,
         x:Tensor # Values; floating dtype
@@ -557,18 +577,6 @@ class Quantizer(_Sound):
             def rounding(v): return _saturate(self.rounding(v), low-code, high-code)
         y = fake_quantize(v, scale, code, (low, high), rounding=rounding, gradient='clipped')
         return y.reshape(x.shape)
-
-    def _in_onnx(self, x):
-        "The runtime's own two operators, for codes that fill a byte."
-        low,high = self.range()
-        dtype = torch.uint8 if low == 0 else torch.int8
-        scale,code = self.grid()
-        code = torch.zeros_like(scale) if code is None else code
-        if self.axis is None: scale,code = scale.view(()),code.view(())
-        code = code.to(dtype)
-        axis = None if self.axis is None else self.axis % x.ndim
-        codes = _onnx_quantize(x.float(), scale, code, axis)
-        return _onnx_dequantize(codes, scale, code, axis).to(x.dtype)
 
     def right_inverse(self, w):
         """What torch keeps when a weight that goes through this layer is set.
@@ -627,6 +635,7 @@ _OWN:dict[str, Any] = dict(
 _WORDS = 'nf4', *[k for k in _OWN if k not in FORMATS]
 _KNOWN = *FORMATS, *_WORDS
 
+# %% ../../nbs/quantization/30_quantizer.ipynb #f4b08659
 class _Formatted(Quantizer):
     "A `Quantizer` on a grid that is not even."
     own:Any
