@@ -7,6 +7,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)                  # the tests run side by side; those about threads set their own
 
 @pytest.fixture(autouse=True)
+def same_draws():
+    "What a test draws without a seed of its own does not depend on the tests before it."
+    torch.manual_seed(0)
+
+@pytest.fixture(autouse=True)
 def fresh_compiler():
     "A test that compiles starts from nothing."
     yield

@@ -206,7 +206,9 @@ def test_infinite_and_empty_inputs():
     odd = torch.tensor([[math.inf]*6, [-math.inf]*6, [math.nan]*6])
     want = model(odd)
     deploy_(model, x)
-    assert torch.allclose(model(odd)[:2], want[:2], rtol=1e-3) and model(odd)[2].isnan().all()
+    # the bias is on the grid of the sums: half a step of it is what an output near 0 may be off
+    half = (model[0].input_scale*model[0].scale).max()/2
+    assert torch.allclose(model(odd)[:2], want[:2], rtol=1e-5, atol=half) and model(odd)[2].isnan().all()
     for shape in ((0, 6), (0, 5, 6), (6,), (2, 0, 6)): assert model(torch.zeros(shape)).shape == (*shape[:-1], 3)
 
 def test_one_image():
