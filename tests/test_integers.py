@@ -14,10 +14,11 @@ from shok_nb.nn import remove_rounding_
 from shok_nb.quantization.between import Add
 from shok_nb.quantization.deploy import deploy_
 from shok_nb.quantization.models import quantize_model_
-from shok_nb.quantization.operators import IntegerAdd, IntegerMean
+from shok_nb.quantization.operators import IntegerAdd, IntegerCurve, IntegerMean, IntegerMultiply
 from shok_nb.quantization.quantizer import Quantizer
 from shok_nb.quantization.runtime import onnx_session, to_onnx
 
+F = nn.functional
 onnx = pytest.importorskip('onnx')
 ort = pytest.importorskip('onnxruntime')
 
@@ -320,6 +321,33 @@ def test_addition_of_codes():
         add.feeds(*c)
         assert torch.equal(to_codes(add(values(x, a), values(y, b)), c), want.float())
 
+def test_product_of_codes():
+    "On 40 random grids, also for one factor of each channel; an error of one code in 10,000 would be seen 80 times."
+    rng = np.random.default_rng(0)
+    for i in range(40):
+        a,b,c = (random_grid(rng) for _ in range(3))
+        c = (a[0]*b[0]*64, c[1])
+        shapes = ((20_000,), (20_000,)) if i % 2 else ((2, 10, 25, 40), (2, 10, 1, 1))
+        x,y = (torch.tensor(rng.integers(0, 256, s, dtype=np.uint8)) for s in shapes)
+        grids = constants(a=a, b=b, c=c)
+        order = dict(x=x, sa=grids['sa'], za=grids['za'], y=y) | {k: grids[k] for k in ('sb', 'zb', 'sc', 'zc')}
+        want = kernel('QLinearMul', dict(x=x, y=y), order, [*x.shape])
+        multiply = IntegerMultiply(a, b)
+        multiply.feeds(*c)
+        assert torch.equal(to_codes(multiply(values(x, a), values(y, b)), c), want.float())
+
+@pytest.mark.parametrize('op, function, attributes', [('QLinearSigmoid', nn.Sigmoid(), {}),
+    ('QLinearLeakyRelu', nn.LeakyReLU(.1), dict(alpha=.1))], ids=['sigmoid', 'leaky'])
+def test_curve_of_codes(op, function, attributes):
+    "All 256 codes, on 40 random grids."
+    rng,x = np.random.default_rng(0),torch.arange(256, dtype=torch.uint8)
+    for _ in range(40):
+        a,c = random_grid(rng),random_grid(rng)
+        want = kernel(op, dict(x=x), dict(x=x) | constants(a=a, c=c), [256], **attributes)
+        curve = IntegerCurve(a, function)
+        curve.feeds(*c)
+        assert curve.kernel == op and torch.equal(to_codes(curve(values(x, a)), c), want.float())
+
 @pytest.mark.parametrize('last', [0, 1])
 def test_mean_of_codes(last):
     rng = np.random.default_rng(0)
@@ -399,6 +427,88 @@ def test_other_networks(make, want, tmp_path):
     twin = copy.deepcopy(model)
     with torch.no_grad(): assert torch.equal(twin(x[:9]), model(x[:9]))
 
+class Weighs(nn.Module):
+    "Squeeze and excitation: each channel is multiplied by what the network makes of its mean."
+    def __init__(self, n, curve):
+        super().__init__()
+        self.avgpool,self.fc1,self.fc2 = nn.AdaptiveAvgPool2d(1),nn.Conv2d(n, 2, 1),nn.Conv2d(2, n, 1)
+        self.activation,self.curve = nn.ReLU(),curve
+    def forward(self, x): return self.curve(self.fc2(self.activation(self.fc1(self.avgpool(x))))) * x
+
+class WeighsBack(Weighs):
+    def forward(self, x):
+        weight = torch.sigmoid(self.fc2(F.silu(self.fc1(self.avgpool(x)), inplace=True)))
+        return torch.mul(x, weight)
+
+def weighing(curve, weighs):
+    torch.manual_seed(0)
+    def layer(ins, outs, **kw): return nn.Conv2d(ins, outs, bias=False, **kw),nn.BatchNorm2d(outs),curve()
+    model = nn.Sequential(*layer(3, 8, kernel_size=3, stride=2), *layer(8, 8, kernel_size=3, padding=1, groups=8),
+        weighs, nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+    with torch.no_grad(): model(inputs(64))
+    return model.eval()
+
+WEIGHING = dict(efficient=(lambda: nn.SiLU(inplace=True), lambda: Weighs(8, nn.Sigmoid())),
+    mobile=(lambda: nn.Hardswish(inplace=True), lambda: Weighs(8, nn.Hardsigmoid())),
+    functions=(nn.GELU, lambda: WeighsBack(8, None)), leaky=(lambda: nn.LeakyReLU(.1), lambda: Weighs(8, nn.Tanh())))
+
+@pytest.mark.parametrize('kind', WEIGHING)
+def test_networks_that_weigh_channels(kind, tmp_path):
+    "Every convolution computes with integers, whatever curve lies behind it, and gives the runtime's codes."
+    curve,weighs = WEIGHING[kind]
+    model = weighing(curve, weighs())
+    with torch.no_grad(): floats = model(inputs(64, 1))
+    quantize_model_(model, calibrate=[inputs(128)])
+    with torch.no_grad(): assert (model(inputs(64, 1))-floats).norm() < .05*floats.norm()
+    state,report = saved(model.state_dict()),deploy_(model, inputs(16))
+    call,found = in_runtime(model, inputs(16), tmp_path)
+    kernels = Counter(r.kernel for r in report.rows)
+    assert kernels['QLinearConv'] == found['QLinearConv'] == 5 and kernels['QLinearMul'] == found['QLinearMul'] == 1
+    assert not {'Conv', 'ConvInteger', 'GlobalAveragePool'} & {*found}
+    assert found['QLinearSigmoid'] == kernels['QLinearSigmoid'] == (kind in ('efficient', 'functions'))
+    assert found['QLinearLeakyRelu'] == kernels['QLinearLeakyRelu'] == 2*(kind == 'leaky')
+    x = inputs(10_000, 1)*1.2
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+    fresh = weighing(curve, weighs())
+    quantize_model_(fresh)
+    fresh.load_state_dict(state)
+    again = deploy_(fresh, inputs(16))
+    assert repr(again) == repr(report)
+    with torch.no_grad(): assert torch.equal(fresh(x[:99]), model(x[:99]))
+
+class Writes(nn.Module):
+    "What the convolution gave is read after a curve has written over it."
+    def __init__(self, inplace):
+        super().__init__()
+        self.a,self.b,self.curve = nn.Conv2d(3, 4, 3),nn.Conv2d(4, 2, 3),nn.SiLU(inplace)
+    def forward(self, x):
+        x = self.a(x)
+        self.curve(x)
+        return self.b(x)
+
+@pytest.mark.parametrize('inplace', [False, True])
+def test_a_curve_that_writes(inplace):
+    torch.manual_seed(0)
+    model = Writes(inplace).eval()
+    with torch.no_grad(): floats = model(inputs(32))
+    report = quantize_model_(model, calibrate=[inputs(32)])
+    assert [r.name for r in report.rows] == ['a', 'b'] and model.curve.inplace is inplace
+    with torch.no_grad(): assert (model(inputs(32))-floats).norm() < .05*floats.norm()
+
+def test_curves_behind_a_linear_stay():
+    "Its sums leave as floats in any case, and a gate of a transformer loses nothing."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+    report = quantize_model_(model, calibrate=[torch.randn(64, 8, generator=generator())])
+    assert [r.kind for r in report.rows] == ['Linear', 'Linear']
+
+def test_nothing_between_layers_if_it_fails():
+    "A curve that writes in place still does when the model is given back."
+    model = weighing(*(f for f in (WEIGHING['efficient'][0], Weighs(8, nn.Sigmoid()))))
+    with pytest.raises(ValueError, match='nan'):
+        quantize_model_(model, calibrate=[inputs(8), inputs(8)*torch.nan])
+    assert all(m.inplace for m in model.modules() if isinstance(m, nn.SiLU)) and 'forward' not in vars(model[6])
+
 class Clipped(nn.Module):
     "A network whose clipping and pooling are functions."
     def __init__(self, pool, clip):
@@ -407,7 +517,6 @@ class Clipped(nn.Module):
         self.pool,self.clip = pool,clip
     def forward(self, x): return self.fc(self.pool(self.clip(self.b(self.clip(self.a(x))))).flatten(1))
 
-F = nn.functional
 POOLS = dict(mean=lambda x: x.mean((2, 3)), keeps=lambda x: torch.mean(x, [-1, -2], keepdim=True),
     by_name=lambda x: x.mean(dim=[2, 3]), in_place=lambda x: x.mean((3, 2), True),
     adaptive=lambda x: F.adaptive_avg_pool2d(x, 1), named=lambda x: F.adaptive_avg_pool2d(x, output_size=(1, 1)))

@@ -6,6 +6,8 @@
 __all__ = ['Deployed', 'deploy_']
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59a00003
+import copy
+from collections import OrderedDict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -19,7 +21,7 @@ from ..grids.blocks import _MX
 from ..grids.codebooks import NF4, levels_round
 from ..grids.files import _e2m1_codes, _mx4, _nv4
 from ..grids.floats import _DTYPES, FORMATS, _grid_of, float_round
-from .between import Add, Concatenate, _operations_of
+from .between import Add, Concatenate, Multiply, _is_curve, _operations_of
 from shok_nb.quantization.flow import (
     _alike,
     _evaluating,
@@ -40,7 +42,13 @@ from shok_nb.quantization.integers import (
     pack_int4,
 )
 from .models import LayerReport, _loose, _weights_of
-from .operators import IntegerAdd, IntegerConcatenate, IntegerMean
+from shok_nb.quantization.operators import (
+    IntegerAdd,
+    IntegerConcatenate,
+    IntegerCurve,
+    IntegerMean,
+    IntegerMultiply,
+)
 from .quantizer import Quantizer
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00001
@@ -171,8 +179,17 @@ def _made_operation(name, m, quantizers):
     "An integer operation for `m`."
     grids = [_entering_grid(q) for q in quantizers]
     if isinstance(m, Concatenate): layer = IntegerConcatenate(grids, m.dim)
-    else: layer = IntegerAdd(*grids) if isinstance(m, Add) else IntegerMean(*grids)
+    elif isinstance(m, Add): layer = IntegerAdd(*grids)
+    elif isinstance(m, Multiply): layer = IntegerMultiply(*grids)
+    elif _is_curve(m): layer = IntegerCurve(grids[0], _without_quantizer(m))
+    else: layer = IntegerMean(*grids)
     return _Made(name, m, None, layer)
+
+def _without_quantizer(m):
+    "A twin of a layer that has no parameters; it has no quantizer and no hook either."
+    twin = copy.copy(m)
+    vars(twin).update({k: OrderedDict() for k,v in vars(m).items() if isinstance(v, dict)})
+    return twin
 
 def _made(name, m, norm):
     "An `IntegerLayer` for `m` and the normalization behind it, or why there is none."
