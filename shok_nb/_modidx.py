@@ -1447,6 +1447,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'shok_nb/quantization/flow.py'),
                                            'shok_nb.quantization.flow._needed': ( 'quantization/flow.html#_needed',
                                                                                   'shok_nb/quantization/flow.py'),
+                                           'shok_nb.quantization.flow._packet': ( 'quantization/flow.html#_packet',
+                                                                                  'shok_nb/quantization/flow.py'),
                                            'shok_nb.quantization.flow._quiet': ( 'quantization/flow.html#_quiet',
                                                                                  'shok_nb/quantization/flow.py'),
                                            'shok_nb.quantization.flow._same': ( 'quantization/flow.html#_same',

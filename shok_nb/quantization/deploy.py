@@ -311,8 +311,8 @@ def _needless(flow, made, relus):
             stays = [u for u in users if _stays(flow.enters(u), relus, one.layer)]
             passed.update(stays)
             todo += stays
-    def forks(m): return type(m) is nn.ReLU6 or any(len(n.users) > 1 for n in flow.outputs(m))
-    return [m for m in relus if forks(m) and flow.inputs(m) and {*flow.inputs(m)} <= passed]
+    def seen(m): return type(m) is nn.ReLU and all(map(flow.only_user, flow.outputs(m)))
+    return [m for m in relus if not seen(m) and flow.inputs(m) and {*flow.inputs(m)} <= passed]
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00007
 @contextmanager

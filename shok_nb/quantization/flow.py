@@ -208,15 +208,22 @@ _KEEP_ORDER = {_aten.relu, _aten.max_pool2d_with_indices, _aten.max_pool3d_with_
     _aten.max_pool1d, _aten.max_pool2d, _aten.max_pool3d, _aten.view, _aten.reshape,
     _aten._unsafe_view, _aten.flatten, _aten.unflatten, _aten.permute, _aten.transpose,
     _aten.t, _aten.squeeze, _aten.unsqueeze, _aten.clone, _aten.contiguous, _aten.alias,
-    _aten.detach, _aten.hardtanh, _aten.relu6, _aten.clamp, _aten.clamp_min, _aten.clamp_max}
+    _aten.detach, _aten.hardtanh, _aten.relu6, _aten.clamp, _aten.clamp_min, _aten.clamp_max,
+    _aten.slice, _aten.select, _aten.narrow, _aten.flip, _aten.roll, _aten.expand,
+    _aten.repeat, _aten.pixel_shuffle, _aten.channel_shuffle, _aten.upsample_nearest1d,
+    _aten.upsample_nearest2d, _aten.upsample_nearest3d}
+_PARTS = {_aten.split, _aten.split_with_sizes, _aten.chunk, _aten.unbind}
 
 def _keeps_order(node):
     "Is a value of this node one of its input, the largest of some, or one clipped at an end?"
     if node.op != 'call_function': return False
     if node.target is operator.getitem:
-        return node.args[1] == 0 and _keeps_order(node.args[0])
+        source = node.args[0]
+        return _packet(source) in _PARTS or node.args[1] == 0 and _keeps_order(source)
     if any(isinstance(a, torch.fx.Node) for a in node.args[1:]): return False
-    return getattr(node.target, 'overloadpacket', None) in _KEEP_ORDER
+    return _packet(node) in _KEEP_ORDER | _PARTS
+
+def _packet(node): return getattr(node.target, 'overloadpacket', None)
 
 class _Flow:
     "Every use of what leaves the watched modules, by torch's own graph of one example."
