@@ -287,7 +287,7 @@ catalog = (
 def row(
     f:Callable # A public estimator
 )->Row:        # What it claims
-    """The row of `f`, or of what a notebook defines anew. Raises ValueError without one.
+    """The row of `f`, also where a notebook defines it again. Raises ValueError if it has none.
 
     Parameters:
         f (Callable): A public estimator

@@ -25,7 +25,7 @@ class PassRound:
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
-        """`round_ste(x)`. Integer `x` raises TypeError.
+        """`round_ste(x)`. Raises TypeError if `x` holds integers.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype
@@ -53,7 +53,7 @@ class NormalizeGrad:
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # `x` in a new tensor
-        """`normalize_grad(x)`. Integer `x` raises TypeError.
+        """`normalize_grad(x)`. Raises TypeError if `x` holds integers.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype
@@ -81,7 +81,7 @@ class RatioRound:
     def apply(
         x:Tensor # Values; any shape, floating dtype
     )->Tensor:   # The nearest integers, halves to even; dtype and shape of `x`
-        """`ratio_round(x)`. Integer `x` raises TypeError.
+        """`ratio_round(x)`. Raises TypeError if `x` holds integers.
 
         Parameters:
             x (Tensor): Values; any shape, floating dtype

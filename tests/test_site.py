@@ -5,6 +5,7 @@ The links are read from the files, in `make test`; the rest needs chromium and i
 which npm brings once; without a registry that test says so and skips."""
 import json
 import re
+import time
 from base64 import b64decode
 from html.parser import HTMLParser
 from urllib.parse import unquote
@@ -130,7 +131,7 @@ SPILLS = """const inner = document.querySelectorAll('.main, .content'),
     return [wide.map(e => `${e.tagName} ${e.scrollWidth} px in ${e.clientWidth}`).join(), ...out.slice(0, 3).map(
         e => e.outerHTML.slice(0, 90))]"""
 CUT = """const longest = e => e.textContent.split('\\n').reduce((a, b) => a.length < b.length ? b : a),
-        code = [...document.querySelectorAll('article div.highlight pre')];
+        code = [...document.querySelectorAll('article div.highlight pre:not(.columns)')];
     return code.filter(e => e.checkVisibility() && e.clientWidth && e.scrollWidth > e.clientWidth).map(e =>
         `${e.scrollWidth} px of code in ${e.clientWidth}: ${longest(e).slice(0, 120)}`)"""
 
@@ -317,12 +318,29 @@ def test_a_finger_hits(browser, built, page):
 
 @walk
 def test_a_wide_table_says_so(browser, built):
-    "It fades where it goes on, until one has scrolled to its end."
+    "It fades where it goes on, until one has scrolled to its end; one that fits does not."
+    with screen(browser, 1280, 900):
+        visit(browser, built/'gallery.html')
+        time.sleep(.3)                                                  # for an observer that would find one
+        assert every(browser, '.cell_output table') and not every(browser, '.goes-on')
     with phone(browser):
         visit(browser, built/'catalog.html')
         wide = wait(browser, lambda: every(browser, '.goes-on'), 'a table that is too wide')[0]
         browser.execute_script('arguments[0].scrollLeft = 9999', wide)
         wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
+
+@walk
+def test_a_report_keeps_its_columns(browser, built):
+    "One printed line is one line on the page, and it fits the page beside the contents."
+    lines = """return [...document.querySelectorAll('pre.columns')].map(e => {
+        const style = getComputedStyle(e), px = k => parseFloat(style[k]);
+        const high = e.clientHeight-px('paddingTop')-px('paddingBottom');
+        return [high/px('lineHeight'), e.textContent.trimEnd().split('\\n').length, e.scrollWidth-e.clientWidth] })"""
+    with screen(browser, 1280, 900):
+        visit(browser, built/'residual.html')
+        found = browser.execute_script(lines)
+        assert len(found) > 1
+        for shown,printed,over in found: assert abs(shown-printed) < 1 and over <= 0, found
 
 SETTERS = sorted(slug(nb) for nb in NBS if re.search(r'\]\(#[\w.-]+=', nb.read_text('utf-8')))
 

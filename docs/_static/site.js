@@ -1,5 +1,5 @@
-// The menu opens at the reader's place, a table that goes on beyond the screen says so, and a search without a query
-// asks for one.
+// The menu opens at the reader's place, a table that goes on beyond the screen says so, printed columns stay columns,
+// and a search without a query asks for one.
 // What is read from files cannot fetch the pages that it found.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
 
@@ -11,11 +11,25 @@ document.addEventListener("DOMContentLoaded", () => {
         if (line.bottom > box.bottom - 40) menu.scrollTop += line.top - box.top - box.height / 3;
     }
 
-    const wide = [...document.querySelectorAll(".table-wrapper, .cell_output")];
+    // a report keeps its columns, in smaller letters if they are too wide; the lines below them wrap
+    const isRow = (line, places) => places.every(p => line.slice(p-2, p) === "  " && line[p] !== " ");
+    for (const pre of document.querySelectorAll(".cell_output pre")) {
+        const lines = pre.textContent.trimEnd().split("\n");
+        const places = [...lines[0].matchAll(/ {2,}(?=\S)/g)].map(m => m.index + m[0].length);
+        const rows = lines.findLastIndex(line => isRow(line, places)) + 1;
+        if (places.length < 3 || rows < 2) continue;
+        const below = document.createElement("span");
+        below.textContent = lines.slice(rows).join("\n");
+        pre.replaceChildren(lines.slice(0, rows).join("\n") + "\n", below);
+        pre.classList.add("columns");
+        pre.classList.toggle("tight", pre.scrollWidth > pre.clientWidth);
+    }
+
+    const wide = [...document.querySelectorAll(".table-wrapper, .cell_output, pre.columns")];
     const hint = e => e.classList.toggle("goes-on", e.scrollWidth - e.clientWidth - e.scrollLeft > 4);
     const look = new ResizeObserver(entries => entries.forEach(({target}) => hint(target)));
     for (const e of wide) {
-        if (!e.querySelector("table") && e.tagName !== "TABLE") continue;
+        if (!e.querySelector("table") && !e.matches("table, pre")) continue;
         e.addEventListener("scroll", () => hint(e), {passive: true});
         look.observe(e);
     }

@@ -23,7 +23,7 @@ def either(eager, compiled):
     return choose
 
 def by_mode(eager, compile=None, transform=None, export=None):
-    "A function of a form for each way to be run; the last two are `compile` if not given."
+    "A function with a form for each mode; the last two are `compile` if not given."
     compile = compile or eager
     transform,export = transform or compile,export or compile
     forms = dict(eager=eager, compile=compile, transform=transform, export=export)
@@ -31,7 +31,7 @@ def by_mode(eager, compile=None, transform=None, export=None):
     return choose
 
 def _cached(f):
-    "`lru_cache`, hidden from Dynamo, which warns of it and makes the thing anew in any case."
+    "`lru_cache`, hidden from Dynamo, which warns about a cache and does not use it."
     return either(lru_cache(f), f)
 
 def _where_known(t): return torch.where(t == t, t, 0.)
@@ -53,26 +53,26 @@ def _addcmul(a, b, c, value=1):
     return a + value*b*c if c.is_nested else torch.addcmul(a, b, c, value=value)
 
 def _name(f):
-    "What `f` is called; a partial is called like its function, a lambda f."
+    "The name of `f`; a partial has that of its function, and a lambda is called f."
     f = getattr(f, 'func', f)
     return getattr(f, '__name__', type(f).__name__).replace('<lambda>', 'f')
 
 def _scalar(k, v):
-    "A knob as a tensor in the dtype of `v`; of a number it is on the CPU, and may join any."
+    "A knob as a tensor in the dtype of `v`; a number becomes a tensor on the CPU."
     if isinstance(k, Tensor): return k.to(v.dtype)
     return torch.full((), k, dtype=v.dtype, device='cpu')
 
 def _as_numbers(c, v): return c.to(v.dtype)
 
 def _as_branches(c, v):
-    "On a CPU a branch that needs `v`, or `c` is saved for backward, slower than all the rest."
+    "On a CPU a branch that needs `v`: without it `c` is saved for backward, which is slow."
     if v.device.type != 'cpu': return c.to(v.dtype)
     return torch.where(c, v.detach().clamp(1, 1), 0.)
 
 _indicator = either(_as_numbers, _as_branches)           # the bools `c` as 0. and 1.
 
 def _broadcast_with(y, *knobs):
-    "`y` in the shape it has together with the knobs."
+    "`y`, broadcast to the shape that it has together with the knobs."
     shape = torch.broadcast_shapes(y.shape, *(k.shape for k in knobs if isinstance(k, Tensor)))
     return y if y.shape == shape else y.expand(shape).clone()
 
@@ -123,14 +123,14 @@ def maths(
 
 # %% ../../nbs/engine/90_parts.ipynb #b2537294
 def _followed(*args):
-    "May a derivative be taken of what is made of these now?"
+    "Can a derivative be taken of what is computed from these now?"
     if torch.is_grad_enabled():
         for t in args:
             if isinstance(t, Tensor) and t.requires_grad: return True
     return mode() == 'transform'
 
 def _held(v, lower, upper):
-    "`v` between ends of which at least one is a tensor; with torch's own slopes."
+    "`v` clamped between ends, at least one of them a tensor; with torch's own slopes."
     if lower is None or upper is None: return v.clamp(lower, upper)
     # `clamp` takes two of a kind
     if not (isinstance(lower, Tensor) and isinstance(upper, Tensor)):
@@ -143,7 +143,7 @@ def _held(v, lower, upper):
     return v.clamp(lower, upper)
 
 def _saturate(v, lower:Any=None, upper:Any=None):
-    "`v` held between numbers or tensors; slope 1 at the ends too, beyond it is the end's."
+    "`v` clamped between numbers or tensors; slope 1 at the ends, beyond them the end gets it."
     tensors = isinstance(lower, Tensor) or isinstance(upper, Tensor)
     hold = _held if tensors else torch.clamp
     if not _followed(v, lower, upper): return hold(v, lower, upper)

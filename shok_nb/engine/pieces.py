@@ -43,7 +43,7 @@ def _narrow(y, dtype):
     return y if y.dtype == dtype else y.to(dtype)
 
 def _for_cpu(x):
-    "Is this code that will be generated for a CPU, and no transform's or export's?"
+    "Is code being generated for a CPU, outside a transform and an export?"
     return mode() == 'compile' and x.is_cpu
 
 def split_tensors(args):
@@ -56,7 +56,7 @@ def split_tensors(args):
     return rest,tensors
 
 def join_tensors(args, tensors):
-    "`args` with a tensor in each place that `split_tensors` left."
+    "`args` with the tensors back in the places where `split_tensors` put None."
     if not tensors: return args
     tensors = iter(tensors)
     return [next(tensors) if a is None else a for a in args]
@@ -105,21 +105,21 @@ def _whole(f, ts, knobs):
     return _narrow(y, ts[0].dtype),*sums
 
 def _fits(x, ts, knobs):
-    "Have all `ts` the shape of `x`, and do the knobs broadcast to it?"
+    "Do all `ts` have the shape of `x`, and do the knobs broadcast to it?"
     for t in ts:
         if t.shape != x.shape: return False
     return not knobs or torch.broadcast_shapes(x.shape, *[k.shape for k in knobs]) == x.shape
 
 def _as_vectors(flat, knobs, *ts):
-    "The `ts` as vectors, if they may, lie in memory alike and each knob is one number."
+    "The `ts` as vectors if `flat`, if their strides are equal and each knob is one number."
     if not flat or any([k.ndim for k in knobs]): return ts
     if not all([t.stride() == ts[0].stride() for t in ts]): return ts
     return [t.as_strided((t.numel(),), (1,)) for t in ts]
 
 def _pieces(f, key, ts, knobs, make=None, flat=True):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
-    knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. Where rows must
-    stay whole it is not `flat`."""
+    knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `flat` is False
+    where rows must stay whole."""
     x = ts[0]
     knobs = [k.to(_wide(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
     _,tensors = split_tensors(knobs)
@@ -134,14 +134,14 @@ def _pieces(f, key, ts, knobs, make=None, flat=True):
 
 # %% ../../nbs/engine/40_pieces.ipynb #70f91e90
 def _fusible(x):
-    "Is `x` where kernels can be compiled, and is this a moment to do it?"
+    "Can a kernel be compiled for the device of `x`, and can it be done now?"
     return x.is_cuda and has_triton() and not torch.cuda.is_current_stream_capturing()
 
 def _fuse(f, name, grid, backend='inductor'):
     "`_run_into` of `f` as one kernel for any size. `grid`: are step and offset not 1 and 0?"
     def into(to, ts, knobs, step:float|Tensor=1., offset:float|Tensor=0.):
         return _run_into(f, to, ts, [step, offset, *knobs])
-    # a code object of its own, for Dynamo limits the graphs of each
+    # a code object of its own, because Dynamo limits the graphs of each
     into.__code__ = into.__code__.replace(co_name=name)
     kernel = torch.compile(into, dynamic=True, fullgraph=True, backend=backend)
     def fused(to, ts, knobs):
@@ -158,6 +158,6 @@ def _fuse(f, name, grid, backend='inductor'):
     return fused
 
 def _as_tensor(k, like):
-    "A number as a tensor on the CPU: with another one the kernel is the same."
+    "A number as a tensor on the CPU, so that another number needs no other kernel."
     if not isinstance(k, (int, float)): return k
     return torch.tensor(k, dtype=_wide(like.dtype), device='cpu')

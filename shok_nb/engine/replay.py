@@ -63,7 +63,7 @@ class Trace:
 aten = torch.ops.aten
 
 class StandIn(Tensor):
-    "In the place of a tensor: looks like it, has no data, and traces what is done with it."
+    "Stands for a tensor: has its shape and dtype but no data, and traces what is done to it."
     __torch_function__ = no_torch_function
     like:Tensor     # A tensor as it would be
     value:int       # Its number in the trace
@@ -92,7 +92,7 @@ class StandIn(Tensor):
         return cls(result, v, trace)
 
 def _written(trace, a):
-    "An argument as a step holds it, which keeps no tensor of anybody else's alive."
+    "An argument as a step holds it, which keeps no tensor of other code alive."
     if isinstance(a, StandIn): return a.value
     return trace.constant(a) if isinstance(a, Tensor) else a
 
@@ -118,7 +118,7 @@ def trace(f, ts):
     results = f(*[StandIn(x, Value(i), t) for i,x in enumerate(ts)])
     if not all(r is None or isinstance(r, StandIn) for r in results):
         raise Untraceable('a result that does not depend on the arguments')
-    if any(met() is not None for met in t.met):            # it may have other data tomorrow
+    if any(met() is not None for met in t.met):            # its data may change later
         raise Untraceable('a tensor that is no argument and outlives the call')
     return t,[None if r is None else r.value for r in results]
 
@@ -387,7 +387,7 @@ class Label:
     def __repr__(self): return self.name
 
 def _may(to):
-    "May a replay stand in for the plain operations now? Whoever watches these must see them."
+    "May a replay replace the plain operations now? Not where other code watches them."
     return (_wanted and _thread.wants and can_stand_in and to.ndim > 0
         and not (function_modes() or torch.is_anomaly_enabled() or saved_tensor_hooks()))
 
@@ -427,7 +427,7 @@ def _refusal(key, to, e):
 # %% ../../nbs/engine/50_replay.ipynb #7f41123c
 @contextlib.contextmanager
 def no_replay()->Iterator[None]: # Nothing is replayed inside
-    """Inside it this thread runs every formula as it is written, operation by operation.
+    """A context in which this thread runs every formula as it is written, without replay.
 
     Returns:
         Iterator[None]: Nothing is replayed inside
