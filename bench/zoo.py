@@ -9,6 +9,7 @@ Each network has random weights and a small input. It is quantized, deployed, wr
 with 8 bits for weights and activations and once with 4-bit weights in blocks of 32. What is done already is not done
 again: bench/zoo.json holds a row for each network and setting, and the row of a network that fails holds the error."""
 import argparse
+import copy
 import json
 import math
 import multiprocessing
@@ -222,15 +223,10 @@ def stage(row, name):
     yield
     row['seconds'][name] = round(time.perf_counter()-began, 2)
 
-def run_onnx(file, feed, row):
-    "What the runtime computes, and the kernels it uses."
+def integer_share(file, given):
+    "Multiplications by kernel in the graph that the runtime makes of a file, and the share of those on integers."
     import onnx
     import onnxruntime as ort
-    import torch
-    from shok_nb import onnx_session
-    run = onnx_session(file)
-    given = {k.name: feed[k.name].numpy() for k in run.get_inputs()}
-    found = [torch.as_tensor(a) for a in run.run(None, given)]
     options = ort.SessionOptions()
     options.enable_profiling,options.intra_op_num_threads,options.log_severity_level = True,1,3
     options.profile_file_prefix = str(Path(file).with_name('profile'))
@@ -241,9 +237,61 @@ def run_onnx(file, feed, row):
     graph = onnx.load(options.optimized_model_filepath, load_external_data=False).graph
     by_kernel = kernels(traced.end_profiling(), graph)
     total = sum(by_kernel.values())
-    row['kernels'] = {op: round(n/total, 4) for op,n in by_kernel.most_common()}
-    row['integer'] = round(sum(n for op,n in by_kernel.items() if op in INTEGER)/total, 4)
-    return found
+    share = {op: round(n/total, 4) for op,n in by_kernel.most_common()}
+    return share,round(sum(n for op,n in by_kernel.items() if op in INTEGER)/total, 4)
+
+def run_onnx(file, feed, row):
+    "What the runtime computes, and the kernels it uses."
+    import torch
+    from shok_nb import onnx_session
+    run = onnx_session(file)
+    given = {k.name: feed[k.name].numpy() for k in run.get_inputs()}
+    row['kernels'],row['integer'] = integer_share(file, given)
+    return [torch.as_tensor(a) for a in run.run(None, given)]
+
+def seconds_of(files, given, rounds=15):
+    "The fastest run of each file in one thread, taken in turns."
+    import onnxruntime as ort
+    options = ort.SessionOptions()
+    options.intra_op_num_threads,options.log_severity_level = 1,3
+    providers = ['CPUExecutionProvider']
+    runs = {k: ort.InferenceSession(str(f), options, providers=providers) for k,f in files.items()}
+    best = dict.fromkeys(runs, math.inf)
+    for _ in range(rounds):
+        for k,run in runs.items():
+            began = time.perf_counter()
+            run.run(None, given)
+            best[k] = min(best[k], time.perf_counter()-began)
+    return best
+
+def beside_static(model, batches, ours, row):
+    "The same network by the runtime's own `quantize_static`, from the same batches: share, error and time."
+    import onnxruntime as ort
+    import torch
+    from onnxruntime import quantization as q
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+    import shok_nb as R
+    folder = Path(ours).parent
+    files = {k: folder/k/'model.onnx' for k in ('floats', 'prepared', 'static')} | dict(ours=Path(ours))
+    for f in files.values(): f.parent.mkdir(exist_ok=True)
+    R.to_onnx(model, batches[0], files['floats'], any_batch=False)
+    name = ort.InferenceSession(str(files['floats']), providers=['CPUExecutionProvider']).get_inputs()[0].name
+    class Batches(q.CalibrationDataReader):
+        def __init__(self): self.left = iter(batches)
+        def get_next(self):
+            x = next(self.left, None)
+            return None if x is None else {name: x.numpy()}
+    quant_pre_process(str(files['floats']), str(files['prepared']))
+    q.quantize_static(str(files['prepared']), str(files['static']), Batches(), per_channel=True,
+        quant_format=q.QuantFormat.QDQ, activation_type=q.QuantType.QUInt8, weight_type=q.QuantType.QInt8)
+    given = {name: batches[0].numpy()}
+    run = ort.InferenceSession(str(files['static']), providers=['CPUExecutionProvider'])
+    found = [torch.as_tensor(a) for a in run.run(None, given)]
+    with torch.no_grad(): floats = [model(batches[0])]
+    best = seconds_of({k: files[k] for k in ('floats', 'ours', 'static')}, given)
+    row['time'] = round(best['ours']/best['floats'], 3)
+    row['static'] = dict(quantized=gap(found, floats), integer=integer_share(files['static'], given)[1],
+        time=round(best['static']/best['floats'], 3))
 
 def quantized(model, setting, batches):
     import shok_nb as R
@@ -263,6 +311,8 @@ def measured(name, setting, row, folder):
     def outputs():
         with torch.no_grad(): return [t.clone() for t in _tensors(_feed(model, batches[0]))]
     floats = outputs()
+    compares = name not in NETWORKS and setting == SETTINGS[0]
+    before = copy.deepcopy(model) if compares else None
     row['parameters'] = sum(p.numel() for p in model.parameters())
     held = sum(t.numel()*t.element_size() for t in (*model.parameters(), *model.buffers()))
     with stage(row, 'quantize_model_'): report = quantized(model, setting, batches)
@@ -281,6 +331,8 @@ def measured(name, setting, row, folder):
     feed = batches[0] if isinstance(batches[0], dict) else dict(x=batches[0])
     with stage(row, 'runtime'): found = run_onnx(file, feed, row)
     row['runtime'],row['flips'] = gap(found, deployed),differ(found, deployed)
+    if before is not None:
+        with stage(row, 'static'): beside_static(before, batches, file, row)
     del row['stage']
 
 def told(e):
@@ -331,14 +383,16 @@ def wanted(options, table):
     if strange := set(options.names)-set(known): raise SystemExit(f'zoo.py: no network is named {", ".join(strange)}')
     done = {(r['model'], r['setting']): r for r in table['rows']}
     pick = options.names or (known if options.all else [*names['transformers'], *FAMILIES])
-    pairs = [(n, s) for n in pick for s in SETTINGS]
+    pairs = [(n, s) for n in pick for s in SETTINGS if options.setting in (None, s)]
     if options.failed: return [p for p in done if 'error' in done[p] and (not options.names or p[0] in options.names)]
     return pairs if options.names else [p for p in pairs if p not in done]
 
 def shown(row):
     "A row on the screen."
     if 'error' in row: return f"{row['stage'] if 'stage' in row else ''}: {row['error']}"
-    return ' '.join(f'{k} {row[k]:.3g}' for k in ('quantized', 'deployed', 'runtime', 'flips', 'integer', 'size'))
+    said = ' '.join(f'{k} {row[k]:.3g}' for k in ('quantized', 'deployed', 'runtime', 'flips', 'integer', 'size'))
+    if 'static' not in row: return said
+    return f"{said} time {row['time']:.2f}; quantize_static {row['static']}"
 
 def main():
     import onnxruntime
@@ -347,6 +401,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('names', nargs='*', help='networks to measure again')
     parser.add_argument('--all', action='store_true', help='every network of torchvision')
+    parser.add_argument('--setting', choices=SETTINGS, help='this one alone')
     parser.add_argument('--failed', action='store_true', help='those that failed')
     options = parser.parse_args()
     table = read()

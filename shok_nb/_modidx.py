@@ -1546,6 +1546,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                             'shok_nb/quantization/integers.py'),
                                                'shok_nb.quantization.integers._kind_of': ( 'quantization/integers.html#_kind_of',
                                                                                            'shok_nb/quantization/integers.py'),
+                                               'shok_nb.quantization.integers._padding': ( 'quantization/integers.html#_padding',
+                                                                                           'shok_nb/quantization/integers.py'),
                                                'shok_nb.quantization.integers._shape': ( 'quantization/integers.html#_shape',
                                                                                          'shok_nb/quantization/integers.py'),
                                                'shok_nb.quantization.integers._stay': ( 'quantization/integers.html#_stay',

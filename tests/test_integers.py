@@ -436,7 +436,7 @@ class Enlarges(nn.Module):
 
 @pytest.mark.parametrize('make, want', [(Mobile, dict(QLinearConv=8, QLinearAdd=2)),
     (Branches, dict(QLinearConv=4, QLinearConcat=1)), (Shuffles, dict(QLinearConv=3, QLinearConcat=1)),
-    (Enlarges, dict(QLinearConv=3, QLinearConcat=1))], ids=['mobile', 'branches', 'shuffles', 'enlarges'])
+    pytest.param(Enlarges, dict(QLinearConv=3, QLinearConcat=1), marks=pytest.mark.slow)], ids=['mobile', 'branches', 'shuffles', 'enlarges'])
 def test_other_networks(make, want, tmp_path):
     torch.manual_seed(0)
     model = make()
@@ -478,7 +478,11 @@ WEIGHING = dict(efficient=(lambda: nn.SiLU(inplace=True), lambda: Weighs(8, nn.S
     mobile=(lambda: nn.Hardswish(inplace=True), lambda: Weighs(8, nn.Hardsigmoid())),
     functions=(nn.GELU, lambda: WeighsBack(8, None)), leaky=(lambda: nn.LeakyReLU(.1), lambda: Weighs(8, nn.Tanh())))
 
-@pytest.mark.parametrize('kind', WEIGHING)
+def first(kinds):
+    "The first in `make test`, the others in the slow rest: each writes a file for the runtime."
+    return [pytest.param(k, marks=[pytest.mark.slow]*(i > 0)) for i,k in enumerate(kinds)]
+
+@pytest.mark.parametrize('kind', first(WEIGHING))
 def test_networks_that_weigh_channels(kind, tmp_path):
     "Every convolution computes with integers, whatever curve lies behind it, and gives the runtime's codes."
     curve,weighs = WEIGHING[kind]
@@ -534,6 +538,30 @@ def test_nothing_between_layers_if_it_fails():
     with pytest.raises(ValueError, match='nan'):
         quantize_model_(model, calibrate=[inputs(8), inputs(8)*torch.nan])
     assert all(m.inplace for m in model.modules() if isinstance(m, nn.SiLU)) and 'forward' not in vars(model[6])
+
+ONE_SIDE = 'more padding on one side'
+BY_NAME = [(3, (2, 1), 'same', ''), (3, 1, 'same', ''), ((1, 5), 2, 'same', ''), (2, 1, 'valid', ''),
+    (4, 1, 'same', ONE_SIDE), ((3, 2), 1, 'same', ONE_SIDE)]
+@pytest.mark.parametrize('case', first(BY_NAME))
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_padding_by_name(case, tmp_path):
+    "What stands for it is the same on both sides, or the layer stays in floats and says so."
+    size,dilation,padding,why = case
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 4, size, padding=padding, dilation=dilation)
+    head = nn.AdaptiveAvgPool2d(1),nn.Flatten(),nn.Linear(4, 2)
+    model = nn.Sequential(layer, nn.ReLU(), *head).eval()
+    quantize_model_(model, calibrate=[inputs(64)])
+    x = inputs(100, 1)
+    with torch.no_grad(): wanted = model(x)
+    report = deploy_(model, inputs(16))
+    if why:
+        assert report.rows[0].activations == f'floats: {why}'
+        return
+    call,found = in_runtime(model, inputs(16), tmp_path)
+    assert report.rows[0].kernel == 'QLinearConv' and found['QLinearConv'] == 1 and not found['Pad']
+    with torch.no_grad():
+        assert (model(x)-wanted).norm() < .01*wanted.norm() and np.array_equal(call(x), model(x).numpy())
 
 class Clipped(nn.Module):
     "A network whose clipping and pooling are functions."

@@ -290,6 +290,7 @@ def _layer_for(node):
         whole = size in ([1], [(1, 1)], [[1, 1]])
         return ('pool', nn.AdaptiveAvgPool2d(1), node.args[:1]) if whole else None
 
+# %% ../../nbs/quantization/54_between.ipynb #9544a2ca
 def _length(v): return len(v) if isinstance(v, (dict, list, set)) else 0
 
 def _read(owner, names):
@@ -375,6 +376,7 @@ def _operations_of(model):
         elif _is_pool(m) or _is_curve(m): found[m] = [m]
     return found
 
+# %% ../../nbs/quantization/54_between.ipynb #b686accb
 def _first_names(m, many):
     "Of that many inputs of a forward, as far as they can be given by place and by name."
     parameters = inspect.signature(m.forward).parameters.values()
@@ -433,6 +435,7 @@ def _only_tensors(model, example, operations):
     out = _run_watched(model, example, operations, see)
     return {m: places for m,places in operations.items() if m in called-odd},out
 
+# %% ../../nbs/quantization/54_between.ipynb #3773d73f
 class _Choice:
     "Which operations are to be integers, found by taking away those that cannot be."
     def __init__(self, flow, layers, operations, norms):
@@ -511,6 +514,7 @@ def _place_between(model, example, layers):
     sites = {name[p]: p for places in found.values() for p in places}
     return _Between([name[m] for m in found], sites, {n: g[0] for g in groups for n in g[1:]})
 
+# %% ../../nbs/quantization/54_between.ipynb #8eb798f2
 def _path(*names): return '.'.join(n for n in names if n)
 
 def _ending(state, prefix, end):

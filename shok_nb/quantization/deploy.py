@@ -39,6 +39,7 @@ from shok_nb.quantization.integers import (
     Dequantize,
     IntegerLayer,
     _Codes,
+    _padding,
     pack_int4,
 )
 from .models import LayerReport, _loose, _weights_of
@@ -111,7 +112,7 @@ def _floats_because(m):
     if q is None: return 'float weights'
     if told := _no_grid(getattr(m, 'input_quantizer', None)) or _no_int8(q): return told
     if getattr(m, 'padding_mode', 'zeros') != 'zeros': return 'padding that is not zero'
-    if isinstance(getattr(m, 'padding', 0), str): return f'padding={m.padding!r}'
+    if base is not nn.Linear and _padding(m) is None: return 'more padding on one side'
     return _not_torchs(m, base)
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00003

@@ -265,6 +265,7 @@ class _Flow:
             node = node.args[0]
         return self.modules[node.args[1]//2]
 
+# %% ../../nbs/quantization/53_flow.ipynb #fc141094
 @contextmanager
 def _quiet(name, level='CRITICAL'):
     "Without what an exporter says of itself; its errors are raised."

@@ -6,6 +6,7 @@
 __all__ = ['pack_int4', 'unpack_int4', 'Dequantize', 'IntegerLayer']
 
 # %% ../../nbs/quantization/52_integers.ipynb #59d00003
+from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -288,6 +289,13 @@ def _check_weights(codes, scale, bias):
     _check_is(bias, 'IntegerLayer', 'bias', torch.int32, each, codes.device)
 
 # %% ../../nbs/quantization/52_integers.ipynb #27805060
+def _padding(layer)->Any:
+    "How many zeros stand on each side of an axis; None where there is one more on one side."
+    if layer.padding == 'valid': return (0,)*len(layer.kernel_size)
+    if layer.padding != 'same': return layer.padding
+    both = [d*(k-1) for k,d in zip(layer.kernel_size, layer.dilation)]
+    return None if any(n % 2 for n in both) else tuple(n//2 for n in both)
+
 class _Sums(_Float32Buffers):
     "Codes in, exact sums, and values or codes out; and the same for the runtime."
     kind:type
@@ -397,7 +405,7 @@ class IntegerLayer(_Sums):
             if hasattr(layer, k): setattr(self, k, getattr(layer, k))
         if self.kind is not nn.Linear:
             keys = 'stride', 'padding', 'dilation', 'groups'
-            self.options = {k: getattr(layer, k) for k in keys}
+            self.options = {k: getattr(layer, k) for k in keys} | dict(padding=_padding(layer))
             for k,v in self.options.items(): setattr(self, k, v)
         values = dict(codes=codes, scale=scale, bias_codes=bias, product=input_scale*scale)
         values |= dict(input_scale=input_scale, input_zero_point=input_zero_point)
