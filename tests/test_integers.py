@@ -436,7 +436,8 @@ class Enlarges(nn.Module):
 
 @pytest.mark.parametrize('make, want', [(Mobile, dict(QLinearConv=8, QLinearAdd=2)),
     (Branches, dict(QLinearConv=4, QLinearConcat=1)), (Shuffles, dict(QLinearConv=3, QLinearConcat=1)),
-    pytest.param(Enlarges, dict(QLinearConv=3, QLinearConcat=1), marks=pytest.mark.slow)], ids=['mobile', 'branches', 'shuffles', 'enlarges'])
+    pytest.param(Enlarges, dict(QLinearConv=3, QLinearConcat=1), marks=pytest.mark.slow)],
+    ids=['mobile', 'branches', 'shuffles', 'enlarges'])
 def test_other_networks(make, want, tmp_path):
     torch.manual_seed(0)
     model = make()
