@@ -123,7 +123,7 @@ def _check_row(r, fn, arg):
 def hard_row(
     r:Row  # Of a smooth estimator
 )->Row:    # With the claims of its hard form
-    """The row of `partial(r.f, hard=True)`. A row of no smooth estimator raises ValueError.
+    """The row of `partial(r.f, hard=True)`. Raises ValueError if `r` is not smooth.
 
     Parameters:
         r (Row): Of a smooth estimator
@@ -148,7 +148,7 @@ def check_estimator(
     raises:bool=True,  # Raise what is wrong? Otherwise read the report
     skip:str|tuple=()  # Names of laws not to try
 )->LawReport:             # What holds and what does not, with numbers
-    """The contract of this package for any estimator. What is wrong raises AssertionError.
+    """This package's contract for any estimator. Raises AssertionError for what is wrong.
 
     Parameters:
         f (Callable): Called as `f(x, **knobs)`: a function, a `partial`, a module
@@ -186,7 +186,7 @@ def slope(
     x:Tensor,   # Any shape, floating dtype
     **knobs     # Numbers or tensors
 )->Tensor:      # Shape and dtype of `x`
-    """What backward makes of an incoming 1, in eager mode. What `f` raises is raised.
+    """What backward makes of an incoming 1, in eager mode. Raises what `f` raises.
 
     Parameters:
         f (Callable): Called as `f(x, **knobs)`
@@ -937,7 +937,7 @@ def _with_name(f):
     return call
 
 def _row_of(f):
-    "A row for a function nobody described: its numbers are knobs, claims are measured."
+    "A row for a function without one: its numbers are knobs, claims are measured."
     ps = _parameters(f)
     numbers = {n: p.default for n,p in ps.items() if type(p.default) is float and p.default}
     for n in ('step', 'offset'): numbers.pop(n, None)

@@ -689,7 +689,7 @@ def remove_rounding_(
     *,
     leave_rounded:bool=True # Keep the weights as evaluation rounds them? Else as trained
 )->nn.Module:               # `model` itself
-    """Take away what rounds weights and the inputs of layers. Without any raises ValueError.
+    """Take away what rounds weights and the inputs of layers. Raises ValueError without any.
 
     Parameters:
         model (nn.Module): What `round_weights_` or `quantize_model_` has changed, in place

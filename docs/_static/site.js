@@ -1,5 +1,5 @@
-// The menu opens at the reader's place, a table that goes on beyond the screen says so, printed columns stay columns,
-// and a search without a query asks for one.
+// The menu opens at the reader's place, what goes on beyond the screen says so, printed columns stay columns, and a
+// search without a query asks for one.
 // What is read from files cannot fetch the pages that it found.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
 
@@ -29,7 +29,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const hint = e => e.classList.toggle("goes-on", e.scrollWidth - e.clientWidth - e.scrollLeft > 4);
     const look = new ResizeObserver(entries => entries.forEach(({target}) => hint(target)));
     for (const e of wide) {
-        if (!e.querySelector("table") && !e.matches("table, pre")) continue;
+        if (!e.querySelector("table, svg.figure") && !e.matches("table, pre")) continue;
         e.addEventListener("scroll", () => hint(e), {passive: true});
         look.observe(e);
     }

@@ -61,7 +61,7 @@ class _Curve:
 
 # %% ../../nbs/engine/30_staircases.ipynb #c8000002
 def _check_slope(name, rise, slope, knobs, h=1e-6):
-    "A slope that is not that of its rise raises. Central differences err by h² and rounding."
+    "Raises if the slope is not that of the rise. Central differences err by h² and rounding."
     if dispatch_modes(): return                          # numbers may be fake
     q = torch.linspace(.01, .49, 49, dtype=torch.float64, device='cpu')
     with torch.no_grad():
