@@ -32,8 +32,8 @@ def _problems(seeds):
     "Of a range of seeds."
     def one(seed):
         g = torch.Generator().manual_seed(seed)
-        w,ba,x = (torch.randn(_TERMS, _DIM, generator=g), torch.randn(2, _TERMS, 1, generator=g),
-            4*torch.rand(_POINTS, _DIM, generator=g)-2)
+        w,ba = torch.randn(_TERMS, _DIM, generator=g),torch.randn(2, _TERMS, 1, generator=g)
+        x = 4*torch.rand(_POINTS, _DIM, generator=g) - 2
         kind,terms = seed%len(_KINDS),torch.arange(_TERMS)[:, None]
         power = (torch.full((_TERMS, 1), 2), 2+terms%3, torch.zeros(_TERMS, 1))[kind]
         w = w/(1. if kind == 2 else _DIM**.5)
@@ -63,7 +63,7 @@ def _exact(seeds): return _exact_of(_problems(seeds))
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #7e231d71
 def _gradients(f, p, draws):
-    "Of an estimator, one draw after another: (draws, seeds, points, dim); one draw where nothing is drawn."
+    "Of an estimator, (draws, seeds, points, dim); one draw where nothing is drawn."
     def some(n):
         x = p.x.expand(n, *p.x.shape).clone().requires_grad_()
         value = _value(p, f(x)).sum()
@@ -74,7 +74,7 @@ def _gradients(f, p, draws):
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #ed3b4abc
 class Quality(NamedTuple):
-    """How a gradient differs from the exact one, a number for each seed; shares of its squared length.
+    """How a gradient differs from the exact one: shares of its squared length, for each seed.
 
     Parameters:
         bias (Tensor): What remains in the mean over the draws
@@ -102,7 +102,7 @@ def quality(
     """
     check_callable(f, 'quality', 'f')
     if not isinstance(seeds, range) or not len(seeds):
-        raise TypeError(f'quality: seeds must be a range that is not empty, got {_what(seeds)}')
+        raise TypeError(f'quality: seeds must be a range, and not empty, got {_what(seeds)}')
     check_count(draws, 'quality', 'draws', 2)
     exact,found = _exact(seeds),_gradients(f, _problems(seeds), draws)
     def total(t): return t.double().sum((-2, -1))
@@ -128,7 +128,7 @@ def _ends(seeds):
     return torch.ones(len(seeds)).double(),torch.zeros(len(seeds)).double()
 
 def _ways(row:Row):
-    "As it is and hard, with five values of the knob; a run has no end, so nothing is annealed."
+    "As it is and hard, with five values of the knob; nothing can be annealed here."
     k = row.knobs[0] if row.knobs else None
     values = (None,)
     if k:
@@ -138,4 +138,5 @@ def _ways(row:Row):
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #67e5623f
 gradient_quality = Study('gradient_quality', 'The gradient against the exact one', _run, _ends,
-    _ways, {'no rounding': _ignored}, rates=(1.,), steps=32, tuning=range(1002, 1032), reported=range(102))
+    _ways, {'no rounding': _ignored}, rates=(1.,), steps=32, tuning=range(1002, 1032),
+    reported=range(102))
