@@ -77,12 +77,12 @@ class Quality(NamedTuple):
     """How a gradient differs from the exact one: shares of its squared length, for each seed.
 
     Parameters:
-        bias (Tensor): What remains in the mean over the draws
-        variance (Tensor): Of a single draw
+        bias (Tensor): What remains in the mean of ever more draws, at its best scale
+        variance (Tensor): What a single draw, at its best scale, has beyond that
         cosine (Tensor): Between a single draw and the exact gradient, 1 is best
     """
-    bias:Tensor      # What remains in the mean over the draws
-    variance:Tensor  # Of a single draw
+    bias:Tensor      # What remains in the mean of ever more draws, at its best scale
+    variance:Tensor  # What a single draw, at its best scale, has beyond that
     cosine:Tensor    # Between a single draw and the exact gradient, 1 is best
 
 def quality(
@@ -90,7 +90,7 @@ def quality(
     seeds:range,        # Of the losses and points
     draws:int=32        # Per point, if it is random
 )->Quality:             # Bias, variance and cosine
-    """Bias and variance after the best common scale, and the cosine, of the gradient of `f`.
+    """Bias, variance and cosine of the gradient of `f`; a cosine below 0 counts as 0.
 
     Parameters:
         f (Callable): A rounding, called as `f(x)`
@@ -107,17 +107,19 @@ def quality(
     exact,found = _exact(seeds),_gradients(f, _problems(seeds), draws)
     def total(t): return t.double().sum((-2, -1))
     power,energy,mean = total(exact**2),total(found**2).mean(0),found.mean(0)
-    along = total(mean*exact)
-    scale = torch.where(energy > 0, along.clamp(min=0)/energy, 0.)
+    along,n = total(mean*exact).clamp(min=0),len(found)
     spread = (energy-total(mean**2)).clamp(min=0)
-    bias = total((scale.float()[:, None, None]*mean-exact)**2)
-    cosine = torch.where(energy > 0, along/(energy*power).sqrt(), 0.)
-    return Quality(bias/power, scale**2*spread/power, cosine)
+    steady = energy if n == 1 else total(mean**2) - spread/(n-1)      # without the noise
+    def cosine(length):
+        found = torch.where(length > 0, along/(length*power).sqrt(), 0.)
+        return found.clamp(max=1)
+    one,many = cosine(energy),cosine(steady)
+    return Quality(1-many**2, (many**2-one**2).clamp(min=0), one)
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #7b9eb239
 def _run(f, rate, seeds, steps):
     q = quality(lambda x: f(x, 0.), seeds, steps)
-    return 1-q.cosine.clamp(min=0)**2
+    return 1-q.cosine**2
 
 def _ignored(seeds, steps):
     "The gradient of the loss where nothing is rounded."
