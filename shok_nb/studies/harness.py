@@ -518,7 +518,8 @@ def _tuned(study, way, size, quick):
 def _jobs(study, estimators, quick):
     "`(estimator, way, function that makes the rest of the record)`."
     size = _size(study, quick)
-    for name in study.baselines if estimators is None or estimators == [] else ():
+    alone = isinstance(estimators, (list, tuple)) and not estimators
+    for name in study.baselines if estimators is None or alone else ():
         yield '',name,functools.partial(_baseline, study, name, size)
     for r in _rows(estimators, 'run_study'):
         try: found = study.ways(r)
@@ -574,7 +575,8 @@ def run_study(
     _check_study(study, 'run_study')
     quick = check_flag(quick, 'run_study', 'quick')
     if progress is not None: check_callable(progress, 'run_study', 'progress')
-    path = None if quick or results is None else _path(results, 'run_study')
+    path = None if results is None else _path(results, 'run_study')
+    if quick: path = None
     there = read_results(study.name, path) if path else []
     done = {_place(r): r for r in there if r['version'] == study.version}
     out = []

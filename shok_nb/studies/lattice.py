@@ -70,7 +70,7 @@ def _outwards(c):
         j += 1
 
 def _decoded(r, t, least):
-    "The least of |r z - t|² that is below `least`, if any is: Schnorr & Euchner's search."
+    "The least of |r z - t|² if that is below `least`, else `least`."
     n = len(t)
     z = [0]*n
     def down(k, spent, least):

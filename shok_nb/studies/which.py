@@ -72,6 +72,11 @@ def studies(
 
     Returns:
         list[Study]: In the order of the pages
+
+    Example:
+        >>> from shok_nb.studies.which import studies
+        >>> [study.title for study in studies('lattice')]
+        ['Integer least squares']
     """
     for n in names:
         if not isinstance(n, str):
@@ -102,7 +107,8 @@ def _write_cell(ax, x, y, record, tied):
     colour = 'white' if record['score'] < .6 else 'black'
     text = dict(ha='center', va='center', color=colour)
     dot = '•' if tied else ''
-    ax.text(x, y-.13, f"{dot}{record['score']:.2f}", fontsize=7.5, **text)
+    weight = 'bold' if tied else 'normal'
+    ax.text(x, y-.13, f"{dot}{record['score']:.2f}", fontsize=7.5, weight=weight, **text)
     ax.text(x, y+.27, f"±{(record['high']-record['low'])/2:.2f}", fontsize=5.5, **text)
 
 # %% ../../nbs/studies/39_which.ipynb #d029e350
@@ -119,8 +125,13 @@ def heat_map(
 
     Returns:
         Any: The Axes
+
+    Example:
+        >>> from shok_nb.studies.which import heat_map
+        >>> ax = heat_map()
     """
     records = _records(records, 'heat_map')
+    if not records: raise ValueError('heat_map: records must have a score, got none with one')
     names,rows,best = _shown(records),_ordered(records),_best(records)
     if ax is None: _,ax = figure(size=(5.5, .8+.27*len(rows)))
     if not hasattr(ax, 'imshow'):
@@ -149,6 +160,11 @@ class Advice(NamedTuple):
         tied (list): Names of the estimators within the interval of the best
         baseline (dict|None): A method without an estimator that is as good or better, if any
             is
+
+    Example:
+        >>> from shok_nb.studies.which import advice
+        >>> advice()[0]._fields
+        ('situation', 'study', 'take', 'best', 'tied', 'baseline')
     """
     situation:str     # Of somebody who asks
     study:str         # That it rests on
@@ -167,6 +183,11 @@ def advice(
 
     Returns:
         list[Advice]: One for each study that has records
+
+    Example:
+        >>> from shok_nb.studies.which import advice
+        >>> all(a.take['score'] >= a.best['low'] for a in advice())
+        True
     """
     records,order = _records(records, 'advice'),[r.name for r in catalog]
     def simple(r):
@@ -193,9 +214,14 @@ def advice_table(
 
     Returns:
         str: A Markdown table, a line for each situation
+
+    Example:
+        >>> from shok_nb.studies.which import advice_table
+        >>> advice_table().splitlines()[0]
+        '| situation | take | score | as good |'
     """
     lines = ['| situation | take | score | as good |','|---|---|---|---|']
-    for a in advice(records):
+    for a in advice(_records(records, 'advice_table')):
         r = a.take
         knob = f", `{r['knob']}={r['value']:.3g}`" if r.get('knob') else ''
         way = '' if r['way'] == 'as it is' else f", {r['way']}"
@@ -223,6 +249,11 @@ def unneeded(
 
     Returns:
         list[str]: Names of estimators
+
+    Example:
+        >>> from shok_nb.studies.which import unneeded
+        >>> 'round_ste' in unneeded()
+        False
     """
     best = _best(_records(records, 'unneeded'))
     middle = {}
@@ -244,6 +275,11 @@ def results_table(
 
     Returns:
         str: A Markdown table, a line for each estimator
+
+    Example:
+        >>> from shok_nb.studies.which import results_table
+        >>> results_table().splitlines()[1][:11]
+        '| --- | ---'
     """
     records = _records(records, 'results_table')
     names,best = _shown(records),_best(records)
