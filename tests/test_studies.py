@@ -195,8 +195,8 @@ def test_a_committed_score_of_the_lattice_comes_again(): rerun(lattice.lattice, 
 
 # --- the lattice
 def test_sphere_decoder_against_brute_force():
-    """Eight unknowns, condition numbers 10 and 100, seeds that no one reports. No point of a box of three a side around a
-    good one is better than the oracle, and where the condition number is 10 one of them is as good."""
+    """Eight unknowns, condition numbers 10 and 100, seeds that no one reports. No point of a box of three a side around
+    a good one is better than the oracle, and where the condition number is 10 one of them is as good."""
     for seeds in (range(9000, 9030, 6), range(9001, 9031, 6)):
         tasks,best = lattice._tasks(seeds),lattice._optimum(seeds)
         near = lattice._descend(tasks, lattice._nearest_plane(tasks))
@@ -247,8 +247,8 @@ def test_every_row_runs_in_the_lattice():
 
 # --- the gradient
 def test_exact_gradient_is_the_mean_of_many():
-    """Along one coordinate: the loss with it up minus the loss with it down, the others drawn. Of 4,000 draws the mean has
-    a standard error below 1.6 % of the deviation; 5 % of the largest gradient hold for seeds 0 to 4."""
+    """Along one coordinate: the loss with it up minus the loss with it down, the others drawn. Of 4,000 draws the mean
+    has a standard error of 1.6 % of the deviation; 5 % of the largest gradient hold for seeds 0 to 4."""
     p,exact = gradients._problems(range(3)),gradients._exact(range(3))
     g = torch.Generator().manual_seed(0)
     x = p.x[:, :4]

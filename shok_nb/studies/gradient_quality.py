@@ -84,8 +84,9 @@ class Quality(NamedTuple):
     Example:
         >>> import torch
         >>> from shok_nb.studies.gradient_quality import Quality
-        >>> Quality(bias=torch.tensor([.1]), variance=torch.tensor([.2]), cosine=torch.tensor([.8])).bias
-        tensor([0.1000])
+        >>> found = Quality(bias=torch.zeros(3), variance=torch.ones(3), cosine=torch.zeros(3))
+        >>> found.variance
+        tensor([1., 1., 1.])
     """
     bias:Tensor      # What remains in the mean of ever more draws, at its best scale
     variance:Tensor  # What a single draw, at its best scale, has beyond that

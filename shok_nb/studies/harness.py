@@ -74,8 +74,8 @@ class Study(NamedTuple):
         >>> from shok_nb.studies.harness import Study, ways
         >>> def run(f, rate, seeds, steps): return torch.ones(len(seeds))
         >>> def ends(seeds): return torch.full((len(seeds),), 2.), torch.zeros(len(seeds))
-        >>> half = Study('half', 'Always half way', run, ends, ways, baselines={}, rates=(.1,), steps=1,
-        ...     tuning=range(9), reported=range(10, 20))
+        >>> half = Study('half', 'Always half way', run, ends, ways, baselines={}, rates=(.1,),
+        ...     steps=1, tuning=range(9), reported=range(10, 20))
         >>> half.centre
         'median'
     """
@@ -204,8 +204,8 @@ def scores(
         >>> import torch
         >>> from shok_nb.studies.harness import Study, scores, ways
         >>> def ends(seeds): return torch.full((len(seeds),), 2.), torch.zeros(len(seeds))
-        >>> task = Study('task', 'A task', run=print, ends=ends, ways=ways, baselines={}, rates=(.1,),
-        ...     steps=1, tuning=range(9), reported=range(10, 20))
+        >>> task = Study('task', 'A task', run=print, ends=ends, ways=ways, baselines={},
+        ...     rates=(.1,), steps=1, tuning=range(9), reported=range(10, 20))
         >>> scores(task, torch.tensor([0., 1., 3.]), range(3))
         tensor([ 1.0000,  0.5000, -0.5000], dtype=torch.float64)
     """
