@@ -39,16 +39,30 @@ def _digits():
     x = F.avg_pool2d(x, 2).flatten(1)
     return x-x.mean(0),torch.tensor(labels)
 
-def _taught(bits, g):
-    "Random inputs, and the logits of a random network of codes."
+class _Teacher(NamedTuple):
+    "A network of codes, and random inputs for it."
+    x:Tensor
+    inner:Tensor   # codes of weights, (8, 8)
+    outer:Tensor   # (10, 8)
+    step:Tensor    # of the activations
+    top:int        # largest code of an activation
+    def logits(self):
+        h = (self.x[:, :8]@self.inner.mT).relu()
+        return (h/self.step).round().clamp(max=self.top)@self.outer.mT
+
+def _teacher(bits, g):
     x = torch.zeros(_LEARN+896, _INPUTS)
     x[:, :8] = torch.randn(len(x), 8, generator=g)
     ends = -2**(bits-1),2**(bits-1)
     inner,outer = (torch.randint(*ends, s, generator=g).float() for s in ((8, 8), (10, 8)))
-    h = (x[:, :8]@inner.mT).relu()
-    step = h.quantile(.98)/(2**bits-1)
-    z = (h/step).round().clamp(max=2**bits-1)@outer.mT
-    return x,2*(z-z.mean(0))/z.std()
+    top = 2**bits-1
+    return _Teacher(x, inner, outer, (x[:, :8]@inner.mT).relu().quantile(.98)/top, top)
+
+def _taught(bits, g):
+    "Random inputs, and the logits of a random network of codes."
+    teacher = _teacher(bits, g)
+    z = teacher.logits()
+    return teacher.x,2*(z-z.mean(0))/z.std()
 
 def _of_seed(seed):
     "Data for training and for the test, four times."
