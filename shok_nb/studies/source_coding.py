@@ -49,6 +49,12 @@ class ScalarCode(NamedTuple):
         levels (Tensor): What each cell is decoded to: one more than edges
         rate (float): Bits for each number: the entropy of the codes
         distortion (float): Mean squared error
+
+    Example:
+        >>> from shok_nb.studies.source_coding import ideal_code
+        >>> code = ideal_code('gaussian', .11)
+        >>> f'{code.rate:.2f} bits, an error of {code.distortion:.3f}, {len(code.levels)} levels'
+        '2.08 bits, an error of 0.079, 14 levels'
     """
     edges:Tensor      # Between the cells, float64, rising
     levels:Tensor     # What each cell is decoded to: one more than edges
@@ -102,6 +108,12 @@ def ideal_code(
 
     Returns:
         ScalarCode: The least rate + distortion/price
+
+    Example:
+        >>> from shok_nb.studies.source_coding import ideal_code
+        >>> code = ideal_code('laplacian', .38)
+        >>> round(code.rate, 2), round(code.distortion, 3)
+        (0.87, 0.308)
     """
     check_choice(source, 'ideal_code', 'source', tuple(_upto))
     return _ideal(source, float(check_knob(price, None, 'ideal_code', 'price', .001, 2.)))
