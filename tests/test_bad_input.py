@@ -230,6 +230,9 @@ def of_schedules():
     for n in ('lightning', 'transformers', 'fastai'): yield f'{n}_callback', dict(scheduler=scheduler()), dict(
         scheduler=NOTHING)
 
+def of_source_coding():
+    yield 'ideal_code', dict(source='gaussian', price=.1), dict(source=NOTHING, price=POSITIVE)
+
 def of_jpeg():
     yield 'jpeg_tables', dict(quality=75), dict(quality=NOTHING)
     yield 'pillow_jpeg', dict(images=PICTURE, quality=75, subsampling='4:2:0'), dict(images=NOTHING, quality=NOTHING,
@@ -425,7 +428,7 @@ def calls():
     for module in ('ste', 'floats', 'blocks', 'codebooks', 'learned', 'fsq', 'gradient', 'neighbours', 'dither',
             'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models',
             'integers', 'deploy', 'runtime', 'closest', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',
-            'which'):
+            'which', 'source_coding'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)
@@ -466,7 +469,7 @@ def at_most(seconds):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, was)
 
-PUBLIC = sorted({*R.__all__, *layers.__all__, *jpeg.__all__, *lab.__all__, *plots.__all__, *widgets.__all__,
+PUBLIC = sorted({*R.__all__, *layers.__all__, *jpeg.__all__, 'ideal_code', *lab.__all__, *plots.__all__, *widgets.__all__,
     *try_it.__all__, *deploy.__all__, *integers.__all__, *runtime.__all__}, key=len, reverse=True)
 INNER = re.compile(rf"({'|'.join(PUBLIC)}): ")
 
