@@ -267,10 +267,10 @@ def test_quality_of_what_is_known():
     "The exact gradient itself, its opposite, none, and noise of a known size around it."
     seeds = range(6)
     exact = gradients._exact(seeds)
-    def measured(make):
+    def measured(make, draws=2000):
         with pytest.MonkeyPatch.context() as m:
             m.setattr(gradients, '_gradients', lambda f, p, draws: make(draws))
-            return gradients.quality(round_ste, seeds, 2000)
+            return gradients.quality(round_ste, seeds, draws)
     right,against,none = (measured(lambda n, k=k: k*exact[None]) for k in (3., -1., 0.))
     assert torch.allclose(right.cosine, torch.ones(6).double(), atol=1e-6) and right.bias.abs().max() < 1e-6
     assert (against.cosine == 0).all() and (none.cosine == 0).all() and (none.bias == 1).all()
@@ -278,6 +278,8 @@ def test_quality_of_what_is_known():
     size = exact.square().mean((1, 2), keepdim=True).sqrt()
     noisy = measured(lambda n: exact + size*torch.randn(n, *exact.shape, generator=g))
     assert (noisy.bias < .01).all() and (noisy.variance - .5).abs().max() < .02
+    few = measured(lambda n: exact + size*torch.randn(n, *exact.shape, generator=g), 8)
+    assert few.bias.mean() < .05                          # the mean of 8 draws is noisy: its noise is no bias, or .11
 
 def test_only_what_draws_has_variance():
     for r in catalog:
