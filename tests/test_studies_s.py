@@ -203,7 +203,7 @@ def test_parity_has_a_binary_solution():
         logits = signs._forward(w, tasks.x[:1], signs._ones, signs._ones)
         return (logits.argmax(-1) != tasks.labels[:1]).float().mean().item()
     assert wrong(w) == 0 and wrong(w._replace(hidden=w.hidden*0)) > .4
-    assert wrong(w._replace(out=out + 99*(torch.arange(10) == 3))) == 1            # a class that is never right
+    assert wrong(w._replace(out=out + 999*(torch.arange(10) == 3))) == 1            # a class that is never right
     assert tasks.x[0].unique(dim=0).shape == (64, 16) and tasks.labels[0].float().mean() == .5
 
 def test_binary_weights_are_kept_within_one():
