@@ -882,7 +882,8 @@ def searched(site, *queries):
 
 # The pages of which one has to come first
 WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'quantization_recipes models quantizer',
-    'group size': 'quantization_recipes quantizer models glossary', 'which estimator': 'index',
+    'group size': 'quantization_recipes quantizer models glossary', 'which estimator': 'index which',
+    'sphere decoder': 'lattice',
     'QAT': 'models fake_quantize digits', 'PTQ': 'calibrate learned',
     'post-training quantization': 'without_training reconstruct calibrate learned glossary',
     'int4': 'quantization_recipes deploy integers runtime', 'int8': 'deploy integers runtime digits',

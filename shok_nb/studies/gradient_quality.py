@@ -32,8 +32,8 @@ def _problems(seeds):
     "Of a range of seeds."
     def one(seed):
         g = torch.Generator().manual_seed(seed)
-        w,ba,x = (torch.randn(_TERMS, _DIM, generator=g), torch.randn(2, _TERMS, 1, generator=g),
-            4*torch.rand(_POINTS, _DIM, generator=g)-2)
+        w,ba = torch.randn(_TERMS, _DIM, generator=g),torch.randn(2, _TERMS, 1, generator=g)
+        x = 4*torch.rand(_POINTS, _DIM, generator=g) - 2
         kind,terms = seed%len(_KINDS),torch.arange(_TERMS)[:, None]
         power = (torch.full((_TERMS, 1), 2), 2+terms%3, torch.zeros(_TERMS, 1))[kind]
         w = w/(1. if kind == 2 else _DIM**.5)
@@ -63,7 +63,7 @@ def _exact(seeds): return _exact_of(_problems(seeds))
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #7e231d71
 def _gradients(f, p, draws):
-    "Of an estimator, one draw after another: (draws, seeds, points, dim); one draw where nothing is drawn."
+    "Of an estimator, (draws, seeds, points, dim); one draw where nothing is drawn."
     def some(n):
         x = p.x.expand(n, *p.x.shape).clone().requires_grad_()
         value = _value(p, f(x)).sum()
@@ -74,15 +74,22 @@ def _gradients(f, p, draws):
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #ed3b4abc
 class Quality(NamedTuple):
-    """How a gradient differs from the exact one, a number for each seed; shares of its squared length.
+    """How a gradient differs from the exact one: shares of its squared length, for each seed.
 
     Parameters:
-        bias (Tensor): What remains in the mean over the draws
-        variance (Tensor): Of a single draw
+        bias (Tensor): What remains in the mean of ever more draws, at its best scale
+        variance (Tensor): What a single draw, at its best scale, has beyond that
         cosine (Tensor): Between a single draw and the exact gradient, 1 is best
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.studies.gradient_quality import Quality
+        >>> found = Quality(bias=torch.zeros(3), variance=torch.ones(3), cosine=torch.zeros(3))
+        >>> found.variance
+        tensor([1., 1., 1.])
     """
-    bias:Tensor      # What remains in the mean over the draws
-    variance:Tensor  # Of a single draw
+    bias:Tensor      # What remains in the mean of ever more draws, at its best scale
+    variance:Tensor  # What a single draw, at its best scale, has beyond that
     cosine:Tensor    # Between a single draw and the exact gradient, 1 is best
 
 def quality(
@@ -90,7 +97,7 @@ def quality(
     seeds:range,        # Of the losses and points
     draws:int=32        # Per point, if it is random
 )->Quality:             # Bias, variance and cosine
-    """Bias and variance after the best common scale, and the cosine, of the gradient of `f`.
+    """Bias, variance and cosine of the gradient of `f`; a cosine below 0 counts as 0.
 
     Parameters:
         f (Callable): A rounding, called as `f(x)`
@@ -99,25 +106,34 @@ def quality(
 
     Returns:
         Quality: Bias, variance and cosine
+
+    Example:
+        >>> import shok_nb as R
+        >>> from shok_nb.studies.gradient_quality import quality
+        >>> straight, random = (quality(f, range(3)) for f in (R.round_ste, R.stochastic_round))
+        >>> bool(straight.variance.max() < 1e-9 and random.variance.min() > .01)
+        True
     """
     check_callable(f, 'quality', 'f')
     if not isinstance(seeds, range) or not len(seeds):
-        raise TypeError(f'quality: seeds must be a range that is not empty, got {_what(seeds)}')
+        raise TypeError(f'quality: seeds must be a range, and not empty, got {_what(seeds)}')
     check_count(draws, 'quality', 'draws', 2)
     exact,found = _exact(seeds),_gradients(f, _problems(seeds), draws)
     def total(t): return t.double().sum((-2, -1))
     power,energy,mean = total(exact**2),total(found**2).mean(0),found.mean(0)
-    along = total(mean*exact)
-    scale = torch.where(energy > 0, along.clamp(min=0)/energy, 0.)
+    along,n = total(mean*exact).clamp(min=0),len(found)
     spread = (energy-total(mean**2)).clamp(min=0)
-    bias = total((scale.float()[:, None, None]*mean-exact)**2)
-    cosine = torch.where(energy > 0, along/(energy*power).sqrt(), 0.)
-    return Quality(bias/power, scale**2*spread/power, cosine)
+    steady = energy if n == 1 else total(mean**2) - spread/(n-1)      # without the noise
+    def cosine(length):
+        found = torch.where(length > 0, along/(length*power).sqrt(), 0.)
+        return found.clamp(max=1)
+    one,many = cosine(energy),cosine(steady)
+    return Quality(1-many**2, (many**2-one**2).clamp(min=0), one)
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #7b9eb239
 def _run(f, rate, seeds, steps):
     q = quality(lambda x: f(x, 0.), seeds, steps)
-    return 1-q.cosine.clamp(min=0)**2
+    return 1-q.cosine**2
 
 def _ignored(seeds, steps):
     "The gradient of the loss where nothing is rounded."
@@ -128,7 +144,7 @@ def _ends(seeds):
     return torch.ones(len(seeds)).double(),torch.zeros(len(seeds)).double()
 
 def _ways(row:Row):
-    "As it is and hard, with five values of the knob; a run has no end, so nothing is annealed."
+    "As it is and hard, with five values of the knob; nothing can be annealed here."
     k = row.knobs[0] if row.knobs else None
     values = (None,)
     if k:
@@ -138,4 +154,5 @@ def _ways(row:Row):
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #67e5623f
 gradient_quality = Study('gradient_quality', 'The gradient against the exact one', _run, _ends,
-    _ways, {'no rounding': _ignored}, rates=(1.,), steps=32, tuning=range(1002, 1032), reported=range(102))
+    _ways, {'no rounding': _ignored}, rates=(1.,), steps=32, tuning=range(1002, 1032),
+    reported=range(102))

@@ -74,8 +74,8 @@ class Study(NamedTuple):
         >>> from shok_nb.studies.harness import Study, ways
         >>> def run(f, rate, seeds, steps): return torch.ones(len(seeds))
         >>> def ends(seeds): return torch.full((len(seeds),), 2.), torch.zeros(len(seeds))
-        >>> half = Study('half', 'Always half way', run, ends, ways, baselines={}, rates=(.1,), steps=1,
-        ...     tuning=range(9), reported=range(10, 20))
+        >>> half = Study('half', 'Always half way', run, ends, ways, baselines={}, rates=(.1,),
+        ...     steps=1, tuning=range(9), reported=range(10, 20))
         >>> half.centre
         'median'
     """
@@ -204,8 +204,8 @@ def scores(
         >>> import torch
         >>> from shok_nb.studies.harness import Study, scores, ways
         >>> def ends(seeds): return torch.full((len(seeds),), 2.), torch.zeros(len(seeds))
-        >>> task = Study('task', 'A task', run=print, ends=ends, ways=ways, baselines={}, rates=(.1,),
-        ...     steps=1, tuning=range(9), reported=range(10, 20))
+        >>> task = Study('task', 'A task', run=print, ends=ends, ways=ways, baselines={},
+        ...     rates=(.1,), steps=1, tuning=range(9), reported=range(10, 20))
         >>> scores(task, torch.tensor([0., 1., 3.]), range(3))
         tensor([ 1.0000,  0.5000, -0.5000], dtype=torch.float64)
     """
@@ -518,7 +518,8 @@ def _tuned(study, way, size, quick):
 def _jobs(study, estimators, quick):
     "`(estimator, way, function that makes the rest of the record)`."
     size = _size(study, quick)
-    for name in study.baselines if estimators is None or estimators == [] else ():
+    alone = isinstance(estimators, (list, tuple)) and not estimators
+    for name in study.baselines if estimators is None or alone else ():
         yield '',name,functools.partial(_baseline, study, name, size)
     for r in _rows(estimators, 'run_study'):
         try: found = study.ways(r)
@@ -574,7 +575,8 @@ def run_study(
     _check_study(study, 'run_study')
     quick = check_flag(quick, 'run_study', 'quick')
     if progress is not None: check_callable(progress, 'run_study', 'progress')
-    path = None if quick or results is None else _path(results, 'run_study')
+    path = None if results is None else _path(results, 'run_study')
+    if quick: path = None
     there = read_results(study.name, path) if path else []
     done = {_place(r): r for r in there if r['version'] == study.version}
     out = []
