@@ -115,6 +115,16 @@ def test_ideal_code_is_flat_at_its_best():
                     moved.append(cost(*both))
                 assert abs(moved[0]-moved[1])/2e-4 < 1e-4
 
+def test_moments_of_cells():
+    "Against sums over a fine grid of the densities."
+    x = torch.arange(-14, 14, 1e-4, dtype=torch.float64)
+    edges = torch.tensor([-1.3, .20005, 2.], dtype=torch.float64)
+    for source,density in dict(gaussian=(-x*x/2).exp(), laplacian=(-2**.5*x.abs()).exp()).items():
+        share,cell = density/density.sum(),torch.bucketize(x, edges)
+        for k,moment in enumerate(coding._cells(source, edges)):
+            sums = torch.zeros(4, dtype=torch.float64).scatter_add_(0, cell, share*x**k)
+            torch.testing.assert_close(moment, sums, atol=1e-4, rtol=0)
+
 def test_a_quarter_of_a_bit():
     "At high rates: half the logarithm of 2πe/12, for any source."
     gap = .5*math.log2(2*math.pi*math.e/12)
@@ -193,6 +203,7 @@ def test_parity_has_a_binary_solution():
         logits = signs._forward(w, tasks.x[:1], signs._ones, signs._ones)
         return (logits.argmax(-1) != tasks.labels[:1]).float().mean().item()
     assert wrong(w) == 0 and wrong(w._replace(hidden=w.hidden*0)) > .4
+    assert wrong(w._replace(out=out + 999*(torch.arange(10) == 3))) == 1            # a class that is never right
     assert tasks.x[0].unique(dim=0).shape == (64, 16) and tasks.labels[0].float().mean() == .5
 
 def test_binary_weights_are_kept_within_one():

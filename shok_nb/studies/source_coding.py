@@ -53,8 +53,8 @@ class ScalarCode(NamedTuple):
     Example:
         >>> from shok_nb.studies.source_coding import ideal_code
         >>> code = ideal_code('gaussian', .11)
-        >>> f'{code.rate:.2f} bits, an error of {code.distortion:.3f}, {len(code.levels)} levels'
-        '2.08 bits, an error of 0.079, 14 levels'
+        >>> f'{code.rate:.2f} bits, an error of {code.distortion:.3f}'
+        '2.08 bits, an error of 0.079'
     """
     edges:Tensor      # Between the cells, float64, rising
     levels:Tensor     # What each cell is decoded to: one more than edges
