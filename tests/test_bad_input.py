@@ -469,8 +469,8 @@ def at_most(seconds):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, was)
 
-PUBLIC = sorted({*R.__all__, *layers.__all__, *jpeg.__all__, 'ideal_code', *lab.__all__, *plots.__all__, *widgets.__all__,
-    *try_it.__all__, *deploy.__all__, *integers.__all__, *runtime.__all__}, key=len, reverse=True)
+PUBLIC = sorted({*R.__all__, *layers.__all__, *jpeg.__all__, 'ideal_code', *lab.__all__, *plots.__all__,
+    *widgets.__all__, *try_it.__all__, *deploy.__all__, *integers.__all__, *runtime.__all__}, key=len, reverse=True)
 INNER = re.compile(rf"({'|'.join(PUBLIC)}): ")
 
 def judged(error, call, arg):
