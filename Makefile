@@ -19,7 +19,7 @@ timed = start=$$(date +%s); { $(1); }; code=$$?; s=$$(($$(date +%s)-start)); \
 	echo "$(2) took $$((s/60)) min $$((s%60)) s"; exit $$code
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all peers zoo docs lab bench gpu measure mutants release clean chromium
+.PHONY: help demo test test-all peers zoo docs lab bench gpu study measure mutants release clean chromium
 
 help:    ## This list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,9 @@ bench: $(VENV)/ready    ## The benchmarks, about 25 minutes; ARGS="--quick", ARG
 gpu: $(VENV)/ready    ## What only a CUDA GPU can check, and the benchmarks there; writes the tables to commit
 	$(PY) bench/gpu.py
 	$(PY) bench/bench.py --device cuda $(ARGS)
+
+study: $(VENV)/ready    ## Every estimator on tasks whose best result is known, at most 45 minutes, resumes; ARGS="--only lattice --quick"
+	OMP_NUM_THREADS=1 $(PY) bench/study.py $(ARGS)
 
 measure: $(VENV)/ready    ## Sizes of pages, calls and files, beside those of the last release; ARGS="--save" at a release
 	@$(PY) bench/measure.py $(ARGS)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
-from ..catalog import Row, catalog
+from ..catalog import Knob, Row, catalog
 from shok_nb.engine.arguments import (
     _what,
     check_callable,
@@ -108,12 +108,12 @@ def _used(f, name=None, **fixed):
         return lambda x, t: f(x, **kw)
     return rounding
 
-def _annealed(f, k, **fixed):
+def _annealed(f:Callable, k:Knob, **fixed:bool):
     "A way to call `f` with its knob from soft to a last value."
     def rounding(value):
         start = k.lo if k.hard > k.default else k.hi
         def at(t): return start*(value/start)**t if start*value > 0 else start+(value-start)*t
-        return lambda x, t: f(x, **fixed | {k.name: at(t)})
+        return lambda x, t: f(x, **{**fixed, k.name: at(t)})
     return rounding
 
 def _ends_of(k):
