@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['weights']
 
-# %% ../../nbs/studies/33_weights.ipynb #33f00002
+# %% ../../nbs/studies/33_weights.ipynb #33f00003
 import functools
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from shok_nb.quantization.learned import (
 )
 from .harness import Study, Way, search, ways
 
-# %% ../../nbs/studies/33_weights.ipynb #33f00003
+# %% ../../nbs/studies/33_weights.ipynb #33f00005
 _BITS = 2,3,4
 
 class _Layers(NamedTuple):
@@ -55,7 +55,7 @@ def _on_grids(weights, gram):
     top = top.repeat_interleave(weights.shape[1])[:, None]
     return _Layers(torch.cat([weights/s for s in steps], 1), gram, -top, top-1)
 
-# %% ../../nbs/studies/33_weights.ipynb #33f00004
+# %% ../../nbs/studies/33_weights.ipynb #33f00006
 def _drawn(seed):
     "A layer of 8 rows and the Gram matrix of 400 inputs whose neighbours are alike."
     g = torch.Generator().manual_seed(seed)
@@ -105,7 +105,7 @@ def _trained(seeds):
     inputs = _through(_digits()[0][:1200], weights, biases)[1]
     return weights[1][:, :8],inputs.mT@inputs
 
-# %% ../../nbs/studies/33_weights.ipynb #33f00005
+# %% ../../nbs/studies/33_weights.ipynb #33f00007
 @functools.lru_cache(8)
 def _layers(seeds):
     "For each seed a layer that is drawn; behind them, for each seed, one of a network."
@@ -124,7 +124,61 @@ def _losses(seeds, codes):
     share = _layers(seeds).errors(codes)/_unit(seeds)
     return share.unflatten(0, (2, -1)).mean((0, 2))
 
-# %% ../../nbs/studies/33_weights.ipynb #33f00006
+# %% ../../nbs/studies/33_weights.ipynb #33f0000a
+def _kept_few(layers, i, keep):
+    "GPTQ that keeps the `keep` best partial choices of each row, and not one; of layer `i`."
+    order = layers.gram[i].diagonal().argsort(descending=True, stable=True)
+    root = torch.linalg.cholesky(layers.gram[i][order][:, order].flip(0, 1)).flip(0, 1)
+    weight,unit = root.diagonal()**2,root/root.diagonal()
+    codes = torch.arange(layers.low.min(), layers.high.max()+1)
+    allowed = (codes >= layers.low) & (codes <= layers.high)
+    target = layers.target[i][:, order]
+    errors,spent = target.new_zeros(len(target), 1, 0),target.new_zeros(len(target), 1)
+    for j in range(len(order)):
+        wanted = target[:, j, None] + errors@unit[:j, j]
+        cost = spent[..., None] + weight[j]*(codes-wanted[..., None])**2
+        cost = cost.where(allowed[:, None], math.inf).flatten(1)
+        spent,at = cost.topk(min(keep, cost.shape[1]), largest=False)
+        old = errors.gather(1, (at//len(codes))[..., None].expand(-1, -1, j))
+        new = target[:, j, None] - codes[at%len(codes)]
+        errors = torch.cat([old, new[..., None]], 2)
+    return (target-errors[:, 0]).round()[:, order.argsort()]
+
+def _beam(layers, keep):
+    return torch.stack([_kept_few(layers, i, keep) for i in range(len(layers.target))])
+
+def _optimum(layers):
+    "The best of all codes, row by row, by branch and bound from what a wide beam finds."
+    near,out = _beam(layers, 1000),torch.empty_like(layers.target)
+    for i,gram in enumerate(layers.gram):
+        order = gram.diagonal().argsort(descending=True, stable=True)
+        gram,w = gram[order][:, order],layers.target[i][:, order].mT
+        ends = (k.expand(-1, len(w)).mT for k in (layers.low, layers.high))
+        lattice = _Lattice(w, torch.ones_like(w), *ends)
+        for j in range(w.shape[1]):
+            start = near[i, j, order, None]
+            out[i, j, order] = _best_point(lattice.rows(slice(j, j+1)), gram, start)
+    return out
+
+def _corners(layers):
+    "The best of all ways to round each weight up or down: all 65,536 of a row."
+    down,up = (t.clamp(layers.low, layers.high) for t in
+        (layers.target.floor(), layers.target.ceil()))
+    n = down.shape[-1]
+    choices = (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).to(down)
+    out = torch.empty_like(down)
+    for i,gram in enumerate(layers.gram):
+        root = torch.linalg.cholesky(gram)
+        for j,(a,b,w) in enumerate(zip(down[i], up[i], layers.target[i])):
+            errors = (choices@((b-a)[:, None]*root) + (a-w)@root).square().sum(1)
+            out[i, j] = a + choices[errors.argmin()]*(b-a)
+    return out
+
+def _ends(seeds):
+    one = _losses(seeds, _optimum(_layers(seeds)))
+    return torch.ones_like(one),one
+
+# %% ../../nbs/studies/33_weights.ipynb #33f0000d
 class _Method(NamedTuple):
     "How codes are learned: from what, to which soft codes, and which codes are looked at."
     start:Callable      # (weights) -> what is learned
@@ -163,7 +217,7 @@ def _run(f, rate, seeds, steps):
     method = f if isinstance(f, _Method) else _plain(f)
     return _losses(seeds, _learned(_layers(seeds), method, rate, steps))
 
-# %% ../../nbs/studies/33_weights.ipynb #33f00007
+# %% ../../nbs/studies/33_weights.ipynb #33f0000e
 def _adaround(penalty):
     def soft(w, v, t): return adaround(w, v)
     def codes(w, v, t): return adaround(w, v, hard=True),
@@ -194,7 +248,7 @@ def _tuned(name):
         with torch.enable_grad(): return _run(method.rounding(value), rate, seeds, steps)
     return losses
 
-# %% ../../nbs/studies/33_weights.ipynb #33f00008
+# %% ../../nbs/studies/33_weights.ipynb #33f0000f
 def _each(layers, f):
     "`f(weights, gram, step, bits=…)` on every layer and grid."
     def all_bits(w, gram):
@@ -224,61 +278,7 @@ def _draws(seeds, steps):
     "As many points as an estimator looks at: two for each iteration."
     return _losses(seeds, _best_draw(_layers(seeds), 2*steps))
 
-# %% ../../nbs/studies/33_weights.ipynb #33f00009
-def _kept_few(layers, i, keep):
-    "GPTQ that keeps the `keep` best partial choices of each row, and not one; of layer `i`."
-    order = layers.gram[i].diagonal().argsort(descending=True)
-    root = torch.linalg.cholesky(layers.gram[i][order][:, order].flip(0, 1)).flip(0, 1)
-    weight,unit = root.diagonal()**2,root/root.diagonal()
-    codes = torch.arange(layers.low.min(), layers.high.max()+1)
-    allowed = (codes >= layers.low) & (codes <= layers.high)
-    target = layers.target[i][:, order]
-    errors,spent = target.new_zeros(len(target), 1, 0),target.new_zeros(len(target), 1)
-    for j in range(len(order)):
-        wanted = target[:, j, None] + errors@unit[:j, j]
-        cost = spent[..., None] + weight[j]*(codes-wanted[..., None])**2
-        cost = cost.where(allowed[:, None], math.inf).flatten(1)
-        spent,at = cost.topk(min(keep, cost.shape[1]), largest=False)
-        old = errors.gather(1, (at//len(codes))[..., None].expand(-1, -1, j))
-        new = target[:, j, None] - codes[at%len(codes)]
-        errors = torch.cat([old, new[..., None]], 2)
-    return (target-errors[:, 0])[:, order.argsort()]
-
-def _beam(layers, keep):
-    return torch.stack([_kept_few(layers, i, keep) for i in range(len(layers.target))])
-
-def _optimum(layers):
-    "The best of all codes, row by row, by branch and bound from what a wide beam finds."
-    near,out = _beam(layers, 1000),torch.empty_like(layers.target)
-    for i,gram in enumerate(layers.gram):
-        order = gram.diagonal().argsort(descending=True)
-        gram,w = gram[order][:, order],layers.target[i][:, order].mT
-        ends = (k.expand(-1, len(w)).mT for k in (layers.low, layers.high))
-        lattice = _Lattice(w, torch.ones_like(w), *ends)
-        for j in range(w.shape[1]):
-            start = near[i, j, order, None]
-            out[i, j, order] = _best_point(lattice.rows(slice(j, j+1)), gram, start)
-    return out
-
-def _corners(layers):
-    "The best of all ways to round each weight up or down: all 65,536 of a row."
-    down,up = (t.clamp(layers.low, layers.high) for t in
-        (layers.target.floor(), layers.target.ceil()))
-    n = down.shape[-1]
-    choices = (torch.arange(2**n)[:, None] >> torch.arange(n) & 1).to(down)
-    out = torch.empty_like(down)
-    for i,gram in enumerate(layers.gram):
-        root = torch.linalg.cholesky(gram)
-        for j,(a,b,w) in enumerate(zip(down[i], up[i], layers.target[i])):
-            errors = (choices@((b-a)[:, None]*root) + (a-w)@root).square().sum(1)
-            out[i, j] = a + choices[errors.argmin()]*(b-a)
-    return out
-
-def _ends(seeds):
-    one = _losses(seeds, _optimum(_layers(seeds)))
-    return torch.ones_like(one),one
-
-# %% ../../nbs/studies/33_weights.ipynb #33f0000a
+# %% ../../nbs/studies/33_weights.ipynb #33f00011
 def _between(way):
     "The same rounding, of weights that stay between the integers beside the first ones."
     def rounding(value):
@@ -294,7 +294,7 @@ def _ways(row):
     found = ways(row)
     return found + [_between(found[0])] if row.smooth else found
 
-# %% ../../nbs/studies/33_weights.ipynb #33f0000b
+# %% ../../nbs/studies/33_weights.ipynb #33f00012
 weights = Study('weights', 'Rounding the weights of a layer', _run, _ends, _ways, {
         'GPTQ': _searched(gptq), 'descent': _searched(coordinate_descent),
         'GPTQ, then descent': _searched(_both),
