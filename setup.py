@@ -42,7 +42,8 @@ setup(
         *[f'Topic :: {t}' for t in topics], 'Typing :: Typed'],
     package_dir={'': '.'},                      # so that a checkout is importable as a folder: nbdev-export finds docs/
     packages=find_packages(include=[cfg['lib_path'], cfg['lib_path'] + '.*']),
-    package_data={cfg['lib_path']: ['py.typed', 'show/js/*.js', 'show/js/*.css', 'studies/*.json']}, include_package_data=False,
+    package_data={cfg['lib_path']: ['py.typed', 'show/js/*.js', 'show/js/*.css', 'studies/*.json']},
+    include_package_data=False,
     install_requires=reqs(''), extras_require=extras,
     # nbdev links to other people's sites by this; without a site of ours the links would be dead.
     entry_points=dict(nbdev=[f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]) if cfg['doc_url'] else {},

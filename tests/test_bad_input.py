@@ -262,6 +262,40 @@ def of_lab():
         dead_below=SHARP, **asked)
     yield 'plot_report', dict(f=R.soft_round, ax=None, alpha=[1., 5.]), dict(f=NOTHING, ax=NONE)
 
+def a_study():
+    def run(f, rate, seeds, steps): return torch.full((len(seeds),), .5)
+    def ends(seeds): return torch.ones(len(seeds)),torch.zeros(len(seeds))
+    return module_of('harness').Study('task', 'A task', run, ends, module_of('harness').ways, {}, (.1,), 2,
+        range(9), range(10, 20))
+
+def of_harness():
+    study,harness = a_study(),module_of('harness')
+    way, = harness.ways(catalog.row(R.round_ste))
+    paths = kind('word')                                  # a file that is not there holds no records
+    yield 'ways', dict(row=catalog.row(R.soft_round)), dict(row=NOTHING)
+    yield 'scores', dict(study=study, losses=torch.ones(3), seeds=range(3)), dict(study=NOTHING, losses=NOTHING,
+        seeds=NOTHING)
+    yield 'interval', dict(values=torch.ones(3), centre='mean', level=.9), dict(values=kind('ints'), centre=NOTHING,
+        level=POSITIVE)
+    yield 'search', dict(study=study, way=way, quick=True), dict(study=NOTHING, way=NOTHING, quick=FLAG)
+    yield 'read_results', dict(study='lattice', results=None), dict(study=NONE | kind('word empty'),
+        results=NONE | paths)
+    yield 'read_heads', dict(results=None), dict(results=NONE | paths)
+    yield 'write_results', lambda: dict(study=study, records=[], results=place('results.json')), dict(study=NOTHING,
+        records=kind('list'), results=paths)
+    yield 'run_study', dict(study=study, estimators=R.round_ste, results=None, quick=True, progress=None), dict(
+        study=NOTHING, estimators=NONE | kind('list tuple'), results=NONE | paths, quick=FLAG, progress=NONE)
+
+def of_gradient_quality():
+    yield 'quality', dict(f=R.round_ste, seeds=range(3), draws=2), dict(f=NOTHING, seeds=NOTHING, draws=NOTHING)
+
+def of_which():
+    records = [dict(study='lattice', estimator='round_ste', way='as it is', score=.5, low=.4, high=.6, knob=None,
+        value=None)]
+    for n in ('advice', 'advice_table', 'unneeded', 'results_table'):
+        yield n, dict(records=records), dict(records=NONE | kind('list'))
+    yield 'heat_map', dict(records=records, ax=None), dict(records=NONE, ax=NONE)
+
 def of_ste():
     for n in ('floor_ste', 'ceil_ste', 'trunc_ste'):
         yield n, dict(x=X, step=1., offset=0.), grid(x=TENSOR)
@@ -390,7 +424,8 @@ def calls():
     found = list(methods())
     for module in ('ste', 'floats', 'blocks', 'codebooks', 'learned', 'fsq', 'gradient', 'neighbours', 'dither',
             'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models',
-            'integers', 'deploy', 'runtime', 'closest', 'relaxed', 'reconstruct'):
+            'integers', 'deploy', 'runtime', 'closest', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',
+            'which'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

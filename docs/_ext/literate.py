@@ -246,8 +246,9 @@ def installed():
     return repr((sys.version, sorted(found, key=str))).encode()
 
 def known(lib, text, root, nbs):
-    "Stands for all that a page reads besides its own cells: the library, and the files that its `text` names."
+    "Stands for all that a page reads besides its own cells: the library, files that its `text` names, results of studies."
     data = [f for f in (*root.glob('bench/*.*'), *root.glob('docs/*.bib')) if f.name in text]
+    if 'shok_nb.studies' in text: data += root.glob('shok_nb/studies/*.json')
     files = sorted(data) + (nbs if "*.ipynb')" in text else [])
     return hashlib.sha1(b''.join([lib, *(f.read_bytes() for f in files)])).hexdigest()[:12]
 

@@ -74,8 +74,8 @@ class Study(NamedTuple):
         >>> from shok_nb.studies.harness import Study, ways
         >>> def run(f, rate, seeds, steps): return torch.ones(len(seeds))
         >>> def ends(seeds): return torch.full((len(seeds),), 2.), torch.zeros(len(seeds))
-        >>> half = Study('half', 'Always half way', run, ends, ways, baselines={}, rates=(.1,), steps=1,
-        ...     tuning=range(9), reported=range(10, 20))
+        >>> half = Study('half', 'Always half way', run, ends, ways, baselines={}, rates=(.1,),
+        ...     steps=1, tuning=range(9), reported=range(10, 20))
         >>> half.centre
         'median'
     """
@@ -101,24 +101,30 @@ def _values(k):
     short = [v if isinstance(v, int) else float(f'{v:.3g}') for v in sides]
     return (k.default, *(v for v in short if v not in (k.default, k.soft)))
 
-def _used(f, name=None, **fixed):
+def _grows(k):
+    "Is a larger value harder?"
+    return k.hard is not None and k.hard > k.default
+
+def _used(f:Callable, name:str|None, hard:bool):
     "A way to call `f` with one value of its knob."
+    fixed = dict(hard=True) if hard else {}
     def rounding(value):
-        kw = fixed if value is None else fixed | {name: value}
+        kw = fixed if value is None else fixed | {str(name): value}
         return lambda x, t: f(x, **kw)
     return rounding
 
-def _annealed(f:Callable, k:Knob, **fixed:bool):
+def _annealed(f:Callable, k:Knob, hard:bool):
     "A way to call `f` with its knob from soft to a last value."
+    fixed = dict(hard=True) if hard else {}
     def rounding(value):
-        start = k.lo if k.hard > k.default else k.hi
+        start = k.lo if _grows(k) else k.hi
         def at(t): return start*(value/start)**t if start*value > 0 else start+(value-start)*t
-        return lambda x, t: f(x, **{**fixed, k.name: at(t)})
+        return lambda x, t: f(x, **fixed | {k.name: at(t)})
     return rounding
 
 def _ends_of(k):
     "Where annealing may end: the hard end of the slider, and values of `_values` towards it."
-    last = k.hi if k.hard > k.default else k.lo
+    last = k.hi if _grows(k) else k.lo
     between = [v for v in _values(k)[1:] if min(last, k.default) < v < max(last, k.default)]
     return (last, *between, k.default)
 
@@ -144,10 +150,10 @@ def ways(
         raise TypeError(f'ways: row must be a row of the catalog, got {_what(row)}')
     f,k = row.f,row.knobs[0] if row.knobs else None
     name,values = (k.name, _values(k)) if k else (None, (None,))
-    hard:list[dict[str,bool]] = [{}, {'hard': True}] if row.smooth else [{}]
-    found = [Way('hard' if h else 'as it is', _used(f, name, **h), values, name) for h in hard]
+    hard = (False, True) if row.smooth else (False,)
+    found = [Way('hard' if h else 'as it is', _used(f, name, h), values, name) for h in hard]
     if k and k.hard is not None and not row.random:
-        found += [Way('annealed, hard' if h else 'annealed', _annealed(f, k, **h), _ends_of(k),
+        found += [Way('annealed, hard' if h else 'annealed', _annealed(f, k, h), _ends_of(k),
             name) for h in hard]
     return found
 
@@ -161,7 +167,10 @@ def _check_study(study, fn):
 @functools.lru_cache(256)
 def _ends(ends, seeds):
     "Both ends of the scale; oracles can be slow."
-    with torch.no_grad(): return ends(seeds)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.default_generator.manual_seed(0)
+        zero,one = ends(seeds)
+    return zero.detach(),one.detach()
 
 def _kept(values):
     "Scores without those of seeds that have no scale."
@@ -195,8 +204,8 @@ def scores(
         >>> import torch
         >>> from shok_nb.studies.harness import Study, scores, ways
         >>> def ends(seeds): return torch.full((len(seeds),), 2.), torch.zeros(len(seeds))
-        >>> task = Study('task', 'A task', run=print, ends=ends, ways=ways, baselines={}, rates=(.1,),
-        ...     steps=1, tuning=range(9), reported=range(10, 20))
+        >>> task = Study('task', 'A task', run=print, ends=ends, ways=ways, baselines={},
+        ...     rates=(.1,), steps=1, tuning=range(9), reported=range(10, 20))
         >>> scores(task, torch.tensor([0., 1., 3.]), range(3))
         tensor([ 1.0000,  0.5000, -0.5000], dtype=torch.float64)
     """
@@ -509,7 +518,8 @@ def _tuned(study, way, size, quick):
 def _jobs(study, estimators, quick):
     "`(estimator, way, function that makes the rest of the record)`."
     size = _size(study, quick)
-    for name in study.baselines if estimators is None or estimators == [] else ():
+    alone = isinstance(estimators, (list, tuple)) and not estimators
+    for name in study.baselines if estimators is None or alone else ():
         yield '',name,functools.partial(_baseline, study, name, size)
     for r in _rows(estimators, 'run_study'):
         try: found = study.ways(r)
@@ -565,7 +575,8 @@ def run_study(
     _check_study(study, 'run_study')
     quick = check_flag(quick, 'run_study', 'quick')
     if progress is not None: check_callable(progress, 'run_study', 'progress')
-    path = None if quick or results is None else _path(results, 'run_study')
+    path = None if results is None else _path(results, 'run_study')
+    if quick: path = None
     there = read_results(study.name, path) if path else []
     done = {_place(r): r for r in there if r['version'] == study.version}
     out = []

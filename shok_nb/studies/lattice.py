@@ -70,7 +70,7 @@ def _outwards(c):
         j += 1
 
 def _decoded(r, t, least):
-    "The least of |r z - t|² that is below `least`, if any is: Schnorr & Euchner's search."
+    "The least of |r z - t|² if that is below `least`, else `least`."
     n = len(t)
     z = [0]*n
     def down(k, spent, least):
@@ -140,9 +140,11 @@ def _babai_search(seeds, steps):
     tasks = _tasks(seeds)
     return _cost(tasks, _descend(tasks, _nearest_plane(tasks)))
 
-def _random_search(seeds, steps):
-    tasks = _tasks(seeds)
-    return _cost(tasks, _descend(tasks, _starts(tasks, 64).round())).amin(1)
+def _random_search(count):
+    def losses(seeds, steps):
+        tasks = _tasks(seeds)
+        return _cost(tasks, _descend(tasks, _starts(tasks, count).round())).amin(1)
+    return losses
 
 def _ends(seeds):
     tasks = _tasks(seeds)
@@ -190,6 +192,7 @@ def _ways(row):
 # %% ../../nbs/studies/31_lattice.ipynb #80ea933b
 lattice = Study('lattice', 'Integer least squares', _run, _ends, _ways,
     {'Babai': _babai, 'Babai, then local search': _babai_search,
-        '64 random starts, then local search': _random_search},
+        '64 random starts, then local search': _random_search(64),
+        '350 random starts, then local search': _random_search(350)},
     rates=(.03, .1, .3, 1.), steps=200, tuning=range(6000, 6060), reported=range(600),
     centre='mean')
