@@ -92,12 +92,12 @@ def test_kahan_keeps_what_nearest_loses():
 
 def test_updates_in_miniature():
     "The scale is 1 for float32 itself; a few iterations show that draws follow it and nearest does not."
-    few = low.updates._replace(reported=range(4), steps=60)
-    exact = low._run(low._METHODS['float32'], .01, range(4), 60)
+    few = low.updates._replace(reported=range(4))
+    exact = low._run(low._METHODS['float32'], .01, range(4), 300)
     assert (exact.abs() < 1e-6).all()
-    torch.manual_seed(0)                                                        # any seed: four networks, a gap of 5
-    near,drawn = (low._run(f, .01, range(4), 60) for f in (lambda x, t: round_ste(x), lambda x, t: stochastic_round(x)))
-    assert (near > 0).all() and drawn.mean() < .5*near.mean()
+    torch.manual_seed(0)                                                        # any seed: a gap of 20 in the medians
+    near,drawn = (low._run(f, .01, range(4), 300) for f in (lambda x, t: round_ste(x), lambda x, t: stochastic_round(x)))
+    assert (near > 0).all() and drawn.median() < .5*near.median()
     record, = run_study(few, stochastic_round, quick=True)
     assert record['trials'] == 1
 
