@@ -10,6 +10,7 @@ from shok_nb.studies import watermark as marks
 from shok_nb.studies import weights as layer
 from shok_nb.studies.harness import run_study, scores
 
+
 # --- weights
 @pytest.fixture(scope='module')
 def drawn():
@@ -96,7 +97,8 @@ def test_updates_in_miniature():
     exact = low._run(low._METHODS['float32'], .01, range(4), 300)
     assert (exact.abs() < 1e-6).all()
     torch.manual_seed(0)                                                        # any seed: a gap of 20 in the medians
-    near,drawn = (low._run(f, .01, range(4), 300) for f in (lambda x, t: round_ste(x), lambda x, t: stochastic_round(x)))
+    both = (lambda x, t: round_ste(x)),(lambda x, t: stochastic_round(x))
+    near,drawn = (low._run(f, .01, range(4), 300) for f in both)
     assert (near > 0).all() and drawn.median() < .5*near.median()
     record, = run_study(few, stochastic_round, quick=True)
     assert record['trials'] == 1

@@ -19,7 +19,8 @@ from .harness import Study, ways
 @functools.lru_cache(1)
 def _digits():
     "1000 images of digits to train on, and their labels."
-    try: from sklearn.datasets import load_digits
+    try:
+        from sklearn.datasets import load_digits
     except ImportError: raise _missing('updates', 'scikit-learn') from None
     images,labels = (torch.as_tensor(t) for t in load_digits(return_X_y=True))
     chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:1000]

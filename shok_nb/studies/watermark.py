@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['watermark']
 
-# %% ../../nbs/studies/36_watermark.ipynb #36f00002
+# %% ../../nbs/studies/36_watermark.ipynb #36f00003
 import functools
 import math
 from pathlib import Path
@@ -28,7 +28,7 @@ from shok_nb.studies.jpeg import (
     pillow_jpeg,
 )
 
-# %% ../../nbs/studies/36_watermark.ipynb #36f00003
+# %% ../../nbs/studies/36_watermark.ipynb #36f00005
 _QUALITIES = 5,10,25,50,75
 _SIDE = 48                          # pixels of a crop
 _PSNR = 34.                         # of the marked picture, in dB
@@ -36,9 +36,11 @@ _PSNR = 34.                         # of the marked picture, in dB
 @functools.lru_cache(1)
 def _photos():
     "Lightness of three photos: a portrait, a temple, a flower."
-    try: from sklearn.datasets import load_sample_images
+    try:
+        from sklearn.datasets import load_sample_images
     except ImportError: raise _missing('watermark', 'scikit-learn') from None
-    try: from matplotlib import get_data_path
+    try:
+        from matplotlib import get_data_path
     except ImportError: raise _missing('watermark', 'matplotlib') from None
     path = Path(get_data_path())/'sample_data'/'grace_hopper.jpg'
     with _pil('watermark').open(path) as im: portrait = _from_pil(im.convert('RGB'))
@@ -67,7 +69,7 @@ def _scenes(seeds):
     tables = torch.stack([jpeg_tables(q) for q in _QUALITIES]).repeat(len(seeds), 1, 1, 1)
     return _Scenes(images, pattern, signs, tables)
 
-# %% ../../nbs/studies/36_watermark.ipynb #36f00004
+# %% ../../nbs/studies/36_watermark.ipynb #36f00007
 _ENERGY = _SIDE**2*255**2*10**(-_PSNR/10)   # of a mark: the sum of its squares
 
 def _within(mark):
@@ -91,7 +93,7 @@ def _spread(scenes):
     signs = F.interpolate(scenes.signs, scale_factor=8)
     return _within(1e3*signs*scenes.pattern)
 
-# %% ../../nbs/studies/36_watermark.ipynb #36f00005
+# %% ../../nbs/studies/36_watermark.ipynb #36f0000a
 def _learned(scenes, f, rate, steps):
     "A mark that is trained through the codec."
     mark = torch.zeros_like(scenes.images).requires_grad_()
@@ -110,7 +112,7 @@ def _run(f, rate, seeds, steps):
     scenes = _scenes(seeds)
     return _wrong(scenes, _learned(scenes, f, rate, steps))
 
-# %% ../../nbs/studies/36_watermark.ipynb #36f00006
+# %% ../../nbs/studies/36_watermark.ipynb #36f0000c
 class _Moves(NamedTuple):
     "What it costs to move coefficients to the next integers: (scenes, blocks, 64, moves)."
     energy:Tensor       # of each further move, in grey levels squared
@@ -191,12 +193,12 @@ def _best_written(scenes):
     right = torch.stack([_read(scenes, mark).sum(1) for mark in marks])
     return torch.stack(marks)[right.argmax(0), torch.arange(right.shape[1])]
 
-# %% ../../nbs/studies/36_watermark.ipynb #36f00007
+# %% ../../nbs/studies/36_watermark.ipynb #36f00010
 def _ends(seeds):
     scenes = _scenes(seeds)
     return _wrong(scenes, _spread(scenes)),_lost_at_least(scenes)
 
-# %% ../../nbs/studies/36_watermark.ipynb #36f00008
+# %% ../../nbs/studies/36_watermark.ipynb #36f00011
 watermark = Study('watermark', 'A mark through a JPEG', _run, _ends, ways,
     {'coefficients, moved one by one': lambda seeds, steps: _wrong(
         _scenes(seeds), _best_written(_scenes(seeds)))},

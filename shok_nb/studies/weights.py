@@ -65,7 +65,8 @@ def _drawn(seed):
 
 def _digits():
     "1200 images of digits to train on, with their labels, then 597 others."
-    try: from sklearn.datasets import load_digits
+    try:
+        from sklearn.datasets import load_digits
     except ImportError: raise _missing('weights', 'scikit-learn') from None
     images,labels = (torch.as_tensor(t) for t in load_digits(return_X_y=True))
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
