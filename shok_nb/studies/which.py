@@ -46,8 +46,8 @@ def _best(records):
     found = {}
     for r in records:
         place = r['study'],r['estimator']
-        if r['estimator'] and (place not in found or r['score'] > found[place]['score']):
-            found[place] = r
+        if not r['estimator'] or 'score' not in r: continue
+        if place not in found or r['score'] > found[place]['score']: found[place] = r
     return found
 
 def _top(records, study):
