@@ -144,7 +144,8 @@ def test_all_marks_are_equally_loud(scenes):
     for mark in (marks._spread(scenes), marks._written(scenes), marks._within(50*torch.ones_like(scenes.images))):
         psnr = 20*math.log10(255) - 10*mark.square().mean((1, 2, 3)).log10()
         assert (psnr > marks._PSNR-1e-3).all()
-    assert torch.equal(marks._within(torch.ones(1, 1, 48, 48)), torch.ones(1, 1, 48, 48))
+    quiet = torch.ones(1, 1, 48, 48)
+    torch.testing.assert_close(marks._within(quiet), quiet)
 
 def test_watermark_in_miniature(scenes):
     zero,one = marks.watermark.ends(range(2))
