@@ -140,11 +140,22 @@ def test_the_written_mark_is_nearly_as_cheap(scenes):
     assert spent[paid].sum() < 1.5*bound[paid].sum()
     assert (spent.sum(1) <= marks._ENERGY*(1+1e-4)).all()
 
+def test_a_move_costs_what_it_takes_to_the_tie(scenes):
+    "A thousandth of a step less than the energy of a move leaves the coefficient, a thousandth more moves it."
+    moves,K,table = marks._moves(scenes),marks._cosine_waves(scenes.images),scenes.tables[:, 0].flatten(1)[:, None]
+    c = marks._blocks(scenes.images-128).flatten(1, 3)@K.mT/table
+    for count in (1, 2):
+        steps = moves.energy[..., :count].sum(-1).sqrt()/table
+        short,far = ((c+moves.towards*(steps+e)).round() for e in (-1e-3, 1e-3))
+        assert torch.equal(short, c.round()+moves.towards*(count-1))
+        assert torch.equal(far, c.round()+moves.towards*count)
+
 def test_all_marks_are_equally_loud(scenes):
     for mark in (marks._spread(scenes), marks._written(scenes), marks._within(50*torch.ones_like(scenes.images))):
         psnr = 20*math.log10(255) - 10*mark.square().mean((1, 2, 3)).log10()
         assert (psnr > marks._PSNR-1e-3).all()
-    assert torch.equal(marks._within(torch.ones(1, 1, 48, 48)), torch.ones(1, 1, 48, 48))
+    quiet = torch.ones(1, 1, 48, 48)
+    torch.testing.assert_close(marks._within(quiet), quiet)
 
 def test_watermark_in_miniature(scenes):
     zero,one = marks.watermark.ends(range(2))
