@@ -320,3 +320,13 @@ def test_matrix_in_words_and_in_colour():
     assert [t.get_text() for t in ax.get_yticklabels()] == [l.split('`')[1] for l in table.splitlines()[2:]]
     assert len(ax.get_xticklabels()) == len({r['study'] for r in records})
     plt.close('all')
+
+def test_the_front_page_says_what_the_results_say():
+    "What it recommends for a task is within the interval of the best there, used in the way it says."
+    tied = {a.study: {(r['estimator'], r['way']) for r in which._tied(read_results_with_a_score(), a.study)}
+        for a in which.advice()}
+    assert ('soft_round', 'annealed') in tied['watermark']
+    assert {('dither_round', 'as it is'), ('noisy_soft_round', 'annealed')} <= tied['source_coding']
+    assert ('stochastic_round', 'as it is') in tied['updates']
+
+def read_results_with_a_score(): return which._records(None, 'test')
