@@ -59,6 +59,54 @@ def test_gptq_is_the_published_one(columns, bits):
         torch.testing.assert_close(R.gptq(w, gram, scale, bits=bits, ordered=ordered), wanted)
 
 
+def beam_step_by_step(w, h, codes, beam):
+    "One row: every partial choice is a list, and its cost is computed anew from H = U@U.T."
+    upper = torch.linalg.cholesky(h.flip(0, 1)).flip(0, 1)
+    kept = [[]]
+    for i in range(len(w)):
+        def cost(choice, i=i):
+            e = w[:i+1]-torch.tensor(choice).double()
+            return (upper[:i+1, :i+1].mT@e).square().sum().item()
+        def near(choice, i=i):
+            e = w[:i]-torch.tensor(choice).double()
+            wanted = w[i] + (upper[:i, i]@e)/upper[i, i]
+            first = wanted.round().clamp(codes[0], codes[-1]).item()
+            return [c for c in (first-1, first, first+1) if codes[0] <= c <= codes[-1]]
+        kept = sorted(([*k, c] for k in kept for c in near(k)), key=cost)[:beam]
+    return torch.tensor(kept[0]).double()
+
+@pytest.mark.parametrize('beam', [2, 5])
+def test_a_beam_is_what_it_says(beam):
+    "70 columns, so that a run of 64 ends within; two rows, as the reference is slow. No seed has ties."
+    g = torch.Generator().manual_seed(3)
+    x,w = torch.randn(200, 70, generator=g).double(),2*torch.randn(2, 70, generator=g).double()
+    x = x+x.roll(1, 1)/2
+    gram = x.mT@x
+    found = R.gptq(w, gram, 1., bits=3, damping=0., ordered=False, beam=beam)
+    for row,q in zip(w, found): assert torch.equal(q, beam_step_by_step(row, gram, range(-4, 4), beam))
+
+def test_a_beam_that_keeps_all_finds_the_best():
+    "Three codes and five columns: 243 choices, all of them tried."
+    g = torch.Generator().manual_seed(4)
+    x,w = torch.randn(30, 5, generator=g).double(),torch.randn(20, 5, generator=g).double()
+    gram,scale = x.mT@x,torch.full((20, 1), .7).double()
+    all_of_them = torch.cartesian_prod(*[torch.tensor([-1., 0., 1.]).double()*.7]*5)
+    e = w[:, None]-all_of_them
+    best = all_of_them[torch.einsum('rki,ij,rkj->rk', e, gram, e).argmin(1)]
+    for ordered in (False, True):
+        torch.testing.assert_close(R.gptq(w, gram, scale, bits=(-1, 1), damping=0., ordered=ordered, beam=243), best)
+
+def test_a_beam_on_grids_of_their_own():
+    "Scales and zero points per row; no correlation means the nearest code, whatever is kept."
+    g = torch.Generator().manual_seed(5)
+    w,scale = torch.randn(6, 40, generator=g),torch.rand(6, 1, generator=g)+.1
+    zero_point = torch.randint(0, 16, (6, 1), generator=g)
+    grid = dict(zero_point=zero_point, bits=4, signed=False)
+    nearest = R.fake_quantize(w, scale, zero_point.float(), bits=4, signed=False)
+    torch.testing.assert_close(R.gptq(w, torch.eye(40), scale, beam=7, **grid), nearest)
+    for bad in (0, 4097):
+        with pytest.raises(ValueError, match='gptq: beam must be'): R.gptq(w, torch.eye(40), scale, beam=bad)
+
 def test_each_of_gptqs_decisions_is_the_best_for_what_is_known():
     """Brute force: with all later weights free real numbers, no other code of weight `i` gives less. Any seed."""
     w,x = matrix(1, 6, dtype=torch.float64),correlated(40, 6, dtype=torch.float64)

@@ -86,20 +86,20 @@ def _damped(gram, damping):
 _RUN = 64                           # weights decided between two products of matrices
 _VALUES = 1 << 22                   # of a part of the rows that is worked on at once
 
-def _parts(lattice):
+def _parts(lattice, copies=1):
     "The rows of weights in parts of bounded size, as slices."
     n,rows = lattice.target.shape
-    each = max(_VALUES//n, 1)
+    each = max(_VALUES//(n*copies), 1)
     return [slice(a, a+each) for a in range(0, rows, each)]
 
 def _unit_factor(gram, fn):
-    "The transpose of U, where gram = U@U.T, each row over its diagonal."
+    "The transpose of U, where gram = U@U.T, each row over its diagonal; and the diagonal."
     lower,info = torch.linalg.cholesky_ex(gram.flip(0, 1))
     if info.item():
         raise ValueError(f'{fn}: gram is singular, as with fewer inputs than columns; '
             'use damping > 0')
     upper = lower.flip(0, 1)
-    return upper.mT.contiguous()/upper.diagonal()[:, None]
+    return upper.mT.contiguous()/upper.diagonal()[:, None],upper.diagonal()
 
 def _nearest_plane(lattice, factor):
     "Babai's point for every row of weights."
@@ -113,6 +113,41 @@ def _nearest_plane(lattice, factor):
             error[i] = target[i]-point[i]
     return point
 
+# %% ../../nbs/quantization/62_closest.ipynb #353bdf82
+def _picked(t, which): return t.gather(1, which[..., None].expand(-1, -1, t.shape[-1]))
+
+def _three(lattice, wanted, i):
+    "Points next to what is wanted for the weights of input `i`, and are they allowed?"
+    scale = lattice.scale[i][:, None, None]
+    low,high = (torch.as_tensor(_of(k, i)).view(-1, 1, 1) for k in (lattice.low, lattice.high))
+    near = torch.minimum(torch.maximum((wanted[..., None]/scale).round(), low), high)
+    codes = near + torch.arange(-1, 2, device=near.device)
+    return codes*scale,(codes >= low) & (codes <= high)
+
+def _best_kept(lattice, factor, weight, beam):
+    "The best point for every row of weights among partial choices of which `beam` are kept."
+    target = lattice.target.mT
+    rows,n = target.shape
+    errors,spent = target.new_zeros(rows, 1, 0),target.new_zeros(rows, 1)
+    for a in range(0, n, _RUN):
+        run = slice(a, min(a+_RUN, n))
+        wanted = target[:, None, run] + errors@factor[run, :a].mT
+        fresh,parent = wanted[..., :0],torch.arange(spent.shape[1], device=spent.device)
+        parent = parent.expand(rows, -1)
+        for i in range(a, run.stop):
+            c = wanted[..., i-a] + fresh@factor[i, a:i]
+            points,allowed = _three(lattice, c, i)
+            cost = spent[..., None] + weight[i]*(points-c[..., None])**2
+            cost = cost.where(allowed, torch.inf).flatten(1)
+            spent,at = cost.topk(min(beam, cost.shape[1]), largest=False)
+            which,point = at//3,points.flatten(1).gather(1, at)
+            wanted,fresh = _picked(wanted, which),_picked(fresh, which)
+            parent = parent.gather(1, which)
+            fresh = torch.cat([fresh, (target[:, i, None]-point)[..., None]], 2)
+        errors = torch.cat([_picked(errors, parent), fresh], 2)
+    best = errors[torch.arange(rows), spent.argmin(1)]
+    return lattice.near((target-best).mT, slice(None))
+
 # %% ../../nbs/quantization/62_closest.ipynb #62f00010
 def gptq(
     w:Tensor,                  # Weights, (rows, columns): a row for each output
@@ -124,6 +159,7 @@ def gptq(
     signed:bool=True,
     damping:float=.01,         # Share of the mean of the diagonal of `gram` added to it
     ordered:bool=True,         # Decide the weights of the largest inputs first?
+    beam:int=1,                # Partial choices kept for each row, 1 to 4096
 )->Tensor:                     # Points of the grid; shape and dtype of `w`
     """One weight after another (arXiv:2210.17323). Raises ValueError for a singular `gram`.
 
@@ -136,6 +172,7 @@ def gptq(
         signed (bool = True): Codes from -2**(bits-1), else from 0
         damping (float = .01): Share of the mean of the diagonal of `gram` added to it
         ordered (bool = True): Decide the weights of the largest inputs first?
+        beam (int = 1): Partial choices kept for each row, 1 to 4096
 
     Returns:
         Tensor: Points of the grid; shape and dtype of `w`
@@ -151,10 +188,13 @@ def gptq(
     order = torch.arange(len(h), device=h.device)
     if check_flag(ordered, 'gptq', 'ordered'):
         order = h.diagonal().argsort(descending=True, stable=True)
-    factor = _unit_factor(h[order][:, order], 'gptq')
+    beam = check_count(beam, 'gptq', 'beam', 1, 4096)
+    factor,diagonal = _unit_factor(h[order][:, order], 'gptq')
     out = torch.empty_like(w)
-    for part in _parts(lattice):
-        point = _nearest_plane(lattice.rows(part).inputs(order), factor)
+    for part in _parts(lattice, beam):
+        some = lattice.rows(part).inputs(order)
+        if beam == 1: point = _nearest_plane(some, factor)
+        else: point = _best_kept(some, factor, diagonal**2, beam)
         out[part] = point[order.argsort()].mT.to(w.dtype)
     return out
 
