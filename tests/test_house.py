@@ -888,7 +888,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'quantization_
     'post-training quantization': 'without_training reconstruct calibrate learned glossary',
     'int4': 'quantization_recipes deploy integers runtime', 'LLM': 'quantization_recipes',
     'int8': 'deploy integers runtime digits',
-    'bfloat16': 'floats quantization_recipes glossary', 'GGUF': 'files blocks',
+    'bfloat16': 'floats updates quantization_recipes glossary', 'GGUF': 'files blocks',
     'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes',
     'annealing': 'schedules recipes', 'fake quantization': 'fake_quantize', 'quantize a model': 'models',
     'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',

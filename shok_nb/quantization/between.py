@@ -386,9 +386,8 @@ def _first_names(m, many):
 def _given(m, args, kwargs):
     "The names of the inputs of a call, if it has tensors alone and no gap; or None."
     names = _first_names(m, len(args)+len(kwargs))
-    try: several = [[*_tensors(v)] for v in (*args, *kwargs.values())]
-    except TypeError: return None
-    return names if all(several) and {*names[len(args):]} == {*kwargs} else None
+    plain = all(isinstance(v, Tensor) for v in (*args, *kwargs.values()))
+    return names if plain and {*names[len(args):]} == {*kwargs} else None
 
 def _readable(m):
     "Is this a module whose forward may be read and rewritten?"
@@ -475,7 +474,8 @@ def _names(model): return {m: n for n,m in model.named_modules()}
 
 def _chosen(model, example, layers, before):
     "The names of operations to quantize, and of sites that share, in a model read as a whole."
-    operations,after = _only_tensors(model, example, _operations_of(model))
+    try: operations,after = _only_tensors(model, example, _operations_of(model))
+    except Exception: return [],[]              # a forward that asks what it is given
     if not operations or any(_gap(a, b) > 1e-5 for a,b in zip(after, before)): return [],[]
     norms = [m for m in model.modules() if isinstance(m, _NORMS)]
     places = [p for m,ps in operations.items() for p in ps if p is not m]
