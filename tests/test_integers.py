@@ -526,6 +526,23 @@ def test_a_curve_that_writes(inplace):
     assert [r.name for r in report.rows] == ['a', 'b'] and model.curve.inplace is inplace
     with torch.no_grad(): assert (model(inputs(32))-floats).norm() < .05*floats.norm()
 
+class AsksForATensor(nn.Module):
+    "Read with a stand-in, it takes the other branch, as a layer of torchvision's DenseNet does."
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Conv2d(3, 4, 3),nn.Conv2d(4, 2, 3)
+    def forward(self, x):
+        parts = [x] if isinstance(x, torch.Tensor) else x
+        return self.b(F.silu(self.a(torch.cat(parts, 1)))*1.)
+
+def test_a_forward_that_asks_for_a_tensor():
+    torch.manual_seed(0)
+    model = nn.Sequential(AsksForATensor(), nn.ReLU()).eval()
+    report = quantize_model_(model, calibrate=[inputs(32)])
+    assert [r.name for r in report.rows] == ['0.a', '0.b'] and 'forward' not in vars(model[0])
+    with torch.no_grad(): assert model(inputs(2)).shape == (2, 2, 12, 12)
+    deploy_(model, inputs(16))
+
 def test_curves_behind_a_linear_stay():
     "Its sums leave as floats in any case, and a gate of a transformer loses nothing."
     torch.manual_seed(0)

@@ -470,12 +470,14 @@ class _Between:
     def __init__(self, operations=(), sites=(), shared=()):
         self.operations,self.sites,self.shared = [*operations],dict(sites),dict(shared)
 
+_WRONGLY_READ = AttributeError,LookupError,RuntimeError,TypeError,ValueError
+
 def _names(model): return {m: n for n,m in model.named_modules()}
 
 def _chosen(model, example, layers, before):
     "The names of operations to quantize, and of sites that share, in a model read as a whole."
     try: operations,after = _only_tensors(model, example, _operations_of(model))
-    except Exception: return [],[]              # a forward that asks what it is given
+    except _WRONGLY_READ: return [],[]          # a forward asked if a stand-in is a tensor
     if not operations or any(_gap(a, b) > 1e-5 for a,b in zip(after, before)): return [],[]
     norms = [m for m in model.modules() if isinstance(m, _NORMS)]
     places = [p for m,ps in operations.items() for p in ps if p is not m]
