@@ -179,12 +179,12 @@ def test_results_file_is_sorted_with_a_record_on_a_line():
     assert place == sorted(place) and len({*place}) == len(place)
 
 def rerun(study, estimator, way):
-    """A committed record is what comes of it again: the same on the machine and torch it was made on. Elsewhere sums in
-    another order may move a search, so there the scores only have to lie in each other's intervals."""
+    """A committed record is what comes of it again. Another processor adds in another order, which may move a search: a
+    hundredth where torch and its kind of kernels are the same, and within each other's intervals anywhere."""
     old, = (r for r in read_results(study.name) if (r['estimator'], r['way']) == (estimator, way))
     rows = [r for r in catalog if r.name == estimator]
     new, = (r for r in run_study(study._replace(ways=lambda row: [w for w in study.ways(row) if w.name == way]), rows))
-    if harness._environment() in read_heads()[study.name]['made']: assert the_same([new]) == the_same([old])
+    if harness._environment() in read_heads()[study.name]['made']: assert abs(new['score']-old['score']) < .01
     assert new['low'] <= old['score'] <= new['high'] and old['low'] <= new['score'] <= old['high']
 
 def test_a_committed_score_comes_again():
