@@ -543,6 +543,17 @@ def test_a_forward_that_asks_for_a_tensor():
     with torch.no_grad(): assert model(inputs(2)).shape == (2, 2, 12, 12)
     deploy_(model, inputs(16))
 
+def test_a_curve_alone_stays_a_curve():
+    "If no layer can be one of integers, nothing between them is."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding_mode='reflect', padding=1), nn.SiLU(),
+        nn.Conv2d(4, 2, 3, padding_mode='circular', padding=1)).eval()
+    quantize_model_(model, calibrate=[inputs(32)])
+    with torch.no_grad(): wanted = model(inputs(4))
+    report = deploy_(model, inputs(16))
+    assert type(model[1]) is nn.SiLU and all(r.activations.startswith('floats') for r in report.rows)
+    with torch.no_grad(): assert torch.equal(model(inputs(4)), wanted)
+
 def test_curves_behind_a_linear_stay():
     "Its sums leave as floats in any case, and a gate of a transformer loses nothing."
     torch.manual_seed(0)

@@ -297,6 +297,7 @@ def _planned(model, flow, layers, operations, because):
         if isinstance(found, str): because[m] = found
         else: made[m] = found
     if flow: _hand_on(flow, made, operations, {*_relus(model)})
+    else: made = {m: one for m,one in made.items() if m not in operations}
     for m in operations:
         if m not in made: because.setdefault(m, 'what comes next takes no codes')
     return {m: one for m,one in made.items() if m not in because}
