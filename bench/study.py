@@ -11,16 +11,13 @@ from multiprocessing import get_context
 os.environ.setdefault('OMP_NUM_THREADS', '1')               # before torch is imported, here and in the workers
 import torch  # noqa: E402
 from shok_nb.catalog import catalog  # noqa: E402
-from shok_nb.studies.harness import _RESULTS, read_results, run_study, write_results  # noqa: E402
+from shok_nb.studies.harness import _RESULTS, _jobs, read_results, run_study, write_results  # noqa: E402
 from shok_nb.studies.which import studies  # noqa: E402
 
 
 def wanted(study, row):
     "The places that the records of one job have: estimator and way."
-    if row is None: return {('', name) for name in study.baselines}
-    try: ways = study.ways(row)
-    except ValueError: return {(row.name, 'as it is')}
-    return {(row.name, way.name) for way in ways}
+    return {(estimator, way) for estimator,way,_ in _jobs(study, [row] if row else [], False)}
 
 def jobs(chosen, there):
     "`(study, row)` of which a record is missing; a row of None stands for the baselines."

@@ -21,7 +21,14 @@ from ..grids.blocks import _MX
 from ..grids.codebooks import NF4, levels_round
 from ..grids.files import _e2m1_codes, _mx4, _nv4
 from ..grids.floats import _DTYPES, FORMATS, _grid_of, float_round
-from .between import Add, Concatenate, Multiply, _is_curve, _operations_of
+from shok_nb.quantization.between import (
+    _NORMS,
+    Add,
+    Concatenate,
+    Multiply,
+    _is_curve,
+    _operations_of,
+)
 from shok_nb.quantization.flow import (
     _alike,
     _evaluating,
@@ -53,7 +60,6 @@ from shok_nb.quantization.operators import (
 from .quantizer import Quantizer
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00001
-_NORMS = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d
 _HOOKS = '_forward_hooks','_forward_pre_hooks','_backward_hooks','_backward_pre_hooks'
 
 def _weight_quantizer(m, name)->Any:

@@ -19,8 +19,8 @@ from .fake_quantize import _one_way
 from shok_nb.quantization.quantizer import (
     _Float32Buffers,
     _laid_beside,
+    _on_grid_in_onnx,
     _onnx_dequantize,
-    _onnx_quantize,
 )
 
 # %% ../../nbs/quantization/52_integers.ipynb #59a00006
@@ -354,13 +354,10 @@ class _Sums(_Float32Buffers):
 
     def _in_onnx(self, x):
         "The pattern that the runtime replaces by QLinearConv and QGemm, or a Conv in floats."
-        v = x.float()
-        grid = self.input_scale,self.input_zero_point
-        v = _onnx_dequantize(_onnx_quantize(v, *grid), *grid)
+        v = _on_grid_in_onnx(x.float(), self.input_scale, self.input_zero_point)
         y = self._apply_to(v, *self._parameters_in_onnx())
         if self.out_scale is not None:
-            grid = self.out_scale,self.out_zero_point
-            y = _onnx_dequantize(_onnx_quantize(y, *grid), *grid)
+            y = _on_grid_in_onnx(y, self.out_scale, self.out_zero_point)
         return y.to(x.dtype)
 
 # %% ../../nbs/quantization/52_integers.ipynb #59a00009

@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from ..engine.arguments import check_input, check_model
 from ..estimators.ste import round_ste
 from .integers import _check_grid
-from .quantizer import _Float32Buffers, _onnx_dequantize, _onnx_quantize
+from .quantizer import _Float32Buffers, _on_grid_in_onnx
 
 # %% ../../nbs/quantization/55_operators.ipynb #5ac00007
 def _fma(a, b, c):
     "a*b + c in float32 with one rounding, as one instruction of the processor has it."
     return (a.double()*b.double() + c.double()).float()
-
-def _on_grid_in_onnx(x, *grid): return _onnx_dequantize(_onnx_quantize(x, *grid), *grid)
 
 class _Operator(_Float32Buffers):
     "Codes on some grids become codes on another."

@@ -66,6 +66,11 @@ def _onnx_dequantize(codes, scale, zero_point, axis=None, block=None):
     inputs = (codes, scale) if zero_point is None else (codes, scale, zero_point)
     return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
 
+def _on_grid_in_onnx(x, scale, zero_point, axis=None):
+    "Values of codes: the pair of operators that the runtime joins with what stands between."
+    codes = _onnx_quantize(x, scale, zero_point, axis)
+    return _onnx_dequantize(codes, scale, zero_point, axis)
+
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00001
 def _laid_beside(t, v, axis, block):
     "A scale or zero point of each channel or block, to broadcast with `v`."
@@ -383,8 +388,7 @@ class _Placed(_Sound):
         if self.axis is None: scale,code = scale.view(()),code.view(())
         code = code.to(dtype)
         axis = None if self.axis is None else self.axis % x.ndim
-        codes = _onnx_quantize(x.float(), scale, code, axis)
-        return _onnx_dequantize(codes, scale, code, axis).to(x.dtype)
+        return _on_grid_in_onnx(x.float(), scale, code, axis).to(x.dtype)
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
 class Quantizer(_Placed):

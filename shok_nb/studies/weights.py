@@ -17,9 +17,11 @@ from ..engine.arguments import _missing
 from ..estimators.stochastic import stochastic_round
 from ..quantization.calibrate import mse_init
 from shok_nb.quantization.closest import (
+    _best_kept,
     _best_point,
     _damped,
     _Lattice,
+    _unit_factor,
     coordinate_descent,
     gptq,
 )
@@ -127,37 +129,26 @@ def _losses(seeds, codes):
     return share.unflatten(0, (2, -1)).mean((0, 2))
 
 # %% ../../nbs/studies/33_weights.ipynb #33f0000a
-def _kept_few(layers, i, keep):
-    "GPTQ that keeps the `keep` best partial choices of each row, and not one; of layer `i`."
+def _ordered(layers, i):
+    "Order of the inputs of layer `i`, largest first; Gram matrix and weights in that order."
     order = layers.gram[i].diagonal().argsort(descending=True, stable=True)
-    root = torch.linalg.cholesky(layers.gram[i][order][:, order].flip(0, 1)).flip(0, 1)
-    weight,unit = root.diagonal()**2,root/root.diagonal()
-    codes = torch.arange(layers.low.min(), layers.high.max()+1)
-    allowed = (codes >= layers.low) & (codes <= layers.high)
-    target = layers.target[i][:, order]
-    errors,spent = target.new_zeros(len(target), 1, 0),target.new_zeros(len(target), 1)
-    for j in range(len(order)):
-        wanted = target[:, j, None] + errors@unit[:j, j]
-        cost = spent[..., None] + weight[j]*(codes-wanted[..., None])**2
-        cost = cost.where(allowed[:, None], math.inf).flatten(1)
-        spent,at = cost.topk(min(keep, cost.shape[1]), largest=False)
-        old = errors.gather(1, (at//len(codes))[..., None].expand(-1, -1, j))
-        new = target[:, j, None] - codes[at%len(codes)]
-        errors = torch.cat([old, new[..., None]], 2)
-    return (target-errors[:, 0]).round()[:, order.argsort()]
+    w,ends = layers.target[i].mT,(layers.low, layers.high)
+    lattice = _Lattice(w, torch.ones_like(w), *(k.expand(-1, len(w)).mT for k in ends))
+    return order,layers.gram[i][order][:, order],lattice.inputs(order)
 
 def _beam(layers, keep):
-    return torch.stack([_kept_few(layers, i, keep) for i in range(len(layers.target))])
+    "`gptq` with a beam, for rows of different bits."
+    def one(order, gram, lattice):
+        factor,diagonal = _unit_factor(gram, 'weights')
+        return _best_kept(lattice, factor, diagonal**2, keep)[order.argsort()].mT
+    return torch.stack([one(*_ordered(layers, i)) for i in range(len(layers.target))])
 
 def _optimum(layers):
     "The best of all codes, row by row, by branch and bound from what a wide beam finds."
     near,out = _beam(layers, 1000),torch.empty_like(layers.target)
-    for i,gram in enumerate(layers.gram):
-        order = gram.diagonal().argsort(descending=True, stable=True)
-        gram,w = gram[order][:, order],layers.target[i][:, order].mT
-        ends = (k.expand(-1, len(w)).mT for k in (layers.low, layers.high))
-        lattice = _Lattice(w, torch.ones_like(w), *ends)
-        for j in range(w.shape[1]):
+    for i in range(len(near)):
+        order,gram,lattice = _ordered(layers, i)
+        for j in range(near.shape[1]):
             start = near[i, j, order, None]
             out[i, j, order] = _best_point(lattice.rows(slice(j, j+1)), gram, start)
     return out
