@@ -204,7 +204,7 @@ def of_closest():
     both = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01)
     legal = dict(w=NOTHING, gram=NOTHING, scale=POSITIVE, zero_point=NUMBER, bits=NOTHING, signed=FLAG,
         damping=NUMBER - kind('minus'))
-    yield 'gptq', both | dict(ordered=True), legal | dict(ordered=FLAG)
+    yield 'gptq', both | dict(ordered=True, beam=2), legal | dict(ordered=FLAG, beam=NOTHING)
     yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(start=NONE, sweeps=COUNT)
 
 def of_relaxed():
@@ -271,6 +271,8 @@ def a_study():
     return module_of('harness').Study('task', 'A task', run, ends, module_of('harness').ways, {}, (.1,), 2,
         range(9), range(10, 20))
 
+SCORED = dict(study='lattice', estimator='round_ste', way='as it is', score=.5, low=.4, high=.6, knob=None, value=None)
+
 def of_harness():
     study,harness = a_study(),module_of('harness')
     way, = harness.ways(catalog.row(R.round_ste))
@@ -289,12 +291,14 @@ def of_harness():
     yield 'run_study', dict(study=study, estimators=R.round_ste, results=None, quick=True, progress=None), dict(
         study=NOTHING, estimators=NONE | kind('list tuple'), results=NONE | paths, quick=FLAG, progress=NONE)
 
+    yield 'plot_scores', dict(records=[SCORED], ax=None, diamonds=[]), dict(records=NOTHING, ax=NONE,
+        diamonds=kind('list tuple'))
+
 def of_gradient_quality():
     yield 'quality', dict(f=R.round_ste, seeds=range(3), draws=2), dict(f=NOTHING, seeds=NOTHING, draws=NOTHING)
 
 def of_which():
-    records = [dict(study='lattice', estimator='round_ste', way='as it is', score=.5, low=.4, high=.6, knob=None,
-        value=None)]
+    records = [SCORED]
     for n in ('advice', 'advice_table', 'unneeded', 'results_table'):
         yield n, dict(records=records), dict(records=NONE | kind('list'))
     yield 'heat_map', dict(records=records, ax=None), dict(records=NONE, ax=NONE)

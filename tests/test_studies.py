@@ -193,6 +193,26 @@ def test_a_committed_score_comes_again():
 @pytest.mark.slow
 def test_a_committed_score_of_the_lattice_comes_again(): rerun(lattice.lattice, 'round_ste', 'as it is')
 
+def test_scores_in_a_picture():
+    "From the best down, each at its score, a diamond where there is no estimator or where one is asked for."
+    def record(name, way, score):
+        return dict(study='s', estimator=name, way=way, score=score, low=score-.1, high=score+.2)
+    records = [record('a', 'hard', .2), record('', 'plain', .9), record('b', 'as it is', .5)]
+    ax = harness.plot_scores(records, diamonds=['b'])
+    assert [t.get_text() for t in ax.get_yticklabels()] == ['plain', 'b', 'a, hard']
+    points = [(*line.get_data(), line.get_marker()) for line in (c[0] for c in ax.containers)]
+    assert [(x[0], y[0], m) for x,y,m in points] == [(.9, 0, 'D'), (.5, 1, 'D'), (.2, 2, 'o')]
+    ends = [c[2][0].get_segments()[0][:, 0].tolist() for c in ax.containers]
+    assert ends == [pytest.approx([s-.1, s+.2]) for s in (.9, .5, .2)]
+    assert harness.plot_scores(records[:1], ax) is ax
+    with pytest.raises(ValueError, match='records must not be empty'): harness.plot_scores([])
+    with pytest.raises(TypeError, match='ax must be Axes of matplotlib'): harness.plot_scores(records, 3)
+
+def test_the_best_way_of_each():
+    records = [dict(study='s', estimator=e, way=w, **more) for e,w,more in (('a', 'hard', dict(score=.2)),
+        ('a', 'soft', dict(score=.4)), ('', 'plain', dict(score=.9)), ('b', 'as it is', dict(failed='no')))]
+    assert harness._best(records) == {('s', 'a'): records[1]}
+
 # --- the lattice
 def test_sphere_decoder_against_brute_force():
     """Eight unknowns, condition numbers 10 and 100, seeds that no one reports. No point of a box of three a side around

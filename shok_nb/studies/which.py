@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..catalog import catalog
 from ..engine.arguments import _what
 from ..show.plots import figure
-from .harness import Study, read_results
+from .harness import Study, _best, read_results
 
 # %% ../../nbs/studies/39_which.ipynb #ceab1a8b
 _NAMES = ('lattice', 'source_coding', 'weights', 'aware', 'binary', 'watermark', 'updates',
@@ -40,15 +40,6 @@ def _shown(records):
     "Studies that have records, in the order of the pages; then those of a reader's own."
     there = {r['study'] for r in records}
     return [n for n in _NAMES if n in there] + sorted(there - {*_NAMES})
-
-def _best(records):
-    "The record of the best way of each estimator in each study; the baselines are left out."
-    found = {}
-    for r in records:
-        place = r['study'],r['estimator']
-        if not r['estimator'] or 'score' not in r: continue
-        if place not in found or r['score'] > found[place]['score']: found[place] = r
-    return found
 
 def _top(records, study):
     "The best record of an estimator in a study."
