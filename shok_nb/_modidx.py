@@ -2348,6 +2348,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness._grows': ('studies/harness.html#_grows', 'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness._head': ('studies/harness.html#_head', 'shok_nb/studies/harness.py'),
+                                         'shok_nb.studies.harness._images_of_digits': ( 'studies/harness.html#_images_of_digits',
+                                                                                        'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness._jobs': ('studies/harness.html#_jobs', 'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness._kept': ('studies/harness.html#_kept', 'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness._losses': ('studies/harness.html#_losses', 'shok_nb/studies/harness.py'),

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from ..engine.arguments import _missing
 from . import harness
-from .harness import Study
+from .harness import Study, _images_of_digits
 from .source_coding import _line
 
 # %% ../../nbs/studies/34_aware.ipynb #34000005
@@ -31,13 +30,9 @@ class _Tasks(NamedTuple):
 @functools.lru_cache(1)
 def _digits():
     "Pictures of 4x4, and what they show."
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError: raise _missing('aware', 'scikit-learn') from None
-    images,labels = load_digits(return_X_y=True)
-    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8)/16
-    x = F.avg_pool2d(x, 2).flatten(1)
-    return x-x.mean(0),torch.tensor(labels)
+    images,labels = _images_of_digits('aware')
+    x = F.avg_pool2d(images.float().view(-1, 1, 8, 8), 2).flatten(1)
+    return x-x.mean(0),labels
 
 class _Teacher(NamedTuple):
     "A network of codes, and random inputs for it."

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from ..catalog import Knob, Row, catalog
 from shok_nb.engine.arguments import (
+    _missing,
     _what,
     check_callable,
     check_choice,
@@ -161,6 +162,14 @@ def ways(
 
 # %% ../../nbs/studies/30_harness.ipynb #29029c94
 _FLOOR = -1.        # a score below counts as this much
+
+def _images_of_digits(fn):
+    "The 1797 images of scikit-learn, (1797, 64) in [0, 1] and float64, and what they show."
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError: raise _missing(fn, 'scikit-learn') from None
+    images,labels = (torch.as_tensor(t) for t in load_digits(return_X_y=True))
+    return images/16,labels
 
 def _check_study(study, fn):
     if not all(hasattr(study, name) for name in Study._fields):

@@ -11,20 +11,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 import torch
 import torch.nn.functional as F
-from ..engine.arguments import _missing
 from ..estimators.neighbours import sga_round
-from .harness import Study, ways
+from .harness import Study, _images_of_digits, ways
 
 # %% ../../nbs/studies/37_updates.ipynb #37f00005
 @functools.lru_cache(1)
 def _digits():
     "1000 images of digits to train on, and their labels."
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError: raise _missing('updates', 'scikit-learn') from None
-    images,labels = (torch.as_tensor(t) for t in load_digits(return_X_y=True))
+    images,labels = _images_of_digits('updates')
     chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:1000]
-    return (images[chosen]/16).float(),labels[chosen]
+    return images[chosen].float(),labels[chosen]
 
 _SIZES = (64, 16),(16, 10)
 _BATCH = 50

@@ -13,7 +13,6 @@ from typing import NamedTuple, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..engine.arguments import _missing
 from ..estimators.stochastic import stochastic_round
 from ..quantization.calibrate import mse_init
 from shok_nb.quantization.closest import (
@@ -33,7 +32,7 @@ from shok_nb.quantization.learned import (
     flexround,
     signround,
 )
-from .harness import Study, Way, search, ways
+from .harness import Study, Way, _images_of_digits, search, ways
 
 # %% ../../nbs/studies/33_weights.ipynb #33f00005
 _BITS = 2,3,4
@@ -68,12 +67,9 @@ def _drawn(seed):
 
 def _digits():
     "1200 images of digits to train on, with their labels, then 597 others."
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError: raise _missing('weights', 'scikit-learn') from None
-    images,labels = (torch.as_tensor(t) for t in load_digits(return_X_y=True))
+    images,labels = _images_of_digits('weights')
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    return images[order]/16,labels[order]
+    return images[order],labels[order]
 
 def _through(x, weights, biases):
     "What goes into each layer of a batch of networks, and what comes out of the last."
