@@ -655,6 +655,15 @@ def test_a_page_runs_again(tmp_path):
     (tmp_path/'bench'/'results.json').write_text('2')
     assert code() != first
 
+def test_what_is_installed_stays_the_same(tmp_path, monkeypatch):
+    "Setuptools adds packages of its own to `sys.path`: a worker that imported it would run every page a second time."
+    from literate import installed
+    first = installed()
+    (tmp_path/'other-2.dist-info').mkdir()
+    (tmp_path/'other-2.dist-info'/'METADATA').write_text('Metadata-Version: 2.1\nName: other\nVersion: 2\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert version('other') == '2' and installed() == first and version('torch') in first.decode()
+
 def test_a_page_runs_once(tmp_path, monkeypatch, ran):
     """What ran is found by its code: it runs again when a cell, the library or an installed package is another, and not
     when its prose is. `make docs` finds what the tests ran."""

@@ -14,6 +14,7 @@ import importlib
 import json
 import re
 import sys
+import sysconfig
 from importlib import metadata
 from inspect import getsource
 from pathlib import Path
@@ -241,8 +242,9 @@ def convert(nb, syms, pkg, base='', terms=()):
     return nb | dict(cells=out)
 
 def installed():
-    "The packages that a page may meet, with Python's version."
-    found = {(d.name, d.version) for d in metadata.distributions()}
+    "The packages that a page may meet, with Python's version. Setuptools adds its own to `sys.path`: not those."
+    where = {*map(sysconfig.get_path, ('purelib', 'platlib'))}
+    found = {(d.name, d.version) for d in metadata.distributions(path=sorted(where))}
     return repr((sys.version, sorted(found, key=str))).encode()
 
 def known(lib, text, root, nbs):

@@ -8,7 +8,8 @@ document.addEventListener("DOMContentLoaded", () => {
     const here = menu && [...menu.querySelectorAll(".current-page > .reference")].pop();
     if (here) {
         const [box, line] = [menu, here].map(e => e.getBoundingClientRect());
-        if (line.bottom > box.bottom - 40) menu.scrollTop += line.top - box.top - box.height / 3;
+        const top = line.top - box.top - box.height / 3;
+        if (line.bottom > box.bottom - 40) menu.scrollBy({top, behavior: "instant"});      // Furo's is smooth: it moves while read
     }
 
     // a report keeps its columns, in smaller letters if they are too wide; the lines below them wrap
