@@ -1,7 +1,8 @@
 """Runs the studies: every row of the catalog in every way, and writes the file of results. `make study` does this.
 
 It resumes: records of the present version are not run again, so it may be stopped at any time. Two processes with one
-thread each; `--only lattice weights` chooses studies, `--quick` is a miniature that is printed and not written."""
+thread each; `--only lattice weights` or `--only 1 3` chooses studies, `--quick` is a miniature that is printed and not
+written."""
 import argparse
 import os
 import time
@@ -14,6 +15,12 @@ from shok_nb.catalog import catalog  # noqa: E402
 from shok_nb.studies.harness import _RESULTS, _jobs, read_results, run_study, write_results  # noqa: E402
 from shok_nb.studies.which import studies  # noqa: E402
 
+
+def chosen_by(words):
+    "Studies by their names, or by their places in the list, from 1. No word is all of them."
+    names = [s.name for s in studies()]
+    places = {str(n): name for n,name in enumerate(names, 1)}
+    return studies(*(places.get(w, w) for w in words))
 
 def wanted(study, row):
     "The places that the records of one job have: estimator and way."
@@ -48,13 +55,13 @@ def line(records, n, count, begin):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--only', nargs='+', default=[], metavar='STUDY', help='names of studies')
+    p.add_argument('--only', nargs='+', default=[], metavar='STUDY', help='names of studies, or their places: 1 is the first')
     p.add_argument('--quick', action='store_true', help='a miniature, printed and not written')
     p.add_argument('--again', action='store_true', help='run what is there again')
     p.add_argument('--workers', type=int, default=2, help='processes, of one thread each')
     p.add_argument('--results', default=str(_RESULTS), help='the file that is written')
     args = p.parse_args()
-    chosen = studies(*args.only)
+    chosen = chosen_by(args.only)
     by_name = {s.name: s for s in chosen}
     there = [] if args.quick or args.again else read_results(results=args.results)
     todo = [(s.name, row.name if row else '') for s,row in jobs(chosen, there)]

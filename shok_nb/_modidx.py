@@ -2563,6 +2563,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                     'shok_nb/studies/watermark.py'),
                                            'shok_nb.studies.watermark._counted': ( 'studies/watermark.html#_counted',
                                                                                    'shok_nb/studies/watermark.py'),
+                                           'shok_nb.studies.watermark._drawing': ( 'studies/watermark.html#_drawing',
+                                                                                   'shok_nb/studies/watermark.py'),
                                            'shok_nb.studies.watermark._ends': ( 'studies/watermark.html#_ends',
                                                                                 'shok_nb/studies/watermark.py'),
                                            'shok_nb.studies.watermark._learned': ( 'studies/watermark.html#_learned',

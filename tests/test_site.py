@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from urllib.parse import unquote
 from zlib import decompress
 import pytest
-from browser import axe, drag, errors, every, find, hosts, moved, needs_browser, phone, picture, screen, visit, wait
+from browser import ask, axe, drag, errors, every, find, hosts, moved, needs_browser, phone, picture, screen, visit, wait
 from pages import DOCS, FOLDERS, HTML, NBS, is_built, slug
 from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
@@ -279,6 +279,30 @@ def test_the_frame_answers(browser, built):
         assert not browser.execute_script(VISIBLE, links)
         find(browser, '.mobile-header [for=__navigation]').click()
         wait(browser, lambda: browser.execute_script(VISIBLE, links), 'the menu to open')
+    assert not errors(browser)
+
+@walk
+def test_a_long_table_is_sorted(browser, built):
+    "By the head that is pressed, with the mouse or a key: the largest number or the first word first; empty cells last."
+    def texts(column): return [e.text for e in every(browser, f'table.docutils tbody tr td:nth-child({column})')]
+    def size(text): return -float(text.split()[0]) if text else 99.
+    visit(browser, built/'which.html')
+    table = next(t for t in every(browser, 'table.docutils') if len(every(t, 'tbody tr')) > 30)
+    browser.execute_script("for (const t of document.querySelectorAll('table.docutils')) if (t !== arguments[0]) t.remove()", table)
+    heads = every(browser, 'th button.sort')
+    assert len(heads) == len(every(browser, 'th')) > 8
+    first = texts(2)
+    def press(head):
+        ask(head, 'e.scrollIntoView({block: "center", behavior: "instant"})')
+        head.click()
+    press(heads[1])
+    assert first != texts(2) == sorted(first, key=size) and heads[1].find_element('xpath', '..').aria_role == 'columnheader'
+    heads[1].send_keys(Keys.ENTER)
+    assert texts(2) == sorted(first, key=lambda t: -size(t) if t else 99.)
+    press(heads[0])
+    assert texts(1) == sorted(texts(1)) and len(every(browser, 'th[aria-sort]')) == 1
+    visit(browser, built/'soft.html')
+    assert not every(browser, 'button.sort')
     assert not errors(browser)
 
 VISIBLE = 'const r = arguments[0].getBoundingClientRect(); return r.right > 0 && r.left < innerWidth && r.width > 0'

@@ -1,5 +1,5 @@
-// The menu opens at the reader's place, what goes on beyond the screen says so, printed columns stay columns, and a
-// search without a query asks for one.
+// The menu opens at the reader's place, what goes on beyond the screen says so, printed columns stay columns, long tables
+// can be sorted, and a search without a query asks for one.
 // What is read from files cannot fetch the pages that it found.
 if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false;
 
@@ -33,6 +33,30 @@ document.addEventListener("DOMContentLoaded", () => {
         if (!e.querySelector("table, svg.figure") && !e.matches("table, pre")) continue;
         e.addEventListener("scroll", () => hint(e), {passive: true});
         look.observe(e);
+    }
+
+    // a long table is sorted by the column whose head is pressed: the largest number or the first word on top, and then the
+    // other way; empty cells stay below
+    const number = text => parseFloat(text.replaceAll(",", ""));
+    const compare = (s, t) => isNaN(number(s) - number(t)) ? s.localeCompare(t) : number(s) - number(t);
+    for (const table of document.querySelectorAll("article table.docutils")) {
+        const [heads, body] = [[...table.tHead?.rows[0]?.cells ?? []], table.tBodies[0]];
+        if (!heads.length || body.rows.length < 12 || table.tHead.querySelector("a")) continue;
+        heads.forEach((head, column) => {
+            const key = row => row.cells[column].textContent.trim();
+            const button = document.createElement("button");
+            button.className = "sort";
+            button.append(...(head.querySelector("p") ?? head).childNodes);
+            head.replaceChildren(button);
+            button.addEventListener("click", () => {
+                const rows = [...body.rows];
+                const rises = head.ariaSort ? head.ariaSort === "descending" : rows.every(row => isNaN(number(key(row))));
+                const order = (s, t) => !s || !t ? !s - !t : rises ? compare(s, t) : compare(t, s);
+                body.append(...rows.sort((a, b) => order(key(a), key(b))));
+                for (const other of heads) other.ariaSort = null;
+                head.ariaSort = rises ? "ascending" : "descending";
+            });
+        });
     }
 
     const results = document.getElementById("search-results");
