@@ -55,7 +55,7 @@ def line(records, n, count, begin):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--only', nargs='+', default=[], metavar='STUDY', help='names of studies, or their places: 1 is the first')
+    p.add_argument('--only', nargs='+', default=[], metavar='STUDY', help='names of studies, or their places from 1')
     p.add_argument('--quick', action='store_true', help='a miniature, printed and not written')
     p.add_argument('--again', action='store_true', help='run what is there again')
     p.add_argument('--workers', type=int, default=2, help='processes, of one thread each')

@@ -38,7 +38,8 @@ def _drawing(im):
     "The box of a drawing on white, without what lies around it."
     from PIL import Image
     white = Image.new('RGBA', im.size, 'white')
-    return Image.alpha_composite(white, im.convert('RGBA')).crop((12, 40, 116, 112))
+    whole = Image.alpha_composite(white, im.convert('RGBA'))
+    return whole.crop((12, 40, 116, 112)).convert('RGB')
 
 @functools.lru_cache(1)
 def _photos():
@@ -52,13 +53,14 @@ def _photos():
     folder = Path(get_data_path())/'sample_data'
     def opened(name): return _pil('watermark').open(folder/name)
     with opened('grace_hopper.jpg') as im: portrait = _from_pil(im.convert('RGB'))
-    with opened('Minduka_Present_Blue_Pack.png') as im: box = _from_pil(_drawing(im).convert('RGB'))
+    with opened('Minduka_Present_Blue_Pack.png') as im: drawing = _from_pil(_drawing(im))
     temple,flower = (torch.tensor(a).permute(2, 0, 1) for a in load_sample_images().images)
     weights = torch.tensor([.299, .587, .114])[:, None, None]
-    p,t,f,b = ((image*weights).sum(0) for image in (portrait, temple, flower, box))
-    scan = torch.frombuffer(bytearray(gzip.open(folder/'s1045.ima.gz').read()), dtype=torch.uint16)
-    scan = scan.float().view(256, 256)[40:190, 50:190]          # without the black around it
-    return [p, t, f, scan*255/scan.max(), b]
+    p,t,f,d = ((im*weights).sum(0) for im in (portrait, temple, flower, drawing))
+    with gzip.open(folder/'s1045.ima.gz') as file: pixels = bytearray(file.read())
+    scan = torch.frombuffer(pixels, dtype=torch.uint16).float().view(256, 256)
+    scan = scan[40:190, 50:190]                    # without the black around it
+    return [p, t, f, scan*255/scan.max(), d]
 
 class _Scenes(NamedTuple):
     "Crops, a mark for each quality: (scenes, 1, 48, 48), the qualities of a seed in a row."
@@ -214,4 +216,5 @@ def _ends(seeds):
 watermark = Study('watermark', 'A mark through a JPEG', _run, _ends, ways,
     {'coefficients, moved one by one': lambda seeds, steps: _wrong(
         _scenes(seeds), _best_written(_scenes(seeds)))},
-    rates=(.3, 1., 3., 10., 30., 100.), steps=60, tuning=range(300, 305), reported=range(25), version=2)
+    rates=(.3, 1., 3., 10., 30., 100.), steps=60, tuning=range(300, 305), reported=range(25),
+    version=2)
