@@ -1,10 +1,21 @@
+import compileall
+import gc
 import sys
 from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from torchlib import read_torchlib_once  # noqa: E402 (found by the line above)
+
 torch.set_num_threads(1)                  # the tests run side by side; those about threads set their own
+read_torchlib_once()
+gc.set_threshold(10_000, 10, 10)          # Python looks for garbage less often, which took a fifth of the time
+
+def pytest_configure(config):
+    "The bytecode of the package, for all that tests start: where PYTHONDONTWRITEBYTECODE is set each would make it."
+    if not hasattr(config, 'workerinput'): compileall.compile_dir(HERE.parent/'shok_nb', quiet=2)
 
 @pytest.fixture(autouse=True)
 def same_draws():

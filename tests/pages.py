@@ -1,4 +1,5 @@
 "The pages as the site runs them, each once in a run of the tests: by the worker that asks first."
+import compileall
 import contextlib
 import functools
 import hashlib
@@ -138,6 +139,7 @@ def keep(nb):
 def main(jobs):
     "Run the pages for `make docs`, so many at a time; those that ran stay."
     CACHE.mkdir(parents=True, exist_ok=True)
+    compileall.compile_dir(ROOT/'shok_nb', quiet=2)                  # as conftest.py does
     with ProcessPoolExecutor(jobs, multiprocessing.get_context('spawn')) as pool: list(pool.map(keep, NBS))
 
 def is_built():

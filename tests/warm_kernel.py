@@ -2,6 +2,7 @@
 
 A line of JSON on stdin, `dict(cmd=, cwd=, env=)` as jupyter_client has it, starts a kernel, and its process number is
 a line on stdout. Nothing of shok_nb is imported here, so a page meets it as a reader's Python does."""
+import gc
 import json
 import os
 import signal
@@ -10,10 +11,14 @@ import fastcore.test  # noqa: F401
 import matplotlib.backends.backend_agg  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import onnxscript  # noqa: F401
+import sklearn.datasets  # noqa: F401
 import torch._dynamo  # noqa: F401
 import torch._functorch.aot_autograd  # noqa: F401
 from ipykernel import kernelapp
+from torchlib import read_torchlib_once
 
+read_torchlib_once()()
+gc.freeze()                                                             # no kernel walks over what all have
 
 def become_kernel(cmd, cwd, env):
     "What a new Python with `cmd` would do after its imports."

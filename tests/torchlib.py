@@ -1,0 +1,12 @@
+"An export of torch reads the sources of some five hundred operators anew each time: in the tests once is enough."
+import functools
+import importlib
+
+
+def read_torchlib_once():
+    "The list of the operators that exports translate, kept from the first export on. Returns what makes it."
+    from torch.onnx._internal._lazy_import import onnxscript_apis
+    @functools.cache
+    def operators(): return importlib.import_module(onnxscript_apis._name).get_torchlib_ops()
+    onnxscript_apis.get_torchlib_ops = operators
+    return operators
