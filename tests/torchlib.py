@@ -5,8 +5,11 @@ import importlib
 
 def read_torchlib_once():
     "The list of the operators that exports translate, kept from the first export on. Returns what makes it."
-    from torch.onnx._internal._lazy_import import onnxscript_apis
+    try:
+        from torch.onnx._internal._lazy_import import onnxscript_apis
+        name = onnxscript_apis._name
+    except (ImportError, AttributeError): return lambda: None       # another torch has them elsewhere
     @functools.cache
-    def operators(): return importlib.import_module(onnxscript_apis._name).get_torchlib_ops()
+    def operators(): return importlib.import_module(name).get_torchlib_ops()
     onnxscript_apis.get_torchlib_ops = operators
     return operators

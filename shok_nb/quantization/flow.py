@@ -194,10 +194,12 @@ def _left_behind(model, example):
     with made: out = _feed(model, example)
     given = {t.untyped_storage().data_ptr() for t in _tensors(out)}
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    gc.collect()
-    alive = [t for t in (ref() for ref in made.refs) if t is not None]
-    alive = [t for t in alive if t.untyped_storage().data_ptr() not in given | own]
-    return [tuple(t.shape) for t in alive]
+    def alive():
+        found = (t for t in (ref() for ref in made.refs) if t is not None)
+        found = (t for t in found if t.untyped_storage().data_ptr() not in given | own)
+        return [tuple(t.shape) for t in found]
+    if alive(): gc.collect()                        # what only a cycle holds is nobody's
+    return alive()
 
 # %% ../../nbs/quantization/53_flow.ipynb #59e0000e
 class _NoFlow(Exception):
