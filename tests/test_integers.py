@@ -14,7 +14,7 @@ from shok_nb.nn import remove_rounding_
 from shok_nb.quantization.between import Add
 from shok_nb.quantization.deploy import deploy_
 from shok_nb.quantization.models import quantize_model_
-from shok_nb.quantization.operators import IntegerAdd, IntegerCurve, IntegerMean, IntegerMultiply
+from shok_nb.quantization.operators import IntegerAdd, IntegerAveragePool, IntegerCurve, IntegerMean, IntegerMultiply
 from shok_nb.quantization.quantizer import Quantizer
 from shok_nb.quantization.runtime import onnx_session, to_onnx
 
@@ -674,3 +674,73 @@ def test_your_own_quantizer_is_calibrated():
         odd = nn.Sequential(nn.Linear(4, 4), Quantizer(8), nn.Linear(4, 2))
         quantize_model_(odd, calibrate=[x*float('inf')])
     assert not odd[1].ready and 'forward' not in vars(odd[1])
+
+WINDOWS = [dict(kernel_size=2), dict(kernel_size=3, stride=1, padding=1, count_include_pad=False),
+    dict(kernel_size=3, stride=2, padding=1), dict(kernel_size=(2, 3), stride=(3, 2), ceil_mode=True),
+    dict(kernel_size=4, stride=3, padding=2, ceil_mode=True, count_include_pad=False),
+    dict(kernel_size=(5, 1), padding=(2, 0))]
+@pytest.mark.parametrize('options', WINDOWS, ids=str)
+def test_windows_of_codes(options):
+    "On 24 random grids, a third of them with many ties, in both layouts of the runtime."
+    rng,pool = np.random.default_rng(0),nn.AvgPool2d(**options)
+    def pair(v): return list(v) if isinstance(v, tuple) else [v, v]
+    zeros = pool.count_include_pad and pool.padding != 0
+    attributes = dict(kernel_shape=pair(pool.kernel_size), strides=pair(pool.stride), pads=pair(pool.padding)*2,
+        ceil_mode=int(pool.ceil_mode), count_include_pad=int(zeros))
+    ties = 0
+    for i in range(24):
+        a,c = random_grid(rng),random_grid(rng)
+        if i % 3 == 0: a = (torch.tensor(2.**-5), a[1])
+        c = (a[0]*torch.tensor(2**rng.uniform(-1, 1) if i % 3 else 2., dtype=torch.float32), c[1])
+        x,last = torch.tensor(rng.integers(0, 256, (2, 16, 13, 14), dtype=np.uint8)),i % 2
+        layer = IntegerAveragePool(a, pool)
+        layer.feeds(*c)
+        found = to_codes(layer(values(x, a)), c)
+        fed,outs = (x.movedim(1, -1).contiguous() if last else x),[*found.shape]
+        if last: outs = [outs[0], *outs[2:], outs[1]]
+        want = kernel('QLinearAveragePool', dict(x=fed), dict(x=fed) | constants(a=a, c=c), outs, channels_last=last,
+            **attributes)
+        assert torch.equal(found, (want.movedim(-1, 1) if last else want).float())
+        exact = pool((x.double()-int(a[1]))*a[0].double())/c[0].double()
+        ties += ((exact-exact.floor()) == .5).sum().item()
+    assert ties > 100
+
+class Averages(nn.Module):
+    "Average pooling as a layer, as a function and over all that is left, behind and before convolutions."
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = nn.Conv2d(3, 8, 3),nn.Conv2d(8, 8, 3, padding=1),nn.Conv2d(16, 6, 1)
+        self.pool,self.last,self.fc = nn.AvgPool2d(2, ceil_mode=True),nn.AvgPool2d(7),nn.Linear(6, 4)
+    def forward(self, x):
+        x = self.pool(self.a(x).relu())
+        x = torch.cat([F.avg_pool2d(x, kernel_size=3, stride=1, padding=1), self.b(x)], 1)
+        return self.fc(self.last(self.c(x)).flatten(1))
+
+def test_windows(tmp_path):
+    "As torchvision's Inception and DenseNet pool."
+    torch.manual_seed(0)
+    model = Averages().eval()
+    with torch.no_grad(): floats = model(inputs(64))
+    quantize_model_(model, calibrate=[inputs(64)])
+    with torch.no_grad(): assert (model(inputs(64))-floats).abs().max() < .05*floats.abs().max()
+    state,report = saved(model.state_dict()),deploy_(model, inputs(8))
+    want = dict(QLinearConv=3, QLinearAveragePool=3, QLinearConcat=1, QGemm=1)
+    assert Counter(r.kernel for r in report.rows) == want
+    call,found = in_runtime(model, inputs(8), tmp_path)
+    assert want == {k: found[k] for k in want} and not FLOATS & {*found} and not found['AveragePool']
+    x = inputs(10_000, 1)*1.3
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+    fresh = Averages().eval()
+    quantize_model_(fresh)
+    fresh.load_state_dict(state)
+    deploy_(fresh, inputs(8))
+    with torch.no_grad(): assert torch.equal(fresh(x[:99]), model(x[:99]))
+
+@pytest.mark.parametrize('pool', [dict(kernel_size=2, divisor_override=3),
+    dict(kernel_size=3, padding=1, ceil_mode=True)], ids=str)
+def test_windows_that_stay(pool):
+    "What the runtime has no such operator for, or divides by another number."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(**pool), nn.Conv2d(4, 2, 1)).eval()
+    report = quantize_model_(model, calibrate=[inputs(8)])
+    assert [r.kind for r in report.rows] == ['Conv2d', 'Conv2d']

@@ -274,6 +274,19 @@ def _keeps_dims(node):
     "Does a mean keep its axes, with length 1?"
     return bool(node.kwargs.get('keepdim', node.args[2] if len(node.args) > 2 else False))
 
+_OF_WINDOWS = ('input', 'kernel_size', 'stride', 'padding', 'ceil_mode', 'count_include_pad',
+    'divisor_override')
+
+def _windows(node):
+    "A layer for the average of each window of a picture, or None."
+    given = dict(zip(_OF_WINDOWS, node.args)) | dict(node.kwargs)
+    x = given.pop('input', None)
+    numbers = fx.node.map_arg(tuple(given.values()), lambda n: None) == tuple(given.values())
+    if not isinstance(x, fx.Node) or not numbers: return None
+    given = {k: tuple(v) if isinstance(v, list) else v for k,v in given.items()}
+    if not given.get('stride'): given['stride'] = None             # () and None: no overlap
+    return 'pool',nn.AvgPool2d(**given),(x,)
+
 def _layer_for(node):
     "A layer that does what this node does, and the nodes that enter it; or None."
     if node.op not in ('call_function', 'call_method'): return None
@@ -285,6 +298,7 @@ def _layer_for(node):
     if what is F.relu6 and node.args: return 'relu',nn.ReLU6(),node.args[:1]
     if what in (torch.cat, torch.concat): return _concatenation(node)
     if what in (torch.mean, 'mean'): return _mean(node)
+    if what is F.avg_pool2d: return _windows(node)
     if what is F.adaptive_avg_pool2d:
         size = [*node.args[1:], *node.kwargs.values()]
         whole = size in ([1], [(1, 1)], [[1, 1]])
@@ -360,6 +374,12 @@ def _is_pool(m):
     "Is this a pooling by the average of the whole picture?"
     return type(m) is Mean or type(m) is nn.AdaptiveAvgPool2d and m.output_size in (1, (1, 1))
 
+def _is_of_windows(m):
+    "Is this a pooling by the average of windows, as the runtime knows it?"
+    if type(m) is not nn.AvgPool2d or m.divisor_override is not None: return False
+    padded = m.padding not in (0, (0, 0))
+    return not (m.ceil_mode and m.count_include_pad and padded)
+
 _NORMS = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d
 _SMOOTH = (nn.Sigmoid, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.LeakyReLU, nn.GELU, nn.Mish,
     nn.Tanh, nn.ELU, nn.Softplus)
@@ -373,7 +393,7 @@ def _operations_of(model):
     found = {}
     for m in model.modules():
         if isinstance(m, _Operation): found[m] = [*m.inputs]
-        elif _is_pool(m) or _is_curve(m): found[m] = [m]
+        elif _is_pool(m) or _is_of_windows(m) or _is_curve(m): found[m] = [m]
     return found
 
 # %% ../../nbs/quantization/54_between.ipynb #b686accb
@@ -430,7 +450,8 @@ def _only_tensors(model, example, operations):
     def see(m, args, kwargs):
         called.add(m)
         if not all(isinstance(t, Tensor) and t.is_floating_point() for t in args): odd.add(m)
-        if _is_pool(m) and getattr(args[0], 'ndim', 4) != 4: odd.add(m)
+        pools = _is_pool(m) or _is_of_windows(m)
+        if pools and getattr(args[0], 'ndim', 4) != 4: odd.add(m)
     out = _run_watched(model, example, operations, see)
     return {m: places for m,places in operations.items() if m in called-odd},out
 

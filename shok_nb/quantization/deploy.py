@@ -27,6 +27,7 @@ from shok_nb.quantization.between import (
     Concatenate,
     Multiply,
     _is_curve,
+    _is_of_windows,
     _operations_of,
 )
 from shok_nb.quantization.flow import (
@@ -52,6 +53,7 @@ from shok_nb.quantization.integers import (
 from .models import LayerReport, _loose, _weights_of
 from shok_nb.quantization.operators import (
     IntegerAdd,
+    IntegerAveragePool,
     IntegerConcatenate,
     IntegerCurve,
     IntegerMean,
@@ -189,6 +191,7 @@ def _made_operation(name, m, quantizers):
     elif isinstance(m, Add): layer = IntegerAdd(*grids)
     elif isinstance(m, Multiply): layer = IntegerMultiply(*grids)
     elif _is_curve(m): layer = IntegerCurve(grids[0], _without_quantizer(m))
+    elif _is_of_windows(m): layer = IntegerAveragePool(grids[0], _without_quantizer(m))
     else: layer = IntegerMean(*grids)
     return _Made(name, m, None, layer)
 
