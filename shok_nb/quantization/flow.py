@@ -221,6 +221,7 @@ def _keeps_order(node):
         source = node.args[0]
         return _packet(source) in _PARTS or node.args[1] == 0 and _keeps_order(source)
     if any(isinstance(a, torch.fx.Node) for a in node.args[1:]): return False
+    if _packet(node) is _aten.cat: return len(node.args[0]) == 1
     return _packet(node) in _KEEP_ORDER | _PARTS
 
 def _packet(node): return getattr(node.target, 'overloadpacket', None)
@@ -239,6 +240,11 @@ class _Flow:
     def enters(self, node):
         "The module that this node enters, or None."
         if node.target is not _here or node.args[1] % 2: return None
+        return self.modules[node.args[1]//2]
+
+    def leaves(self, node):
+        "The module whose output this value is, without a step between, or None."
+        if node.target is not _here or node.args[1] % 2 == 0: return None
         return self.modules[node.args[1]//2]
 
     def only_user(self, node):
@@ -262,7 +268,7 @@ class _Flow:
         "The module whose output this value is, but for steps that keep the order; or None."
         while node.target is not _here or node.args[1] % 2 == 0:
             if node.target is not _here and not _keeps_order(node): return None
-            node = node.args[0]
+            [node] = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:1]
         return self.modules[node.args[1]//2]
 
 # %% ../../nbs/quantization/53_flow.ipynb #fc141094
