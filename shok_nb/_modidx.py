@@ -1487,6 +1487,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'shok_nb/quantization/flow.py'),
                                            'shok_nb.quantization.flow._quiet': ( 'quantization/flow.html#_quiet',
                                                                                  'shok_nb/quantization/flow.py'),
+                                           'shok_nb.quantization.flow._repeats': ( 'quantization/flow.html#_repeats',
+                                                                                   'shok_nb/quantization/flow.py'),
                                            'shok_nb.quantization.flow._same': ( 'quantization/flow.html#_same',
                                                                                 'shok_nb/quantization/flow.py'),
                                            'shok_nb.quantization.flow._signature': ( 'quantization/flow.html#_signature',

@@ -785,20 +785,39 @@ class Fire(nn.Module):
         return torch.cat([self.relu(self.one(x)), self.relu(self.three(x))], 1)
 
 def test_squeezed(tmp_path):
-    "The last convolution is pooled and leaves: no codes do, so it alone is floats, and the report says it."
+    "The last convolution is pooled and leaves: it gives codes to the pooling, which computes with floats."
     torch.manual_seed(0)
     pool = nn.MaxPool2d(3, 2, ceil_mode=True)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), pool, Fire(8, 4, 8), pool, Fire(16, 6, 12), nn.Dropout(),
         nn.Conv2d(24, 10, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    with torch.no_grad(): floats = model(inputs(64))
     quantize_model_(model, calibrate=[inputs(64)])
+    with torch.no_grad(): assert (model(inputs(64))-floats).norm() < .05*floats.norm()
     report = deploy_(model, inputs(8))
-    want = dict(QLinearConv=7, QLinearConcat=2)
-    assert Counter(r.kernel for r in report.rows) == want | {'Conv: no codes leave': 1}
+    want = dict(QLinearConv=8, QLinearConcat=2)
+    assert Counter(r.kernel for r in report.rows) == want | dict(floats=1)
+    assert report.rows[-1].activations == 'floats: what comes next takes no codes'
     call,found = in_runtime(model, inputs(8), tmp_path)
-    assert found['Conv'] + found['FusedConv'] == 1 and want == {k: found[k] for k in want}
-    x = inputs(2000, 1)*1.3
+    assert not {'Conv', 'FusedConv'} & {*found} and want == {k: found[k] for k in want}
+    x = inputs(10_000, 1)*1.3
     with torch.no_grad(): y = model(x)
     assert np.abs(call(x)-y.numpy()).max() < 1e-6*y.abs().max()      # the same codes, summed in another order
+
+@pytest.mark.parametrize('size', [3, 9, (3, 6), 4, 2], ids=str)
+def test_a_pooling_to_a_size(size, tmp_path):
+    "As AlexNet and VGG pool: it changes nothing or repeats values, so codes pass. Means of several do not."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.MaxPool2d(2, 1, ceil_mode=True),
+        nn.AdaptiveAvgPool2d(size), nn.Flatten(), nn.LazyLinear(5)).eval()
+    model(inputs(2))
+    quantize_model_(model, calibrate=[inputs(64)])
+    report,passes = deploy_(model, inputs(8)),size not in (4, 2)
+    assert report.rows[0].kernel == ('QLinearConv' if passes else 'Conv: no codes leave')
+    call,found = in_runtime(model, inputs(8), tmp_path)
+    assert found['QLinearConv'] == passes
+    x = inputs(10_000, 1)*1.3
+    with torch.no_grad(): y = model(x)
+    if passes: assert np.array_equal(call(x), y.numpy())
 
 def test_your_own_quantizer_is_calibrated():
     model = nn.Sequential(nn.Linear(4, 4), Quantizer(8, signed=None), nn.ReLU(), nn.Linear(4, 2))

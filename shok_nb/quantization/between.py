@@ -518,7 +518,8 @@ class _Choice:
     def fits(self, m):
         "Can the inputs and the output of this operation be integers?"
         users = self.flow.reached(self.flow.outputs(m))
-        if not users or not {*users} <= self.sites(): return False
+        if not _is_pool(m) or users:                      # its mean may leave, as floats
+            if not users or not {*users} <= self.sites(): return False
         enters = [n.args[0] for place in self.operations[m] for n in self.flow.inputs(place)]
         origins = {self.flow.origin(n) for n in enters}
         if _is_scaling(m) and all(map(self.folds, enters)): return False

@@ -28,6 +28,7 @@ from shok_nb.quantization.between import (
     Multiply,
     _is_curve,
     _is_of_windows,
+    _is_pool,
     _is_scaling,
     _operations_of,
 )
@@ -301,8 +302,9 @@ def _quantizers(m, operations):
 
 def _hand_on(flow, made, operations, relus):
     "What reaches quantizers of one grid, and nobody else, gives codes on that grid."
+    pools = [m for m in operations if _is_pool(m)]        # they read codes in any case
     while True:
-        entering = {q for m in made for q in _quantizers(m, operations)}
+        entering = {q for m in (*made, *pools) for q in _quantizers(m, operations)}
         for m,one in made.items(): one.next = _next(flow, m, one, entering, relus)
         lost = [m for m,one in made.items() if m in operations and one.next is None]
         if not lost: break

@@ -214,6 +214,13 @@ _KEEP_ORDER = {_aten.relu, _aten.max_pool2d_with_indices, _aten.max_pool3d_with_
     _aten.upsample_nearest2d, _aten.upsample_nearest3d}
 _PARTS = {_aten.split, _aten.split_with_sizes, _aten.chunk, _aten.unbind}
 
+def _repeats(node):
+    "Is this a pooling to a size that repeats each value, or changes nothing?"
+    pools = _aten.adaptive_avg_pool2d,_aten._adaptive_avg_pool2d
+    if _packet(node) not in pools: return False
+    enters,leaves = (n.meta['val'].shape[-2:] for n in (node.args[0], node))
+    return all(b % a == 0 for a,b in zip(enters, leaves))
+
 def _keeps_order(node):
     "Is a value of this node one of its input, the largest of some, or one clipped at an end?"
     if node.op != 'call_function': return False
@@ -222,7 +229,7 @@ def _keeps_order(node):
         return _packet(source) in _PARTS or node.args[1] == 0 and _keeps_order(source)
     if any(isinstance(a, torch.fx.Node) for a in node.args[1:]): return False
     if _packet(node) is _aten.cat: return len(node.args[0]) == 1
-    return _packet(node) in _KEEP_ORDER | _PARTS
+    return _packet(node) in _KEEP_ORDER | _PARTS or _repeats(node)
 
 def _packet(node): return getattr(node.target, 'overloadpacket', None)
 
