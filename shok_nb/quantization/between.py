@@ -197,21 +197,14 @@ class Mean(nn.Module):
         return x.mean(self.dims, keepdim=True)
 
 # %% ../../nbs/quantization/54_between.ipynb #5ab0000c
-class _Given(fx.Proxy):
-    "Stands for an input that was a Tensor, and says so if the forward asks."
-    @property
-    def __class__(self): return Tensor
-
 class _Reader(fx.Tracer):
     "What a forward does with its first inputs, without looking into modules that it calls."
     def __init__(self, inputs):
         super().__init__()
         self.given = inputs
     def is_leaf_module(self, m, module_qualified_name): return True
-    def create_arg(self, a):
-        return a.node if isinstance(a, fx.Proxy) else super().create_arg(a)
     def create_args_for_root(self, root_fn, is_module, concrete_args=None):
-        def one(name): return _Given(self.create_node('placeholder', name, (), {}), self)
+        def one(name): return self.create_proxy('placeholder', name, (), {})
         def each(name, many): return [one(f'{name}_{i}') for i in range(many)]
         inputs = [each(k, n) if n else one(k) for k,n in self.given.items()]
         self.lists = [(v, [*v]) for v in inputs if type(v) is list]
