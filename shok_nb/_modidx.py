@@ -1866,6 +1866,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                           'shok_nb/quantization/operators.py'),
                                                 'shok_nb.quantization.operators._check_picture': ( 'quantization/operators.html#_check_picture',
                                                                                                    'shok_nb/quantization/operators.py'),
+                                                'shok_nb.quantization.operators._check_windows': ( 'quantization/operators.html#_check_windows',
+                                                                                                   'shok_nb/quantization/operators.py'),
                                                 'shok_nb.quantization.operators._fma': ( 'quantization/operators.html#_fma',
                                                                                          'shok_nb/quantization/operators.py')},
             'shok_nb.quantization.quantizer': { 'shok_nb.quantization.quantizer.Quantizer': ( 'quantization/quantizer.html#quantizer',

@@ -296,10 +296,9 @@ _OF_WINDOWS = ('input', 'kernel_size', 'stride', 'padding', 'ceil_mode', 'count_
 
 def _windows(node):
     "A layer for the average of each window of a picture, or None."
-    given = dict(zip(_OF_WINDOWS, node.args)) | dict(node.kwargs)
+    given:dict[str,Any] = dict(zip(_OF_WINDOWS, node.args)) | dict(node.kwargs)
     x = given.pop('input', None)
-    numbers = fx.node.map_arg(tuple(given.values()), lambda n: None) == tuple(given.values())
-    if not isinstance(x, fx.Node) or not numbers: return None
+    if node.all_input_nodes != [x]: return None                    # a size that is computed
     given = {k: tuple(v) if isinstance(v, list) else v for k,v in given.items()}
     if not given.get('stride'): given['stride'] = None             # () and None: no overlap
     return 'pool',nn.AvgPool2d(**given),(x,)

@@ -327,6 +327,15 @@ class IntegerMean(_Operator):
         return self._run(input)
 
 # %% ../../nbs/quantization/55_operators.ipynb #7e36647a
+def _check_windows(pool):
+    "Raises for what is no AvgPool2d, and for one that divides by other numbers."
+    if not isinstance(pool, nn.AvgPool2d):
+        got = type(pool).__name__
+        raise TypeError(f'IntegerAveragePool: pool must be an nn.AvgPool2d, got {got}')
+    if pool.divisor_override is None: return pool
+    raise ValueError('IntegerAveragePool: pool must have no divisor_override, '
+        f'got {pool.divisor_override}')
+
 def _both(v): return v if isinstance(v, tuple) else (v, v)
 
 class IntegerAveragePool(_Operator):
@@ -348,13 +357,14 @@ class IntegerAveragePool(_Operator):
         tensor([[[[1.5000, 3.5000]]]])
     """
     kernel = 'QLinearAveragePool'
+    pool:Any
     def __init__(self,
         grid:tuple,       # Scale, and uint8 code of 0, of what enters; both 0-d
         pool:nn.AvgPool2d # Its windows
     ):
         "See `IntegerAveragePool`."
         super().__init__([grid])
-        self.pool = check_model(pool, 'IntegerAveragePool', 'pool')
+        self.pool = _check_windows(pool)
         sizes = map(_both, (pool.kernel_size, pool.stride, pool.padding))
         self.size,self.stride,self.padding = sizes
         self.zeros = pool.count_include_pad and self.padding != (0, 0)    # are they counted?
