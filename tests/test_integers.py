@@ -14,7 +14,7 @@ from shok_nb.nn import remove_rounding_
 from shok_nb.quantization.between import Add
 from shok_nb.quantization.deploy import deploy_
 from shok_nb.quantization.models import quantize_model_
-from shok_nb.quantization.operators import IntegerAdd, IntegerCurve, IntegerMean, IntegerMultiply
+from shok_nb.quantization.operators import IntegerAdd, IntegerAveragePool, IntegerCurve, IntegerMean, IntegerMultiply
 from shok_nb.quantization.quantizer import Quantizer
 from shok_nb.quantization.runtime import onnx_session, to_onnx
 
@@ -500,6 +500,7 @@ def test_networks_that_weigh_channels(kind, tmp_path):
     assert found['QLinearLeakyRelu'] == kernels['QLinearLeakyRelu'] == 2*(kind == 'leaky')
     x = inputs(10_000, 1)*1.2
     with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+    with torch.no_grad(): assert torch.equal(copy.deepcopy(model)(x[:99]), model(x[:99]))
     fresh = weighing(curve, weighs())
     quantize_model_(fresh)
     fresh.load_state_dict(state)
@@ -527,21 +528,160 @@ def test_a_curve_that_writes(inplace):
     with torch.no_grad(): assert (model(inputs(32))-floats).norm() < .05*floats.norm()
 
 class AsksForATensor(nn.Module):
-    "Read with a stand-in, it takes the other branch, as a layer of torchvision's DenseNet does."
+    "Read with a stand-in, it takes the other branch."
     def __init__(self):
         super().__init__()
-        self.a,self.b = nn.Conv2d(3, 4, 3),nn.Conv2d(4, 2, 3)
+        self.a,self.b = nn.Conv2d(3, 4, 3),nn.Conv2d(4, 3, 3)
     def forward(self, x):
         parts = [x] if isinstance(x, torch.Tensor) else x
-        return self.b(F.silu(self.a(torch.cat(parts, 1)))*1.)
+        return self.b(F.silu(self.a(torch.cat(parts, 1))))
 
-def test_a_forward_that_asks_for_a_tensor():
+class AsksLater(AsksForATensor):
+    "The same, and what is read gives other numbers and no error."
+    def forward(self, x):
+        y = F.silu(self.a(x))
+        return self.b(F.silu(y) if isinstance(y, torch.Tensor) else y)
+
+@pytest.mark.parametrize('asks', [AsksForATensor, AsksLater])
+def test_a_forward_that_asks_for_a_tensor(asks):
+    "What is read wrongly stays as it is, and what others do is found."
     torch.manual_seed(0)
-    model = nn.Sequential(AsksForATensor(), nn.ReLU()).eval()
+    model = nn.Sequential(asks(), nn.ReLU(), Basic(3, 3), nn.Conv2d(3, 2, 1)).eval()
+    with torch.no_grad(): floats = model(inputs(32))
     report = quantize_model_(model, calibrate=[inputs(32)])
-    assert [r.name for r in report.rows] == ['0.a', '0.b'] and 'forward' not in vars(model[0])
-    with torch.no_grad(): assert model(inputs(2)).shape == (2, 2, 12, 12)
-    deploy_(model, inputs(16))
+    assert [r.name for r in report.rows if r.weights == '-'] == ['2.operations.add'] and 'forward' not in vars(model[0])
+    with torch.no_grad(): assert (model(inputs(32))-floats).norm() < .05*floats.norm()
+    assert {r.name: r.kernel for r in deploy_(model, inputs(16)).rows}['2.operations.add'] == 'QLinearAdd'
+
+class DenseLayer(nn.Module):
+    "Its input is a list that grows; the normalization stands before the convolution."
+    def __init__(self, ins, outs):
+        super().__init__()
+        self.norm1,self.conv1 = nn.BatchNorm2d(ins),nn.Conv2d(ins, 8, 1, bias=False)
+        self.norm2,self.conv2 = nn.BatchNorm2d(8),nn.Conv2d(8, outs, 3, padding=1, bias=False)
+        self.relu1,self.relu2 = nn.ReLU(inplace=True),nn.ReLU(inplace=True)
+    def together(self, parts): return self.conv1(self.relu1(self.norm1(torch.cat(parts, 1))))
+    def forward(self, input):
+        parts = [input] if isinstance(input, torch.Tensor) else input
+        return self.conv2(self.relu2(self.norm2(self.together(parts))))
+
+class DenseBlock(nn.ModuleDict):
+    def __init__(self, count, ins, outs):
+        super().__init__({f'layer{i}': DenseLayer(ins+i*outs, outs) for i in range(count)})
+    def forward(self, x):
+        parts = [x]
+        for layer in self.values(): parts.append(layer(parts))
+        return torch.cat(parts, 1)
+
+class Dense(nn.Module):
+    def __init__(self):
+        super().__init__()
+        between = nn.BatchNorm2d(14),nn.ReLU(inplace=True),nn.Conv2d(14, 6, 1),nn.AvgPool2d(2, 2)
+        self.features = nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.BatchNorm2d(6), nn.ReLU(inplace=True),
+            DenseBlock(2, 6, 4), *between, DenseBlock(2, 6, 3), nn.BatchNorm2d(12))
+        self.fc = nn.Linear(12, 5)
+        torch.manual_seed(1)
+        norms = [m for m in self.modules() if isinstance(m, nn.BatchNorm2d)]
+        for m in norms:
+            m.weight.data.normal_()
+            m.bias.data.normal_()
+        norms[-1].weight.data[:2] = torch.tensor([0., 1e-12])        # a channel that is all bias
+    def forward(self, x):
+        x = F.adaptive_avg_pool2d(F.relu(self.features(x), inplace=True), (1, 1))
+        return self.fc(torch.flatten(x, 1))
+
+def dense():
+    torch.manual_seed(0)
+    model = Dense()
+    with torch.no_grad(): model(inputs(64))
+    return model.eval()
+
+def test_dense(tmp_path):
+    "Lists as inputs; a normalization that stands alone is a convolution of each channel."
+    model = dense()
+    with torch.no_grad(): floats = model(inputs(128))
+    quantize_model_(model, calibrate=[inputs(128)])
+    with torch.no_grad(): assert (model(inputs(128))-floats).norm() < .05*floats.norm()
+    state,report = saved(model.state_dict()),deploy_(model, inputs(16))
+    want = dict(QLinearConv=16, QLinearConcat=4, QLinearAveragePool=1, QLinearGlobalAveragePool=1, QGemm=1)
+    assert Counter(r.kernel for r in report.rows) == want
+    call,found = in_runtime(model, inputs(16), tmp_path)
+    assert want == {k: found[k] for k in want} and not {'BatchNormalization', *FLOATS} & {*found}
+    x = inputs(10_000, 1)*1.2
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+    fresh = dense()
+    quantize_model_(fresh)
+    fresh.load_state_dict(state)
+    deploy_(fresh, inputs(16))
+    for m in (fresh, copy.deepcopy(model)):
+        with torch.no_grad(): assert torch.equal(m(x[:99]), model(x[:99]))
+
+def test_lists_as_inputs():
+    "A layer was read with a list of two; other lists are refused, and a state of other lists."
+    model = dense()
+    quantize_model_(model, calibrate=[inputs(32)])
+    layer = model.features[3]['layer1']
+    parts = [torch.randn(2, n, 8, 8, generator=generator(n)) for n in (6, 4)]
+    with torch.no_grad(): assert torch.equal(layer(parts), layer(input=tuple(parts)))
+    with pytest.raises(TypeError, match='DenseLayer was quantized for a list of 2 as input, got a list of 3'):
+        layer([*parts, parts[0]])
+    with pytest.raises(TypeError, match='a list of 2 as input, got Tensor'): layer(parts[0])
+    state = model.state_dict() | {'features.3.layer1.operations._extra_state': torch.tensor([3])}
+    with pytest.raises(RuntimeError, match='of a forward that was given other lists'):
+        copy.deepcopy(model).load_state_dict(state)
+    remove_rounding_(model, leave_rounded=False)
+    x = inputs(8)
+    assert {*model.state_dict()} == {*dense().state_dict()} and repr(model) == repr(dense())
+    with torch.no_grad(): assert torch.equal(model(x), dense()(x))
+
+class Grows(nn.Module):
+    "What it writes into its list is read elsewhere."
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Conv2d(3, 3, 1),nn.Conv2d(6, 2, 1)
+        self.inner = Appends()
+    def forward(self, x):
+        parts = [self.a(x)]
+        self.inner(parts)
+        return self.b(torch.cat(parts, 1))
+
+class Appends(nn.Module):
+    def forward(self, parts): parts.append(F.silu(parts[0]))
+
+def test_a_list_that_is_written_to():
+    torch.manual_seed(0)
+    model = nn.Sequential(Grows(), nn.Conv2d(2, 2, 1)).eval()
+    with torch.no_grad(): floats = model(inputs(32))
+    quantize_model_(model, calibrate=[inputs(32)])
+    assert 'forward' not in vars(model[0].inner)
+    with torch.no_grad(): assert (model(inputs(32))-floats).norm() < .05*floats.norm()
+
+class Before(nn.Module):
+    "A residual block that normalizes before its convolutions."
+    def __init__(self, n):
+        super().__init__()
+        self.norm1,self.norm2 = nn.BatchNorm2d(n),nn.BatchNorm2d(n)
+        self.conv1,self.conv2 = (nn.Conv2d(n, n, 3, padding=1) for _ in range(2))
+    def forward(self, x): return x + self.conv2(F.relu(self.norm2(self.conv1(F.relu(self.norm1(x))))))
+
+def test_normalizations_before_convolutions(tmp_path):
+    "And behind a ReLU. One behind a convolution becomes part of it, as ever."
+    torch.manual_seed(0)
+    head = nn.AdaptiveAvgPool2d(1),nn.Flatten(),nn.Linear(6, 4)
+    first = nn.Conv2d(3, 6, 3),nn.ReLU(),nn.BatchNorm2d(6)
+    model = nn.Sequential(*first, Before(6), Before(6), nn.BatchNorm2d(6), nn.ReLU(), *head)
+    with torch.no_grad(): model(inputs(64))
+    with torch.no_grad(): floats = model.eval()(inputs(64))
+    report = quantize_model_(model, calibrate=[inputs(64)])
+    assert [r.name for r in report.rows if r.kind == 'BatchNorm2d'] == ['2', '3.norm1', '4.norm1', '5']
+    with torch.no_grad(): assert (model(inputs(64))-floats).norm() < .05*floats.norm()
+    report = deploy_(model, inputs(16))
+    want = dict(QLinearConv=9, QLinearAdd=2, QLinearGlobalAveragePool=1, QGemm=1)
+    assert Counter(r.kernel for r in report.rows) == want
+    call,found = in_runtime(model, inputs(16), tmp_path)
+    assert want == {k: found[k] for k in want} and not {'BatchNormalization', *FLOATS} & {*found}
+    x = inputs(2000, 1)*1.2
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
 
 def test_a_curve_alone_stays_a_curve():
     "If no layer can be one of integers, nothing between them is."
@@ -647,20 +787,39 @@ class Fire(nn.Module):
         return torch.cat([self.relu(self.one(x)), self.relu(self.three(x))], 1)
 
 def test_squeezed(tmp_path):
-    "The last convolution is pooled and leaves: no codes do, so it alone is floats, and the report says it."
+    "The last convolution is pooled and leaves: it gives codes to the pooling, which computes with floats."
     torch.manual_seed(0)
     pool = nn.MaxPool2d(3, 2, ceil_mode=True)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), pool, Fire(8, 4, 8), pool, Fire(16, 6, 12), nn.Dropout(),
         nn.Conv2d(24, 10, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    with torch.no_grad(): floats = model(inputs(64))
     quantize_model_(model, calibrate=[inputs(64)])
+    with torch.no_grad(): assert (model(inputs(64))-floats).norm() < .05*floats.norm()
     report = deploy_(model, inputs(8))
-    want = dict(QLinearConv=7, QLinearConcat=2)
-    assert Counter(r.kernel for r in report.rows) == want | {'Conv: no codes leave': 1}
+    want = dict(QLinearConv=8, QLinearConcat=2)
+    assert Counter(r.kernel for r in report.rows) == want | dict(floats=1)
+    assert report.rows[-1].activations == 'floats: what comes next takes no codes'
     call,found = in_runtime(model, inputs(8), tmp_path)
-    assert found['Conv'] + found['FusedConv'] == 1 and want == {k: found[k] for k in want}
-    x = inputs(2000, 1)*1.3
+    assert not {'Conv', 'FusedConv'} & {*found} and want == {k: found[k] for k in want}
+    x = inputs(10_000, 1)*1.3
     with torch.no_grad(): y = model(x)
     assert np.abs(call(x)-y.numpy()).max() < 1e-6*y.abs().max()      # the same codes, summed in another order
+
+@pytest.mark.parametrize('size', [3, 9, (3, 6), 4, 2], ids=str)
+def test_a_pooling_to_a_size(size, tmp_path):
+    "As AlexNet and VGG pool: it changes nothing or repeats values, so codes pass. Means of several do not."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.MaxPool2d(2, 1, ceil_mode=True),
+        nn.AdaptiveAvgPool2d(size), nn.Flatten(), nn.LazyLinear(5)).eval()
+    model(inputs(2))
+    quantize_model_(model, calibrate=[inputs(64)])
+    report,passes = deploy_(model, inputs(8)),size not in (4, 2)
+    assert report.rows[0].kernel == ('QLinearConv' if passes else 'Conv: no codes leave')
+    call,found = in_runtime(model, inputs(8), tmp_path)
+    assert found['QLinearConv'] == passes
+    x = inputs(10_000, 1)*1.3
+    with torch.no_grad(): y = model(x)
+    if passes: assert np.array_equal(call(x), y.numpy())
 
 def test_your_own_quantizer_is_calibrated():
     model = nn.Sequential(nn.Linear(4, 4), Quantizer(8, signed=None), nn.ReLU(), nn.Linear(4, 2))
@@ -674,3 +833,73 @@ def test_your_own_quantizer_is_calibrated():
         odd = nn.Sequential(nn.Linear(4, 4), Quantizer(8), nn.Linear(4, 2))
         quantize_model_(odd, calibrate=[x*float('inf')])
     assert not odd[1].ready and 'forward' not in vars(odd[1])
+
+WINDOWS = [dict(kernel_size=2), dict(kernel_size=3, stride=1, padding=1, count_include_pad=False),
+    dict(kernel_size=3, stride=2, padding=1), dict(kernel_size=(2, 3), stride=(3, 2), ceil_mode=True),
+    dict(kernel_size=4, stride=3, padding=2, ceil_mode=True, count_include_pad=False),
+    dict(kernel_size=(5, 1), padding=(2, 0))]
+@pytest.mark.parametrize('options', WINDOWS, ids=str)
+def test_windows_of_codes(options):
+    "On 24 random grids, a third of them with many ties, in both layouts of the runtime."
+    rng,pool = np.random.default_rng(0),nn.AvgPool2d(**options)
+    def pair(v): return list(v) if isinstance(v, tuple) else [v, v]
+    zeros = pool.count_include_pad and pool.padding != 0
+    attributes = dict(kernel_shape=pair(pool.kernel_size), strides=pair(pool.stride), pads=pair(pool.padding)*2,
+        ceil_mode=int(pool.ceil_mode), count_include_pad=int(zeros))
+    ties = 0
+    for i in range(24):
+        a,c = random_grid(rng),random_grid(rng)
+        if i % 3 == 0: a = (torch.tensor(2.**-5), a[1])
+        c = (a[0]*torch.tensor(2**rng.uniform(-1, 1) if i % 3 else 2., dtype=torch.float32), c[1])
+        x,last = torch.tensor(rng.integers(0, 256, (2, 16, 13, 14), dtype=np.uint8)),i % 2
+        layer = IntegerAveragePool(a, pool)
+        layer.feeds(*c)
+        found = to_codes(layer(values(x, a)), c)
+        fed,outs = (x.movedim(1, -1).contiguous() if last else x),[*found.shape]
+        if last: outs = [outs[0], *outs[2:], outs[1]]
+        want = kernel('QLinearAveragePool', dict(x=fed), dict(x=fed) | constants(a=a, c=c), outs, channels_last=last,
+            **attributes)
+        assert torch.equal(found, (want.movedim(-1, 1) if last else want).float())
+        exact = pool((x.double()-int(a[1]))*a[0].double())/c[0].double()
+        ties += ((exact-exact.floor()) == .5).sum().item()
+    assert ties > 100
+
+class Averages(nn.Module):
+    "Average pooling as a layer, as a function and over all that is left, behind and before convolutions."
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = nn.Conv2d(3, 8, 3, 2),nn.Conv2d(8, 8, 3, padding=1),nn.Conv2d(16, 6, 1)
+        self.pool,self.last,self.fc = nn.AvgPool2d(2, ceil_mode=True),nn.AvgPool2d(4),nn.Linear(6, 4)
+    def forward(self, x):
+        x = self.pool(self.a(x).relu())
+        x = torch.cat([F.avg_pool2d(x, kernel_size=3, stride=1, padding=1), self.b(x)], 1)
+        return self.fc(self.last(self.c(x)).flatten(1))
+
+def test_windows(tmp_path):
+    "As torchvision's Inception and DenseNet pool."
+    torch.manual_seed(0)
+    model = Averages().eval()
+    with torch.no_grad(): floats = model(inputs(64))
+    quantize_model_(model, calibrate=[inputs(64)])
+    with torch.no_grad(): assert (model(inputs(64))-floats).abs().max() < .05*floats.abs().max()
+    state,report = saved(model.state_dict()),deploy_(model, inputs(8))
+    want = dict(QLinearConv=3, QLinearAveragePool=3, QLinearConcat=1, QGemm=1)
+    assert Counter(r.kernel for r in report.rows) == want
+    call,found = in_runtime(model, inputs(8), tmp_path)
+    assert want == {k: found[k] for k in want} and not FLOATS & {*found} and not found['AveragePool']
+    x = inputs(10_000, 1)*1.3
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+    fresh = Averages().eval()
+    quantize_model_(fresh)
+    fresh.load_state_dict(state)
+    deploy_(fresh, inputs(8))
+    with torch.no_grad(): assert torch.equal(fresh(x[:99]), model(x[:99]))
+
+@pytest.mark.parametrize('pool', [dict(kernel_size=2, divisor_override=3),
+    dict(kernel_size=3, padding=1, ceil_mode=True)], ids=str)
+def test_windows_that_stay(pool):
+    "What the runtime has no such operator for, or divides by another number."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AvgPool2d(**pool), nn.Conv2d(4, 2, 1)).eval()
+    report = quantize_model_(model, calibrate=[inputs(8)])
+    assert [r.kind for r in report.rows] == ['Conv2d', 'Conv2d']

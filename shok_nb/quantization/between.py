@@ -199,19 +199,25 @@ class Mean(nn.Module):
 # %% ../../nbs/quantization/54_between.ipynb #5ab0000c
 class _Reader(fx.Tracer):
     "What a forward does with its first inputs, without looking into modules that it calls."
-    def __init__(self, names):
+    def __init__(self, inputs):
         super().__init__()
-        self.names = names
+        self.given = inputs
     def is_leaf_module(self, m, module_qualified_name): return True
     def create_args_for_root(self, root_fn, is_module, concrete_args=None):
-        inputs = [self.create_proxy('placeholder', n, (), {}) for n in self.names]
+        def one(name): return self.create_proxy('placeholder', name, (), {})
+        def each(name, many): return [one(f'{name}_{i}') for i in range(many)]
+        inputs = [each(k, n) if n else one(k) for k,n in self.given.items()]
+        self.lists = [(v, [*v]) for v in inputs if type(v) is list]
         return root_fn, [self.root, *inputs]
+    def lists_as_given(self):
+        return all([*map(id, v)] == [*map(id, was)] for v,was in self.lists)
 
 class _Rewritten:
     "A forward in which operations are layers; it is copied and pickled with its `owner`."
     rewritten = True
-    def __init__(self, owner, names, source, functions):
-        self.owner,self.names,self.source,self.functions = owner,names,source,functions
+    def __init__(self, owner, inputs, source, functions):
+        self.owner,self.inputs,self.source,self.functions = owner,inputs,source,functions
+        self.names = [*inputs]
         self._compile()
 
     def _compile(self):
@@ -225,7 +231,17 @@ class _Rewritten:
             got = ', '.join([*map(str, range(len(args))), *kwargs])
             told = f'was quantized for a call with {", ".join(self.names)}'
             raise TypeError(f'the forward of {type(self.owner).__name__} {told}, got {got}')
-        return self.run(self.owner, *args, *[kwargs[n] for n in rest])
+        return self.run(self.owner, *self._each([*args, *[kwargs[n] for n in rest]]))
+
+    def _each(self, values):
+        "The tensors of an input; of a list all of its own, as many as there were."
+        for (name,many),v in zip(self.inputs.items(), values):
+            if not many: yield v
+            elif isinstance(v, (list, tuple)) and len(v) == many: yield from v
+            else:
+                got = f'a list of {len(v)}' if isinstance(v, list) else type(v).__name__
+                told = f'was quantized for a list of {many} as {name}, got {got}'
+                raise TypeError(f'the forward of {type(self.owner).__name__} {told}')
 
     @property
     def __signature__(self):
@@ -258,6 +274,7 @@ def _concatenation(node):
     tensors,*rest = [*node.args, *node.kwargs.values()]
     dim = rest[0] if rest else 0
     if not isinstance(tensors, (tuple, list)) or not isinstance(dim, int): return None
+    if len(tensors) < 2: return None
     return 'cat',Concatenate(len(tensors), dim),tuple(tensors)
 
 def _mean(node):
@@ -274,6 +291,18 @@ def _keeps_dims(node):
     "Does a mean keep its axes, with length 1?"
     return bool(node.kwargs.get('keepdim', node.args[2] if len(node.args) > 2 else False))
 
+_OF_WINDOWS = ('input', 'kernel_size', 'stride', 'padding', 'ceil_mode', 'count_include_pad',
+    'divisor_override')
+
+def _windows(node):
+    "A layer for the average of each window of a picture, or None."
+    given:dict[str,Any] = dict(zip(_OF_WINDOWS, node.args)) | dict(node.kwargs)
+    x = given.pop('input', None)
+    if node.all_input_nodes != [x]: return None                    # a size that is computed
+    given = {k: tuple(v) if isinstance(v, list) else v for k,v in given.items()}
+    if not given.get('stride'): given['stride'] = None             # () and None: no overlap
+    return 'pool',nn.AvgPool2d(**given),(x,)
+
 def _layer_for(node):
     "A layer that does what this node does, and the nodes that enter it; or None."
     if node.op not in ('call_function', 'call_method'): return None
@@ -285,6 +314,7 @@ def _layer_for(node):
     if what is F.relu6 and node.args: return 'relu',nn.ReLU6(),node.args[:1]
     if what in (torch.cat, torch.concat): return _concatenation(node)
     if what in (torch.mean, 'mean'): return _mean(node)
+    if what is F.avg_pool2d: return _windows(node)
     if what is F.adaptive_avg_pool2d:
         size = [*node.args[1:], *node.kwargs.values()]
         whole = size in ([1], [(1, 1)], [[1, 1]])
@@ -293,12 +323,15 @@ def _layer_for(node):
 # %% ../../nbs/quantization/54_between.ipynb #9544a2ca
 def _length(v): return len(v) if isinstance(v, (dict, list, set)) else 0
 
-def _read(owner, names):
+def _read(owner, inputs):
     "The graph of a forward; raises whatever reading it raises."
     def state(): return {k: (id(v), _length(v)) for k,v in vars(owner).items()}
     graphs,was,before = [],owner.training,state()
     try:
-        for owner.training in (True, False): graphs.append(_Reader(names).trace(owner))
+        for owner.training in (True, False):
+            reader = _Reader(inputs)
+            graphs.append(reader.trace(owner))
+            if not reader.lists_as_given(): raise ValueError('its forward changes a list')
     finally: owner.training = was
     if graphs[0].python_code('self').src != graphs[1].python_code('self').src:
         raise ValueError('its forward differs in training')
@@ -313,22 +346,29 @@ def _has(owner, path):
     except AttributeError: return False
 
 class _Operations(nn.ModuleDict):
-    "The operations of a forward. A state says of how many inputs that is a function."
-    def __init__(self, made, given):
+    "The operations of a forward. A state says of which inputs that is a function."
+    def __init__(self, made, inputs):
         super().__init__(made)
-        self.given = given
+        self.given = [*inputs.values()]
     def _get_name(self): return 'Operations'
-    def get_extra_state(self): return torch.tensor(self.given)
+    def get_extra_state(self):
+        return torch.tensor(self.given if any(self.given) else len(self.given))
     def set_extra_state(self, state):
-        if int(state) == self.given: return
-        told = f'the state is of a forward of {int(state)} inputs, this one has {self.given}'
-        raise RuntimeError(f'quantize_model_: {told}')
+        given = _lengths(state)
+        if given == self.given: return
+        told = f'of {len(given)} inputs, this one has {len(self.given)}'
+        if len(given) == len(self.given): told = 'that was given other lists'
+        raise RuntimeError(f'quantize_model_: the state is of a forward {told}')
+
+def _lengths(state):
+    "Of each input of a forward: the length of a list, or 0 for a Tensor."
+    return state.tolist() if state.ndim else [0]*int(state)
 
 _KNOWN = 'torch', 'device', 'inf', 'nan', 'NoneType', 'fx_pytree', 'pytree'
 
-def _rewrite(owner, names, keep=None):
+def _rewrite(owner, inputs, keep=None):
     "Operations become layers, all or those to keep. Are there any?"
-    graph,made,counts = _read(owner, names),nn.ModuleDict(),{}
+    graph,made,counts = _read(owner, inputs),nn.ModuleDict(),{}
     for node in [*graph.nodes]:
         found = _layer_for(node)
         if found is None: continue
@@ -346,8 +386,8 @@ def _rewrite(owner, names, keep=None):
     if not made: return False
     code = graph.python_code('self')
     functions = {k: v for k,v in code.globals.items() if k not in _KNOWN}
-    owner.operations = _Operations(made, len(names)).train(owner.training)
-    owner.forward = _Rewritten(owner, names, code.src, functions)
+    owner.operations = _Operations(made, inputs).train(owner.training)
+    owner.forward = _Rewritten(owner, inputs, code.src, functions)
     return True
 
 def _restore(owner):
@@ -360,20 +400,32 @@ def _is_pool(m):
     "Is this a pooling by the average of the whole picture?"
     return type(m) is Mean or type(m) is nn.AdaptiveAvgPool2d and m.output_size in (1, (1, 1))
 
+def _is_of_windows(m):
+    "Is this a pooling by the average of windows, as the runtime knows it?"
+    if type(m) is not nn.AvgPool2d or m.divisor_override is not None: return False
+    padded = m.padding not in (0, (0, 0))
+    return not (m.ceil_mode and m.count_include_pad and padded)
+
 _NORMS = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d
 _SMOOTH = (nn.Sigmoid, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.LeakyReLU, nn.GELU, nn.Mish,
     nn.Tanh, nn.ELU, nn.Softplus)
 
+def _is_scaling(m):
+    "Is this a normalization that multiplies each channel by a number and adds another?"
+    return type(m) is nn.BatchNorm2d and m.running_var is not None
+
 def _is_curve(m):
     "Is this a function of each value that is no ReLU?"
     return type(m) in _SMOOTH
+
+_OF_ONE = _is_pool,_is_of_windows,_is_curve,_is_scaling
 
 def _operations_of(model):
     "The operations in a model that could be integers, and the places of their inputs."
     found = {}
     for m in model.modules():
         if isinstance(m, _Operation): found[m] = [*m.inputs]
-        elif _is_pool(m) or _is_curve(m): found[m] = [m]
+        elif any(kind(m) for kind in _OF_ONE): found[m] = [m]
     return found
 
 # %% ../../nbs/quantization/54_between.ipynb #b686accb
@@ -383,11 +435,20 @@ def _first_names(m, many):
     plain = itertools.takewhile(lambda p: p.kind == p.POSITIONAL_OR_KEYWORD, parameters)
     return [p.name for p in plain][:many]
 
+def _many(v):
+    "The length of a list of tensors, 0 for a Tensor, None for others."
+    if isinstance(v, Tensor): return 0
+    tensors = type(v) is list and v and all(isinstance(t, Tensor) for t in v)
+    return len(v) if tensors else None
+
 def _given(m, args, kwargs):
-    "The names of the inputs of a call, if it has tensors alone and no gap; or None."
+    """The names of the inputs of a call, each with how many tensors it has if it is a list; or
+    None, if there are others or there is a gap."""
     names = _first_names(m, len(args)+len(kwargs))
-    plain = all(isinstance(v, Tensor) for v in (*args, *kwargs.values()))
-    return names if plain and {*names[len(args):]} == {*kwargs} else None
+    if {*names[len(args):]} != {*kwargs}: return None
+    values = *args,*[kwargs[n] for n in names[len(args):]]
+    inputs = {k: _many(v) for k,v in zip(names, values)}
+    return None if None in inputs.values() else inputs
 
 def _readable(m):
     "Is this a module whose forward may be read and rewritten?"
@@ -406,33 +467,34 @@ def _run_watched(model, example, modules, watch):
         for h in hooks: h.remove()
 
 def _readers(model, example):
-    "Modules with a forward of their own, the names of its inputs; and what the model gives."
+    "Modules with a forward of their own, its inputs; and what the model gives."
     given = {}
     def see(m, args, kwargs):
-        names = _given(m, args, kwargs)
-        if given.setdefault(m, names) != names: given[m] = None
+        inputs = _given(m, args, kwargs)
+        if given.setdefault(m, inputs) != inputs: given[m] = None
     out = _run_watched(model, example, [m for m in model.modules() if _readable(m)], see)
-    return {m: names for m,names in given.items() if names},out
+    return {m: inputs for m,inputs in given.items() if inputs},out
 
 def _rewritten(owners, keep=None):
     "Forwards that can be read are rewritten, with all their operations or those to keep."
     done = []
-    for m,names in owners.items():
+    for m,inputs in owners.items():
         if keep is not None and m not in keep: continue
-        try: changed = _rewrite(m, names, None if keep is None else keep[m])
+        try: changed = _rewrite(m, inputs, None if keep is None else keep[m])
         except Exception: continue            # whatever reading a forward of others raises
         if changed: done.append(m)
     return done
 
 def _only_tensors(model, example, operations):
-    "Those of the operations that are called, with floats; and the outputs."
+    "Those of the operations that are called, with floats."
     called,odd = set(),set()
     def see(m, args, kwargs):
         called.add(m)
         if not all(isinstance(t, Tensor) and t.is_floating_point() for t in args): odd.add(m)
-        if _is_pool(m) and getattr(args[0], 'ndim', 4) != 4: odd.add(m)
-    out = _run_watched(model, example, operations, see)
-    return {m: places for m,places in operations.items() if m in called-odd},out
+        pools = _is_pool(m) or _is_of_windows(m)
+        if pools and getattr(args[0], 'ndim', 4) != 4: odd.add(m)
+    _run_watched(model, example, operations, see)
+    return {m: places for m,places in operations.items() if m in called-odd}
 
 # %% ../../nbs/quantization/54_between.ipynb #3773d73f
 class _Choice:
@@ -448,12 +510,18 @@ class _Choice:
     def fits(self, m):
         "Can the inputs and the output of this operation be integers?"
         users = self.flow.reached(self.flow.outputs(m))
-        if not users or not {*users} <= self.sites(): return False
+        if not _is_pool(m) or users:                      # its mean may leave, as floats
+            if not users or not {*users} <= self.sites(): return False
         enters = [n.args[0] for place in self.operations[m] for n in self.flow.inputs(place)]
         origins = {self.flow.origin(n) for n in enters}
+        if _is_scaling(m) and all(map(self.folds, enters)): return False
         if _is_curve(m) or isinstance(m, Multiply):       # the sums of a Linear stay exact
             if any(isinstance(o, nn.Linear) for o in origins): return False
         return origins <= self.sources()
+
+    def folds(self, node):
+        "Does a normalization that takes this value become part of the layer before it?"
+        return self.flow.leaves(node) in self.layers and self.flow.only_user(node) is not None
 
     def groups(self):
         "Sites that one tensor reaches, together."
@@ -474,14 +542,28 @@ _WRONGLY_READ = AttributeError,LookupError,RuntimeError,TypeError,ValueError
 
 def _names(model): return {m: n for n,m in model.named_modules()}
 
-def _chosen(model, example, layers, before):
+def _read_right(model, example, owners, before):
+    "Those of the owners whose rewritten forwards give what they gave before."
+    def right(some):
+        done = _rewritten(some)
+        try: after = _run_watched(model, example, [], None)
+        except _WRONGLY_READ: return False
+        finally:
+            for m in done: _restore(m)
+        return all(_gap(a, b) <= 1e-5 for a,b in zip(after, before))
+    def of(kinds): return {m: inputs for m,inputs in owners.items() if type(m) in kinds}
+    if right(owners): return owners
+    some = of([k for k in {*map(type, owners)} if right(of([k]))])
+    return some if right(some) else {}
+
+def _chosen(model, example, layers):
     "The names of operations to quantize, and of sites that share, in a model read as a whole."
-    try: operations,after = _only_tensors(model, example, _operations_of(model))
-    except _WRONGLY_READ: return [],[]          # a forward asked if a stand-in is a tensor
-    if not operations or any(_gap(a, b) > 1e-5 for a,b in zip(after, before)): return [],[]
+    operations = _only_tensors(model, example, _operations_of(model))
+    if not operations: return [],[]
     norms = [m for m in model.modules() if isinstance(m, _NORMS)]
-    places = [p for m,ps in operations.items() for p in ps if p is not m]
-    try: flow = _flow(model, example, [*layers, *operations, *places, *norms])
+    places = [p for ps in operations.values() for p in ps]
+    watched = dict.fromkeys([*layers, *operations, *places, *norms])
+    try: flow = _flow(model, example, [*watched])
     except _NoFlow: return [],[]
     choice,name = _Choice(flow, layers, operations, norms),_names(model)
     order = [*name.values()].index
@@ -499,12 +581,12 @@ def _kept(model, owners, chosen):
 
 def _place_between(model, example, layers):
     "Rewrite the forwards whose operations are to be quantized; what has been found."
-    try: owners,before = _readers(model, example)
+    try: owners = _read_right(model, example, *_readers(model, example))
     except TypeError: return _Between()                   # outputs that cannot be looked into
     done,writing = _rewritten(owners),[m for m in model.modules() if _is_curve(m)]
     writing = [m for m in writing if getattr(m, 'inplace', False)]
     for m in writing: m.inplace = False                   # what it gives is on another grid
-    try: chosen,groups = _chosen(model, example, [*layers.values()], before)
+    try: chosen,groups = _chosen(model, example, [*layers.values()])
     finally:
         for m in done: _restore(m)
         for m in writing: m.inplace = True
@@ -535,8 +617,9 @@ def _place_named(model, state, prefix, sites):
         m,known = _named(model, path.rstrip('.')),_path(path.rstrip('.'), 'operations.')
         if m is None or not _readable(m): continue
         keep = {s[len(known):].partition('.')[0] for s in sites if s.startswith(known)}
-        names = _first_names(m, int(state[f'{prefix}{known}_extra_state']))
-        _rewritten({m: names}, {m: keep})
+        lengths = _lengths(state[f'{prefix}{known}_extra_state'])
+        names = _first_names(m, len(lengths))
+        _rewritten({m: dict(zip(names, lengths))}, {m: keep})
     named,found = {_named(model, s) for s in sites},_operations_of(model)
     found = {m: places for m,places in found.items() if named & {*places}}
     for m in found:

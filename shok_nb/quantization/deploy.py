@@ -27,6 +27,9 @@ from shok_nb.quantization.between import (
     Concatenate,
     Multiply,
     _is_curve,
+    _is_of_windows,
+    _is_pool,
+    _is_scaling,
     _operations_of,
 )
 from shok_nb.quantization.flow import (
@@ -52,6 +55,7 @@ from shok_nb.quantization.integers import (
 from .models import LayerReport, _loose, _weights_of
 from shok_nb.quantization.operators import (
     IntegerAdd,
+    IntegerAveragePool,
     IntegerConcatenate,
     IntegerCurve,
     IntegerMean,
@@ -184,11 +188,13 @@ class _Made:
 
 def _made_operation(name, m, quantizers):
     "An integer operation for `m`."
+    if _is_scaling(m): return _made_scaling(name, m, quantizers[0])
     grids = [_entering_grid(q) for q in quantizers]
     if isinstance(m, Concatenate): layer = IntegerConcatenate(grids, m.dim)
     elif isinstance(m, Add): layer = IntegerAdd(*grids)
     elif isinstance(m, Multiply): layer = IntegerMultiply(*grids)
     elif _is_curve(m): layer = IntegerCurve(grids[0], _without_quantizer(m))
+    elif _is_of_windows(m): layer = IntegerAveragePool(grids[0], _without_quantizer(m))
     else: layer = IntegerMean(*grids)
     return _Made(name, m, None, layer)
 
@@ -196,6 +202,7 @@ def _without_quantizer(m):
     "A twin of a layer that has no parameters; it has no quantizer and no hook either."
     twin = copy.copy(m)
     vars(twin).update({k: OrderedDict() for k,v in vars(m).items() if isinstance(v, dict)})
+    vars(twin).pop('_quantizes', None)                           # handles of hooks
     return twin
 
 def _made(name, m, norm):
@@ -204,9 +211,20 @@ def _made(name, m, norm):
     if not w.isfinite().all(): return 'a weight that is no finite number'
     wanted = _affine(m, w)
     if norm is not None: wanted = _folded(wanted, norm)
+    return _layer_of(_Made(name, m, norm, m), wanted, m.input_quantizer)
+
+def _made_scaling(name, bn, q):
+    "A normalization as a convolution of each channel alone: its one code is 127 or -127."
+    many,one = bn.num_features,torch.ones_like(bn.running_var, dtype=torch.float64)
+    like = nn.Conv2d(many, many, 1, groups=many, device='meta')
+    wanted = _Affine(127*one.view(-1, 1, 1, 1), one/127, 0*one, 0*one)
+    return _layer_of(_Made(name, bn, None, like), _folded(wanted, bn), q)
+
+def _layer_of(made, wanted, q):
+    "An `IntegerLayer` of these weights, or why there is none."
     if not all(t.isfinite().all() for t in wanted):
         return 'a bias or a normalization that is no finite number'
-    entering,zero_point = _entering_grid(m.input_quantizer)
+    m,(entering,zero_point) = made.layer,_entering_grid(q)
     found = _within_int32(wanted, entering.double())
     if found is None: return 'sums beyond int32'
     scale = found.scale.float()
@@ -218,7 +236,8 @@ def _made(name, m, norm):
     exact = wanted.codes*_beside(wanted.scale, wanted.codes)
     apart = (found.codes*_beside(scale.double(), exact)-exact).abs().flatten(1).sum(1)
     rounded = product/2 + apart*255*entering.double()
-    return _Made(name, m, norm, layer, rounded.float(), wanted.terms.float())
+    made.layer,made.rounded,made.terms = layer,rounded.float(),wanted.terms.float()
+    return made
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00005
 def _behind(flow, m, norms):
@@ -253,8 +272,8 @@ def _flow_or_none(model, example, layers, operations):
     quantizers = [m.input_quantizer for m in layers]
     quantizers += [q for qs in operations.values() for q in qs]
     norms = [m for m in model.modules() if _foldable(m)]
-    watched = *layers,*dict.fromkeys(quantizers),*norms,*operations,*_relus(model)
-    try: return _flow(model, example, [*watched]),''
+    watched = *layers,*quantizers,*norms,*operations,*_relus(model)
+    try: return _flow(model, example, [*dict.fromkeys(watched)]),''
     except _NoFlow as e: return None,str(e)
 
 # %% ../../nbs/quantization/50_deploy.ipynb #67c111c6
@@ -283,8 +302,9 @@ def _quantizers(m, operations):
 
 def _hand_on(flow, made, operations, relus):
     "What reaches quantizers of one grid, and nobody else, gives codes on that grid."
+    pools = [m for m in operations if _is_pool(m)]        # they read codes in any case
     while True:
-        entering = {q for m in made for q in _quantizers(m, operations)}
+        entering = {q for m in (*made, *pools) for q in _quantizers(m, operations)}
         for m,one in made.items(): one.next = _next(flow, m, one, entering, relus)
         lost = [m for m,one in made.items() if m in operations and one.next is None]
         if not lost: break
@@ -709,6 +729,7 @@ def _no_operation(m, quantizers):
     "Why this operation cannot be one of integers, or None."
     told = [t for q in quantizers if (t := _no_grid(q))]
     if told: return told[0]
+    if _is_scaling(m) and not _foldable(m): return 'a normalization of its own'
     own = [k for k in m.modules() if not isinstance(k, Quantizer)]
     if any(map(_hooks_of, own)): return 'it has a hook'
 

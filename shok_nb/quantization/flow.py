@@ -216,6 +216,13 @@ _KEEP_ORDER = {_aten.relu, _aten.max_pool2d_with_indices, _aten.max_pool3d_with_
     _aten.upsample_nearest2d, _aten.upsample_nearest3d}
 _PARTS = {_aten.split, _aten.split_with_sizes, _aten.chunk, _aten.unbind}
 
+def _repeats(node):
+    "Is this a pooling to a size that repeats each value, or changes nothing?"
+    pools = _aten.adaptive_avg_pool2d,_aten._adaptive_avg_pool2d
+    if _packet(node) not in pools: return False
+    enters,leaves = (n.meta['val'].shape[-2:] for n in (node.args[0], node))
+    return all(b % a == 0 for a,b in zip(enters, leaves))
+
 def _keeps_order(node):
     "Is a value of this node one of its input, the largest of some, or one clipped at an end?"
     if node.op != 'call_function': return False
@@ -223,7 +230,8 @@ def _keeps_order(node):
         source = node.args[0]
         return _packet(source) in _PARTS or node.args[1] == 0 and _keeps_order(source)
     if any(isinstance(a, torch.fx.Node) for a in node.args[1:]): return False
-    return _packet(node) in _KEEP_ORDER | _PARTS
+    if _packet(node) is _aten.cat: return len(node.args[0]) == 1
+    return _packet(node) in _KEEP_ORDER | _PARTS or _repeats(node)
 
 def _packet(node): return getattr(node.target, 'overloadpacket', None)
 
@@ -241,6 +249,11 @@ class _Flow:
     def enters(self, node):
         "The module that this node enters, or None."
         if node.target is not _here or node.args[1] % 2: return None
+        return self.modules[node.args[1]//2]
+
+    def leaves(self, node):
+        "The module whose output this value is, without a step between, or None."
+        if node.target is not _here or node.args[1] % 2 == 0: return None
         return self.modules[node.args[1]//2]
 
     def only_user(self, node):
@@ -264,7 +277,7 @@ class _Flow:
         "The module whose output this value is, but for steps that keep the order; or None."
         while node.target is not _here or node.args[1] % 2 == 0:
             if node.target is not _here and not _keeps_order(node): return None
-            node = node.args[0]
+            [node] = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:1]
         return self.modules[node.args[1]//2]
 
 # %% ../../nbs/quantization/53_flow.ipynb #fc141094
