@@ -187,6 +187,64 @@ def test_log2_round():
     assert gradient() == [0, 1, 1, 0] and gradient(gradient='saturated') == [0, 1, 1, 1]
     assert gradient(gradient='ste') == [1]*4
 
+def po2_exponents(bits, max_value, relu):
+    "Of QKeras 0.9.0: a bit for the sign of x, and one for that of the exponent, unless no value is above 1."
+    kept = bits-(not relu)-(max_value is None or max_value > 1)
+    return -2**kept,2**kept-1
+
+def as_in_qkeras(x, bits, max_value=None, relu=False, floor=False, even=False):
+    """quantized_po2 and quantized_relu_po2 of QKeras 0.9.0 with use_ste=False, written from quantizers.py
+    (_clip_power_of_two) in numpy's float32. Beside QKeras 0.9.0 itself, on TensorFlow 2.15.1, it was the same for
+    200,000 values in every case below."""
+    f,(low,high) = np.float32,po2_exponents(bits, max_value, relu)
+    if even: high = 2*(high//2)
+    size = np.maximum(x, f(0)) if relu else np.abs(x)
+    v = np.maximum(size, f(1e-7))
+    if max_value is not None: v = np.where(v >= max_value, f(max_value), v)
+    v = np.log(np.sqrt(v) if even else v)/f(math.log(2))
+    n = np.where(size < f(1e-7), f(low), (1+even)*np.clip(np.floor(v) if floor else np.round(v), low, high))
+    return np.where(relu | (x >= 0), f(1), f(-1))*np.exp2(n.astype(f))
+
+def po2(x, bits, max_value=None, relu=False, floor=False, even=False):
+    "The same by log2_round."
+    low,high = po2_exponents(bits, max_value, relu)
+    if max_value is not None: x = x.clamp(-max_value, max_value)
+    if even: y = R.log2_round(x.abs().sqrt(), exponents=(low, 2*(high//2)))**2
+    else: y = R.log2_round(x.abs(), R.floor_ste if floor else R.round_ste, exponents=(low, high))
+    if relu: return torch.where(x > 0, y, 2.**low)
+    return torch.where(x == 0, 2.**low, torch.copysign(y, x))
+
+def of_many_sizes():
+    "Both signs, 2**-23 to 2**40, where QKeras is right; away from where float32 logarithms and ours may differ."
+    g = torch.Generator().manual_seed(0)        # any: the sizes, not the digits, are what matters
+    x = (torch.randint(2, (20_000,), generator=g)*2.-1)*2.**(63*torch.rand(20_000, generator=g)-23)
+    quarters = 4*x.abs().log2()                 # ties of both spacings, and where a floor jumps
+    return torch.cat([x[(quarters-quarters.round()).abs() > 1e-4], torch.zeros(1)])
+
+@pytest.mark.parametrize('relu', [False, True])
+@pytest.mark.parametrize('how', [{}, dict(floor=True), dict(even=True)], ids=['round', 'floor', 'even'])
+@pytest.mark.parametrize('max_value', [None, .3, 1., 5., 100.])
+@pytest.mark.parametrize('bits', [3, 4, 6])
+def test_po2_of_qkeras(bits, max_value, how, relu):
+    x = of_many_sizes()
+    want = torch.tensor(as_in_qkeras(x.numpy(), bits, max_value, relu, **how))
+    got = po2(x, bits, max_value, relu, **how)
+    assert len(x) > 19_000 and torch.equal(got, want)
+
+def test_where_qkeras_is_not_right():
+    "What is below its epsilon, a largest value between two powers, infinity, and powers of two that it floors."
+    def theirs(*v, **kw): return as_in_qkeras(np.array(v, np.float32), **kw).tolist()
+    def ours(*v, **kw): return po2(torch.tensor(v), **kw).tolist()
+    assert theirs(9e-8, 1.1e-7, bits=8) == [2.**-64, 2.**-23] and ours(9e-8, bits=8) == [2.**-23]
+    assert theirs(3., bits=4, max_value=3.) == [4.]                 # above the largest value
+    assert R.log2_round(torch.tensor(3.), exponents=(-4, 1)) == 2
+    powers = 2.**torch.arange(-20, 21)
+    assert torch.equal(po2(powers, 8, floor=True), powers)
+    floored = torch.tensor(as_in_qkeras(powers.numpy(), 8, floor=True))
+    assert torch.isin(floored, torch.cat([powers, powers/2])).all()     # which ones depends on the logarithm
+    x,y = np.float32(1e30),np.float32(2.**7)                            # clipped: with use_ste it returns this sum
+    assert x+(y-x) == 0 and ours(1e30, math.inf, bits=5) == [128., 128.]
+
 @pytest.mark.parametrize('bits, terms', [(2, 1), (4, 1), (4, 3), (5, 2), (7, 3), (9, 4)])
 def test_apot_levels(bits, terms):
     "As in the paper, 2.2: sums of terms from {0, 2^-i, 2^-(i+n), ...}, over the largest."
