@@ -374,7 +374,7 @@ def test_scale_of_integers():
 
 # --- as a layer
 SCALED = 'e4m3', 'e5m2', 'e2m1', 'nf4', torch.float8_e4m3fn, R.FloatFormat(3, 2)
-OWN = 'mxfp4', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'bfloat16', 'float16', 'tf32'
+OWN = 'mxfp4', 'mxfp6_e2m3', 'mxfp6_e3m2', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'bfloat16', 'float16', 'tf32'
 LAYERS = [(f, {}) for f in OWN] + [(f, kw) for f in SCALED for kw in ({}, dict(axis=0), dict(block=32),
     dict(axis=0, learn=True), dict(init='minmax'))]
 
@@ -405,6 +405,14 @@ def test_quantizer_chooses():
     q = R.Quantizer(format='nvfp4').calibrate_(w)
     assert torch.equal(q(w), R.nvfp4_quantize(w, tensor_scale=q.scale)) and (torch.frexp(q.scale)[0] == .5).all()
 
+@pytest.mark.parametrize('format', ['e2m3', 'e3m2'])
+def test_six_bits(format):
+    "The word has the grid of mx_quantize; 6 bits have no dtype in torch, so there are no codes."
+    w = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    q = R.Quantizer(format=f'mxfp6_{format}').calibrate_(w)
+    assert torch.equal(q(w), R.mx_quantize(w, format))
+    with pytest.raises(TypeError, match=f'torch has no dtype for format=mxfp6_{format}'): q.to_codes(w)
+
 @pytest.mark.parametrize('format', ['e4m3', 'e5m2', 'bfloat16'])
 def test_quantizer_codes(format):
     w = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
@@ -413,7 +421,7 @@ def test_quantizer_codes(format):
     assert codes.dtype == {'e4m3': torch.float8_e4m3fn, 'e5m2': torch.float8_e5m2}.get(format, torch.bfloat16)
     assert torch.equal(codes.float()*q.scale, q(w))
 
-@pytest.mark.parametrize('format', ['e4m3', 'nf4', 'mxfp4', 'nvfp4', 'Q4_0'])
+@pytest.mark.parametrize('format', ['e4m3', 'nf4', 'mxfp4', 'mxfp6_e3m2', 'nvfp4', 'Q4_0'])
 def test_quantize_model(format):
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
@@ -422,7 +430,8 @@ def test_quantize_model(format):
     model(x).sum().backward()
     before = model.eval()(x)
     rows = R.deploy_(model, x).rows
-    kept = {'e4m3': 'float8_e4m3fn', 'Q4_0': 'floats on the grid of Q4_0'}.get(format, format)
+    on_grid = {k: f'floats on the grid of {k}' for k in ('Q4_0', 'mxfp6_e3m2')}
+    kept = (on_grid | dict(e4m3='float8_e4m3fn')).get(format, format)
     assert torch.equal(model(x), before) and all(r.weights == kept for r in rows)
 
 STORED = {'e4m3': 'float8_e4m3fn', 'e5m2': 'float8_e5m2', 'e4m3fnuz': 'float8_e4m3fnuz', 'e5m2fnuz': 'float8_e5m2fnuz',
