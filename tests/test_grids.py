@@ -18,6 +18,7 @@ import torch
 import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.replay import no_replay
+from shok_nb.grids import floats
 
 
 def same(a, b): return bool(((a == b) & (a.signbit() == b.signbit()) | a.isnan() & b.isnan()).all())
@@ -140,6 +141,32 @@ def test_stays_in_pieces():
             assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
 
 KINDS = 'Q8_0', 'Q4_0', 'Q4_1'
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('name', R.FORMATS)
+def test_steps_from_sums(name, dtype, monkeypatch):
+    "What compiled code does in the place of bits, at every size."
+    x = numbers(dtype)
+    x,grid = x[~x.isnan()],floats._grid_of(R.FORMATS[name])
+    want = grid.steps(x)
+    monkeypatch.setattr(floats, '_for_cpu', lambda x: True)
+    assert torch.equal(grid.steps(x), want)
+
+def test_steps_from_sums_of_all():
+    "Each float32 of one binade, hence of all: a power of two goes through sums and products unchanged."
+    x = (torch.arange(2**23, dtype=torch.int32) + (127 << 23)).view(torch.float32)
+    for m in (0, 3): assert (floats._scaled_binade(x, m, 2.**90) == 2.**-m).all()
+
+def test_compiled_beyond_the_range():
+    "The gradient is that of eager code, whatever its own sign."
+    x = torch.tensor([447., 448., 448.1, 463., 465., 1e4, math.inf, 0.])
+    x,g = torch.cat([x, x, -x, -x]),torch.tensor([1., -2.]).repeat_interleave(8).repeat(2)
+    def f(x): return R.float_round(x, 'e4m3', saturate=False)
+    def both(f):
+        leaf = x.clone().requires_grad_()
+        y = f(leaf)
+        return y.detach(),torch.autograd.grad(y, leaf, g)[0]
+    for a,b in zip(both(f), both(torch.compile(f, fullgraph=True))): assert ((a == b) | a.isnan() & b.isnan()).all()
 
 def test_two_codebooks_are_two():
     "A grid that holds a tensor is not known by its name: nothing of one is replayed for the other."
@@ -374,7 +401,8 @@ def test_scale_of_integers():
 
 # --- as a layer
 SCALED = 'e4m3', 'e5m2', 'e2m1', 'nf4', torch.float8_e4m3fn, R.FloatFormat(3, 2)
-OWN = 'mxfp4', 'mxfp6_e2m3', 'mxfp6_e3m2', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'bfloat16', 'float16', 'tf32'
+OWN = ('mxfp4', 'mxfp6_e2m3', 'mxfp6_e3m2', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'bfloat16', 'float16',
+    'tf32')
 LAYERS = [(f, {}) for f in OWN] + [(f, kw) for f in SCALED for kw in ({}, dict(axis=0), dict(block=32),
     dict(axis=0, learn=True), dict(init='minmax'))]
 
@@ -705,6 +733,24 @@ def test_not_saved(call, kind, told, tmp_path):
     (lambda x: R.nvfp4_quantize(x, square=True), ValueError, 'nvfp4_quantize: square=True wants two last dims'),
     (lambda x: R.levels_round(x, [1., 0.]), ValueError, 'levels_round: levels must be finite and ascend'),
     (lambda x: R.levels_round(x, [0., math.inf]), ValueError, 'levels_round: levels must be finite'),
+    (lambda x: R.levels_round(x, [0., 1., 1.]), ValueError, 'levels_round: levels must be finite and ascend, got 1'),
+    (lambda x: R.levels_round(x, torch.tensor([0, 1])), TypeError, 'levels_round: levels must be float16'),
+    (lambda x: R.nvfp4_quantize(x, tensor_scale=-1.), ValueError, 'nvfp4_quantize: tensor_scale must be in (0, inf)'),
+    (lambda x: R.nvfp4_quantize(x, tensor_scale=math.nan), ValueError, 'nvfp4_quantize: tensor_scale'),
+    (lambda x: R.nvfp4_quantize(x[:, :31]), ValueError, 'nvfp4_quantize: block must divide dim -1 of length 31'),
+    (lambda x: R.int_quantize(x, block=0), ValueError, 'int_quantize: block'),
+    (lambda x: R.mx_quantize(x, 'fp4'), ValueError, 'mx_quantize: format must be one of float16'),
+    (lambda x: R.ulp(x, 'fp4'), ValueError, 'ulp: format must be one of float16'),
+    (lambda x: R.Quantizer(format='fp4'), ValueError, 'Quantizer: format must be one of float16'),
+    (lambda x: R.Quantizer(format='e4m3', block=0), ValueError, 'Quantizer: block'),
+    (lambda x: R.quantize_model_(torch.nn.Linear(2, 2), 'fp4', None), TypeError,
+        "quantize_model_: weights must be bits, a format, a Quantizer, another module or None, got 'fp4'; known are"),
+    (lambda x: R.ulp(x.int(), 'e4m3'), TypeError, 'ulp: x must be float16'),
+    (lambda x: R.mx_quantize(x.int()), TypeError, 'mx_quantize: x must be float16'),
+    (lambda x: R.nvfp4_quantize(x.int()), TypeError, 'nvfp4_quantize: x must be float16'),
+    (lambda x: R.int_quantize(x.int()), TypeError, 'int_quantize: x must be float16'),
+    (lambda x: R.levels_round(x.int(), R.NF4), TypeError, 'levels_round: x must be float16'),
+    (lambda x: R.log2_round(x.int()), TypeError, 'log2_round: x must be float16'),
     (lambda x: R.levels_round(x, [1.]), ValueError, 'levels_round: levels must be a vector'),
     (lambda x: R.levels_round(x, [[0., 1.]]), ValueError, 'levels_round: levels must be a vector'),
     (lambda x: R.levels_round(x, [[0., 1.]], axis=0), ValueError, 'levels_round: levels must have a row for each'),
