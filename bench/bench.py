@@ -33,8 +33,9 @@ import shok_nb as R  # noqa: E402 (found by the line above)
 from shok_nb.catalog import catalog  # noqa: E402 (found by the line above)
 
 STEADY = dict(MALLOC_TOP_PAD_='4000000000', MALLOC_MMAP_THRESHOLD_='4000000000', MALLOC_TRIM_THRESHOLD_='8000000000')
-PARTS = dict(small=['small'], large=['large'], steady=['steady'], compile=['compile'], peers=['peers', 'peers-steady'])
-SIZES = dict(small='1024,65536', peers='1024,65536,1048576,16777216')
+PARTS = dict(small=['small'], large=['large'], steady=['steady'], compile=['compile'], grids=['grids'],
+    peers=['peers', 'peers-steady'])
+SIZES = dict(small='1024,65536', peers='1024,65536,1048576,16777216', grids='16777216')
 LARGE = '1048576,16777216'
 FIVE = 'round_ste', 'cubic_round', 'soft_round', 'fourier_round', 'stochastic_round'
 TERMS = 1, 2, 5, 10, 20, 30
@@ -56,6 +57,31 @@ def ours():
         'fake_quantize': functools.partial(R.fake_quantize, scale=.1),
     }
     return out + [Candidate(n, f, n.removesuffix('(seed=s)'), 'ours') for n,f in more.items()]
+
+CASTS = 'two casts of torch'
+def grids():
+    "On grids that are not even: ours, torch's own way, which has no choice of gradient, and packages that have none."
+    scale = torch.tensor(.01)
+    out = {
+        CASTS: lambda x: x.to(torch.float8_e4m3fn).to(x.dtype),
+        'float_round, e4m3': lambda x: R.float_round(x, 'e4m3'),
+        'float_round, e4m3, soft_round': lambda x: R.float_round(x, 'e4m3', R.soft_round, alpha=5.),
+        'mx_quantize, e2m1': lambda x: R.mx_quantize(x, 'e2m1'),
+        'nvfp4_quantize': lambda x: R.nvfp4_quantize(x, tensor_scale=scale),
+    }
+    return out,values_alone()
+
+def values_alone():
+    "To e4m3 by numpy, without a gradient."
+    with contextlib.suppress(ImportError):
+        import gfloat
+        import ml_dtypes
+        from gfloat.formats import format_info_ocp_e4m3 as e4m3
+        def by_gfloat(x): return torch.tensor(gfloat.round_ndarray(e4m3, x.detach().numpy(), sat=True))
+        def by_ml_dtypes(x):
+            return torch.tensor(x.detach().numpy().astype(ml_dtypes.float8_e4m3fn).astype('float32'))
+        return {'ml_dtypes, e4m3': by_ml_dtypes, 'gfloat, e4m3': by_gfloat}
+    return {}
 
 class Old(Function):
     "The least a custom gradient in the old style can do."
@@ -304,11 +330,21 @@ def compiled(cs, clock, a, part):
             yield dict(part=part, memory=a.memory, dtype='float32', threads=1, size=n, clone=clone, rows=rows)
     return first,failed,list(each())
 
+def on_grids(clock, a, part):
+    "Each eager and compiled, taking turns; packages eager alone."
+    torch.set_num_threads(1)
+    fs,others = grids()
+    made = {f'{k}, compiled': torch.compile(f, fullgraph=True, dynamic=False) for k,f in fs.items()}
+    for n in a.sizes:
+        clone,rows = ratios(fs | made | others, clock, n, torch.float32, a)
+        say(f'{part}: {n} elements')
+        yield dict(part=part, memory=a.memory, size=n, clone=clone, rows=rows)
+
 def run(job, a):
     "Measure one job; its share of results.json."
     clock = Cuda() if a.device == 'cuda' else Cpu()
     base,a.memory = job.partition('-')[0],'cuda' if a.device == 'cuda' else 'steady' if steady(job) else 'default'
-    cs,versions,missing = [c for c in ours() + rivals() if a.only in c.name],{},{}
+    cs,versions,missing = [c for c in ours() + rivals() if a.only in c.name and base != 'grids'],{},{}
     if base == 'peers':
         found,versions,missing = peers()
         mine = {c.group for c in found}
@@ -320,6 +356,7 @@ def run(job, a):
         if a.quick: cs = [c for c in cs if c.name in FIVE]
         first,failed,made = compiled(cs, clock, a, job)
         out |= dict(tables=made, compiled=[dict(part=job, first=first, failed=failed)])
+    elif base == 'grids': out['grids'] = list(on_grids(clock, a, job))
     else: out['tables'] = list(tables(cs, clock, a, job, a.memory))
     torch.set_num_threads(1)
     quick = argparse.Namespace(**vars(a) | dict(seconds=a.seconds/4))
@@ -490,6 +527,13 @@ def compile_table(data, names):
     if failed: out.append('Does not compile: ' + '; '.join(f'{k} ({v})' for k,v in failed.items()) + '.\n')
     return out
 
+def grid_rows(rows):
+    "A line for each grid: eager, and compiled if it was."
+    def line(k):
+        compiled = rows.get(f'{k}, compiled')
+        return [k, two(rows[k]), two(compiled) if compiled else '']
+    return [line(k) for k in rows if not k.endswith(', compiled')]
+
 def small_tables(data):
     "One call, terms, sizes, and graphs."
     out = []
@@ -509,6 +553,10 @@ def small_tables(data):
         rows += [[f'`{k}`', *(two(s['rows'][k]) for s in ss)] for k in FIVE]
         out += [f'## Size: {MEMORY[m]}\n', 'Forward / f+b, float32, 1 thread. The first row is a copy in microseconds; '
             f'`{OLD}` shows what new memory costs a clone.\n', grid(['', *(power(s['size']) for s in ss)], rows)]
+    for t in data.get('grids', []):
+        out += ['## Grids\n', f'Forward / f+b at {power(t["size"])} elements, float32, 1 thread, '
+            f'{MEMORY[t["memory"]]}, eager and compiled in one process.\n',
+            grid(['grid', 'eager', 'compiled'], grid_rows(t['rows']))]
     for r in data.get('recompiles', []):
         rows = [[f'`{k}`', *v] for k,v in r['rows'].items()]
         out += ['## Annealing a compiled function\n', 'Graphs compiled while the first knob takes six values.\n',
@@ -572,8 +620,7 @@ def main(argv=None):
     if a.quick: a.seconds,a.least,a.sizes = .05,2,a.sizes or [1024, 2**14]
     if a.job:
         a.sizes = a.sizes or numbers(SIZES.get(a.job, LARGE))
-        a.dtypes = a.dtypes if a.job != 'compile' else ['float32']
-        a.threads = a.threads if a.job != 'compile' else [1]
+        if a.job in ('compile', 'grids'): a.dtypes,a.threads = ['float32'],[1]
         new,stem = run(a.job, a),'-cuda'*(a.device == 'cuda')
         if a.only: return print(report(new))
         file = a.out/f'results{stem}.json'

@@ -195,6 +195,19 @@ def test_compile_and_merge(small, monkeypatch):
     assert set(first['first']) == good >= {'round_ste', 'soft_round'}
     assert set(made['rows']) == good | {f'{n}, compiled' for n in good}
 
+def test_grids(tmp_path, monkeypatch):
+    "Each grid eager and compiled, torch's casts beside them with the same values, and a table of it. No code is made."
+    plain = torch.compile
+    monkeypatch.setattr(torch, 'compile', lambda f, **kw: plain(f, backend='eager', **kw))
+    bench.main(['--job', 'grids', '--quick', '--sizes', '1024', '--out', str(tmp_path)])
+    data,text = stored(tmp_path)
+    (t,),(ours,others) = data['grids'],bench.grids()
+    assert t['rows'].keys() == ours.keys() | others.keys() | {f'{k}, compiled' for k in ours} and len(others) == 2
+    assert all(0 < q[0] <= q[1] <= q[2] for r in t['rows'].values() for q in r)
+    assert text == bench.report(data) and f"| {bench.CASTS} | {bench.two(t['rows'][bench.CASTS])} |" in text
+    x = torch.linspace(-448, 448, 1000)                     # beyond, some versions of torch give nan
+    for f in (ours[bench.CASTS], *others.values()): assert torch.equal(f(x), ours['float_round, e4m3'](x))
+
 def test_only_is_not_stored(small, capsys):
     before = stored(small)
     bench.main([*SMALL, '--only', 'cubic_round', '--out', str(small)])

@@ -18,6 +18,7 @@ import torch
 import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.replay import no_replay
+from shok_nb.grids import floats
 
 
 def same(a, b): return bool(((a == b) & (a.signbit() == b.signbit()) | a.isnan() & b.isnan()).all())
@@ -141,6 +142,32 @@ def test_stays_in_pieces():
 
 KINDS = 'Q8_0', 'Q4_0', 'Q4_1'
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('name', R.FORMATS)
+def test_steps_from_sums(name, dtype, monkeypatch):
+    "What compiled code does in the place of bits, at every size."
+    x = numbers(dtype)
+    x,grid = x[~x.isnan()],floats._grid_of(R.FORMATS[name])
+    want = grid.steps(x)
+    monkeypatch.setattr(floats, '_for_cpu', lambda x: True)
+    assert torch.equal(grid.steps(x), want)
+
+def test_steps_from_sums_of_all():
+    "Each float32 of one binade, hence of all: a power of two goes through sums and products unchanged."
+    x = (torch.arange(2**23, dtype=torch.int32) + (127 << 23)).view(torch.float32)
+    for m in (0, 3): assert (floats._scaled_binade(x, m, 2.**90) == 2.**-m).all()
+
+def test_compiled_beyond_the_range():
+    "The gradient is that of eager code, whatever its own sign."
+    x = torch.tensor([447., 448., 448.1, 463., 465., 1e4, math.inf, 0.])
+    x,g = torch.cat([x, x, -x, -x]),torch.tensor([1., -2.]).repeat_interleave(8).repeat(2)
+    def f(x): return R.float_round(x, 'e4m3', saturate=False)
+    def both(f):
+        leaf = x.clone().requires_grad_()
+        y = f(leaf)
+        return y.detach(),torch.autograd.grad(y, leaf, g)[0]
+    for a,b in zip(both(f), both(torch.compile(f, fullgraph=True))): assert ((a == b) | a.isnan() & b.isnan()).all()
+
 def test_two_codebooks_are_two():
     "A grid that holds a tensor is not known by its name: nothing of one is replayed for the other."
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
@@ -186,6 +213,64 @@ def test_log2_round():
     def gradient(**kw): return torch.autograd.grad(R.log2_round(x, exponents=(-2, 3), **kw).sum(), x)[0].tolist()
     assert gradient() == [0, 1, 1, 0] and gradient(gradient='saturated') == [0, 1, 1, 1]
     assert gradient(gradient='ste') == [1]*4
+
+def po2_exponents(bits, max_value, relu):
+    "Of QKeras 0.9.0: a bit for the sign of x, and one for that of the exponent, unless no value is above 1."
+    kept = bits-(not relu)-(max_value is None or max_value > 1)
+    return -2**kept,2**kept-1
+
+def as_in_qkeras(x, bits, max_value=None, relu=False, floor=False, even=False):
+    """quantized_po2 and quantized_relu_po2 of QKeras 0.9.0 with use_ste=False, written from quantizers.py
+    (_clip_power_of_two) in numpy's float32. Beside QKeras 0.9.0 itself, on TensorFlow 2.15.1, it was the same for
+    200,000 values in every case below."""
+    f,(low,high) = np.float32,po2_exponents(bits, max_value, relu)
+    if even: high = 2*(high//2)
+    size = np.maximum(x, f(0)) if relu else np.abs(x)
+    v = np.maximum(size, f(1e-7))
+    if max_value is not None: v = np.where(v >= max_value, f(max_value), v)
+    v = np.log(np.sqrt(v) if even else v)/f(math.log(2))
+    n = np.where(size < f(1e-7), f(low), (1+even)*np.clip(np.floor(v) if floor else np.round(v), low, high))
+    return np.where(relu | (x >= 0), f(1), f(-1))*np.exp2(n.astype(f))
+
+def po2(x, bits, max_value=None, relu=False, floor=False, even=False):
+    "The same by log2_round."
+    low,high = po2_exponents(bits, max_value, relu)
+    if max_value is not None: x = x.clamp(-max_value, max_value)
+    if even: y = R.log2_round(x.abs().sqrt(), exponents=(low, 2*(high//2)))**2
+    else: y = R.log2_round(x.abs(), R.floor_ste if floor else R.round_ste, exponents=(low, high))
+    if relu: return torch.where(x > 0, y, 2.**low)
+    return torch.where(x == 0, 2.**low, torch.copysign(y, x))
+
+def of_many_sizes():
+    "Both signs, 2**-23 to 2**40, where QKeras is right; away from where float32 logarithms and ours may differ."
+    g = torch.Generator().manual_seed(0)        # any: the sizes, not the digits, are what matters
+    x = (torch.randint(2, (20_000,), generator=g)*2.-1)*2.**(63*torch.rand(20_000, generator=g)-23)
+    quarters = 4*x.abs().log2()                 # ties of both spacings, and where a floor jumps
+    return torch.cat([x[(quarters-quarters.round()).abs() > 1e-4], torch.zeros(1)])
+
+@pytest.mark.parametrize('relu', [False, True])
+@pytest.mark.parametrize('how', [{}, dict(floor=True), dict(even=True)], ids=['round', 'floor', 'even'])
+@pytest.mark.parametrize('max_value', [None, .3, 1., 5., 100.])
+@pytest.mark.parametrize('bits', [3, 4, 6])
+def test_po2_of_qkeras(bits, max_value, how, relu):
+    x = of_many_sizes()
+    want = torch.tensor(as_in_qkeras(x.numpy(), bits, max_value, relu, **how))
+    got = po2(x, bits, max_value, relu, **how)
+    assert len(x) > 19_000 and torch.equal(got, want)
+
+def test_where_qkeras_is_not_right():
+    "What is below its epsilon, a largest value between two powers, infinity, and powers of two that it floors."
+    def theirs(*v, **kw): return as_in_qkeras(np.array(v, np.float32), **kw).tolist()
+    def ours(*v, **kw): return po2(torch.tensor(v), **kw).tolist()
+    assert theirs(9e-8, 1.1e-7, bits=8) == [2.**-64, 2.**-23] and ours(9e-8, bits=8) == [2.**-23]
+    assert theirs(3., bits=4, max_value=3.) == [4.]                 # above the largest value
+    assert R.log2_round(torch.tensor(3.), exponents=(-4, 1)) == 2
+    powers = 2.**torch.arange(-20, 21)
+    assert torch.equal(po2(powers, 8, floor=True), powers)
+    floored = torch.tensor(as_in_qkeras(powers.numpy(), 8, floor=True))
+    assert torch.isin(floored, torch.cat([powers, powers/2])).all()     # which ones depends on the logarithm
+    x,y = np.float32(1e30),np.float32(2.**7)                            # clipped: with use_ste it returns this sum
+    assert x+(y-x) == 0 and ours(1e30, math.inf, bits=5) == [128., 128.]
 
 @pytest.mark.parametrize('bits, terms', [(2, 1), (4, 1), (4, 3), (5, 2), (7, 3), (9, 4)])
 def test_apot_levels(bits, terms):
@@ -316,7 +401,8 @@ def test_scale_of_integers():
 
 # --- as a layer
 SCALED = 'e4m3', 'e5m2', 'e2m1', 'nf4', torch.float8_e4m3fn, R.FloatFormat(3, 2)
-OWN = 'mxfp4', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'bfloat16', 'float16', 'tf32'
+OWN = ('mxfp4', 'mxfp6_e2m3', 'mxfp6_e3m2', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'bfloat16', 'float16',
+    'tf32')
 LAYERS = [(f, {}) for f in OWN] + [(f, kw) for f in SCALED for kw in ({}, dict(axis=0), dict(block=32),
     dict(axis=0, learn=True), dict(init='minmax'))]
 
@@ -347,6 +433,14 @@ def test_quantizer_chooses():
     q = R.Quantizer(format='nvfp4').calibrate_(w)
     assert torch.equal(q(w), R.nvfp4_quantize(w, tensor_scale=q.scale)) and (torch.frexp(q.scale)[0] == .5).all()
 
+@pytest.mark.parametrize('format', ['e2m3', 'e3m2'])
+def test_six_bits(format):
+    "The word has the grid of mx_quantize; 6 bits have no dtype in torch, so there are no codes."
+    w = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
+    q = R.Quantizer(format=f'mxfp6_{format}').calibrate_(w)
+    assert torch.equal(q(w), R.mx_quantize(w, format))
+    with pytest.raises(TypeError, match=f'torch has no dtype for format=mxfp6_{format}'): q.to_codes(w)
+
 @pytest.mark.parametrize('format', ['e4m3', 'e5m2', 'bfloat16'])
 def test_quantizer_codes(format):
     w = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
@@ -355,7 +449,7 @@ def test_quantizer_codes(format):
     assert codes.dtype == {'e4m3': torch.float8_e4m3fn, 'e5m2': torch.float8_e5m2}.get(format, torch.bfloat16)
     assert torch.equal(codes.float()*q.scale, q(w))
 
-@pytest.mark.parametrize('format', ['e4m3', 'nf4', 'mxfp4', 'nvfp4', 'Q4_0'])
+@pytest.mark.parametrize('format', ['e4m3', 'nf4', 'mxfp4', 'mxfp6_e3m2', 'nvfp4', 'Q4_0'])
 def test_quantize_model(format):
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
     x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
@@ -364,7 +458,8 @@ def test_quantize_model(format):
     model(x).sum().backward()
     before = model.eval()(x)
     rows = R.deploy_(model, x).rows
-    kept = {'e4m3': 'float8_e4m3fn', 'Q4_0': 'floats on the grid of Q4_0'}.get(format, format)
+    on_grid = {k: f'floats on the grid of {k}' for k in ('Q4_0', 'mxfp6_e3m2')}
+    kept = (on_grid | dict(e4m3='float8_e4m3fn')).get(format, format)
     assert torch.equal(model(x), before) and all(r.weights == kept for r in rows)
 
 STORED = {'e4m3': 'float8_e4m3fn', 'e5m2': 'float8_e5m2', 'e4m3fnuz': 'float8_e4m3fnuz', 'e5m2fnuz': 'float8_e5m2fnuz',
@@ -638,6 +733,24 @@ def test_not_saved(call, kind, told, tmp_path):
     (lambda x: R.nvfp4_quantize(x, square=True), ValueError, 'nvfp4_quantize: square=True wants two last dims'),
     (lambda x: R.levels_round(x, [1., 0.]), ValueError, 'levels_round: levels must be finite and ascend'),
     (lambda x: R.levels_round(x, [0., math.inf]), ValueError, 'levels_round: levels must be finite'),
+    (lambda x: R.levels_round(x, [0., 1., 1.]), ValueError, 'levels_round: levels must be finite and ascend, got 1'),
+    (lambda x: R.levels_round(x, torch.tensor([0, 1])), TypeError, 'levels_round: levels must be float16'),
+    (lambda x: R.nvfp4_quantize(x, tensor_scale=-1.), ValueError, 'nvfp4_quantize: tensor_scale must be in (0, inf)'),
+    (lambda x: R.nvfp4_quantize(x, tensor_scale=math.nan), ValueError, 'nvfp4_quantize: tensor_scale'),
+    (lambda x: R.nvfp4_quantize(x[:, :31]), ValueError, 'nvfp4_quantize: block must divide dim -1 of length 31'),
+    (lambda x: R.int_quantize(x, block=0), ValueError, 'int_quantize: block'),
+    (lambda x: R.mx_quantize(x, 'fp4'), ValueError, 'mx_quantize: format must be one of float16'),
+    (lambda x: R.ulp(x, 'fp4'), ValueError, 'ulp: format must be one of float16'),
+    (lambda x: R.Quantizer(format='fp4'), ValueError, 'Quantizer: format must be one of float16'),
+    (lambda x: R.Quantizer(format='e4m3', block=0), ValueError, 'Quantizer: block'),
+    (lambda x: R.quantize_model_(torch.nn.Linear(2, 2), 'fp4', None), TypeError,
+        "quantize_model_: weights must be bits, a format, a Quantizer, another module or None, got 'fp4'; known are"),
+    (lambda x: R.ulp(x.int(), 'e4m3'), TypeError, 'ulp: x must be float16'),
+    (lambda x: R.mx_quantize(x.int()), TypeError, 'mx_quantize: x must be float16'),
+    (lambda x: R.nvfp4_quantize(x.int()), TypeError, 'nvfp4_quantize: x must be float16'),
+    (lambda x: R.int_quantize(x.int()), TypeError, 'int_quantize: x must be float16'),
+    (lambda x: R.levels_round(x.int(), R.NF4), TypeError, 'levels_round: x must be float16'),
+    (lambda x: R.log2_round(x.int()), TypeError, 'log2_round: x must be float16'),
     (lambda x: R.levels_round(x, [1.]), ValueError, 'levels_round: levels must be a vector'),
     (lambda x: R.levels_round(x, [[0., 1.]]), ValueError, 'levels_round: levels must be a vector'),
     (lambda x: R.levels_round(x, [[0., 1.]], axis=0), ValueError, 'levels_round: levels must have a row for each'),

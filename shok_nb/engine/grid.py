@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from .compat import mode
-from .parts import _saturate
+from .parts import _saturate, either
 
 # %% ../../nbs/engine/20_grid.ipynb #cd9265e0
 def _default(step, offset):
@@ -79,12 +79,19 @@ def _judged(f, grid, cells, *knobs):
     "What must be in the range for a gradient to come back: the value, or its argument."
     return cells.x if grid.gradient == 'clipped' else cells.raw(f(cells.v, *knobs))
 
+def _returned_in_code(g, y, low, high):
+    "With the sign of `g` the comparison belongs to backward: no bools are kept for it."
+    if low == -high: y = torch.where(g < 0, -y, y)
+    return torch.where((y <= low) | (y >= high), 0., g)
+
+_returned_between = either(torch.ops.aten.hardtanh_backward, _returned_in_code)
+
 def _returned(g, y, ends):
     "`g` where `y` is within the ends, else 0; in one operation if they are numbers."
     if isinstance(ends[0], Tensor): return torch.where((y < ends[0]) | (y > ends[1]), 0., g)
     eps = torch.finfo(y.dtype).eps
     low,high = ends[0]-eps*_power(ends[0]),ends[1]+eps*_power(ends[1])  # the next floats
-    return torch.ops.aten.hardtanh_backward(g, y, low, high)
+    return _returned_between(g, y, low, high)
 
 def _power(e):
     "The largest power of two that is not above the magnitude of a number."

@@ -21,7 +21,7 @@ from shok_nb.engine.arguments import (
     check_knob,
 )
 from ..engine.grid import Cells, Grid, _Gradient, _power
-from ..engine.pieces import _wide
+from ..engine.pieces import _for_cpu, _wide
 from ..estimators.ste import round_ste
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00010
@@ -90,6 +90,12 @@ def _binade(x):
     ints,mantissa,exponents = _BITS[x.dtype]
     return (x.view(ints) & exponents << mantissa).view(x.dtype)
 
+def _scaled_binade(x, mantissa, most):
+    "`_binade(x)/2**mantissa`, at most `most`, from sums: compiled code is slow at bits."
+    bits = _BITS[x.dtype][1]
+    v = x.abs().clamp(max=most*2.**mantissa)*((2.**bits+1)*2.**-mantissa)
+    return v - v*(1-2.**-(bits+1))
+
 _E8M0 = 2.**-127, 2.**127                    # the least and the largest of the shared scales
 
 def _span(dtype):
@@ -107,10 +113,16 @@ class _Floats(Grid):
     over:float                        # in the place of what is beyond the largest
     signed_zero:bool
     gradient:_Gradient
-    def cells(self, x, own=0.):
+    def steps(self, x):
+        "The step around each `x`."
         least,most = _span(x.dtype)
-        step = _binade(x.detach())*2.**-self.mantissa
-        step = step.clamp(max(self.finest, least), min(self.coarsest, most))
+        low,high = max(self.finest, least),min(self.coarsest, most)
+        if _for_cpu(x) and low >= 2.**-126 and high <= 2.**90:
+            return _scaled_binade(x, self.mantissa, high).clamp(min=low)
+        return (_binade(x)*2.**-self.mantissa).clamp(low, high)
+
+    def cells(self, x, own=0.):
+        step = self.steps(x.detach())
         def raw(n): return n*step
         def value(n): return self.hold(raw(n))
         return Cells(x/step, x, step, self.judged(x)[1], raw, value)

@@ -633,6 +633,7 @@ _BLOCKS:dict[Any, tuple] = _GGUF
 _OWN:dict[str, Any] = dict(
     mxfp4=(32, partial(mx_quantize, format='e2m1')),
     mxfp8=(32, partial(mx_quantize, format='e4m3')),
+    **{f'mxfp6_{k}': (32, partial(mx_quantize, format=k)) for k in ('e3m2', 'e2m3')},
     nvfp4=(16, nvfp4_quantize),
     **{k: (1, partial(float_round, format=k)) for k in ('float16', 'bfloat16', 'tf32')},
     **{k: (n, partial(gguf_quantize, format=k)) for k,(n,*_) in _BLOCKS.items()})
