@@ -198,7 +198,6 @@ class IntegerCurve(_Operator):
     Example:
         >>> import torch
         >>> from torch import nn
-        >>> from torch import nn
         >>> from shok_nb.quantization.operators import IntegerCurve
         >>> grid = torch.tensor(0.25), torch.tensor(128, dtype=torch.uint8)    # scale, code of 0
         >>> curve = IntegerCurve(grid, nn.Sigmoid())
@@ -223,7 +222,6 @@ class IntegerCurve(_Operator):
 
         Example:
             >>> import torch
-            >>> from torch import nn
             >>> from torch import nn
             >>> from shok_nb.quantization.operators import IntegerCurve
             >>> grid = torch.tensor(0.25), torch.tensor(128, dtype=torch.uint8)    # scale, code of 0
@@ -254,7 +252,6 @@ class IntegerCurve(_Operator):
 
         Example:
             >>> import torch
-            >>> from torch import nn
             >>> from torch import nn
             >>> from shok_nb.quantization.operators import IntegerCurve
             >>> grid = torch.tensor(0.25), torch.tensor(128, dtype=torch.uint8)    # scale, code of 0
@@ -348,7 +345,6 @@ class IntegerAveragePool(_Operator):
     Example:
         >>> import torch
         >>> from torch import nn
-        >>> from torch import nn
         >>> from shok_nb.quantization.operators import IntegerAveragePool
         >>> grid = torch.tensor(0.25), torch.tensor(128, dtype=torch.uint8)    # scale, code of 0
         >>> pool = IntegerAveragePool(grid, nn.AvgPool2d((1, 2)))
@@ -407,7 +403,6 @@ class IntegerAveragePool(_Operator):
 
         Example:
             >>> import torch
-            >>> from torch import nn
             >>> from torch import nn
             >>> from shok_nb.quantization.operators import IntegerAveragePool
             >>> grid = torch.tensor(0.25), torch.tensor(128, dtype=torch.uint8)    # scale, code of 0
