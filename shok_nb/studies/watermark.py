@@ -36,7 +36,7 @@ _PSNR = 34.                         # of the marked picture, in dB
 
 def _drawing(im):
     "The box of a drawing on white, without what lies around it."
-    from PIL import Image
+    Image = _pil('watermark')
     white = Image.new('RGBA', im.size, 'white')
     whole = Image.alpha_composite(white, im.convert('RGBA'))
     return whole.crop((12, 40, 116, 112)).convert('RGB')
