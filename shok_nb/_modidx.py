@@ -1484,6 +1484,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'shok_nb/quantization/flow.py'),
                                            'shok_nb.quantization.flow._packet': ( 'quantization/flow.html#_packet',
                                                                                   'shok_nb/quantization/flow.py'),
+                                           'shok_nb.quantization.flow._passed_over': ( 'quantization/flow.html#_passed_over',
+                                                                                       'shok_nb/quantization/flow.py'),
                                            'shok_nb.quantization.flow._quiet': ( 'quantization/flow.html#_quiet',
                                                                                  'shok_nb/quantization/flow.py'),
                                            'shok_nb.quantization.flow._repeats': ( 'quantization/flow.html#_repeats',

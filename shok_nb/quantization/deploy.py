@@ -61,7 +61,7 @@ from shok_nb.quantization.operators import (
     IntegerMean,
     IntegerMultiply,
 )
-from .quantizer import Quantizer
+from .quantizer import Quantizer, _Formatted
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00001
 _HOOKS = '_forward_hooks','_forward_pre_hooks','_backward_hooks','_backward_pre_hooks'
@@ -273,7 +273,8 @@ def _flow_or_none(model, example, layers, operations):
     quantizers += [q for qs in operations.values() for q in qs]
     norms = [m for m in model.modules() if _foldable(m)]
     watched = *layers,*quantizers,*norms,*operations,*_relus(model)
-    try: return _flow(model, example, [*dict.fromkeys(watched)]),''
+    inner = [m for m in model.modules() if type(m) in (Quantizer, _Formatted)]
+    try: return _flow(model, example, [*dict.fromkeys(watched)], inner),''
     except _NoFlow as e: return None,str(e)
 
 # %% ../../nbs/quantization/50_deploy.ipynb #67c111c6

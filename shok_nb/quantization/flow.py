@@ -297,15 +297,26 @@ def _quiet(name, level='CRITICAL'):
 
 def _first_line(e): return f'{type(e).__name__}: {e}'.splitlines()[0][:120]
 
-def _flow(model, example, modules):
-    "The `_Flow` of the watched modules. Raises `_NoFlow` with the reason if there is none."
+@contextmanager
+def _passed_over(modules):
+    "What enters these modules leaves them: their own steps are not in the graph."
+    modules = [m for m in modules if 'forward' not in vars(m)]
+    for m in modules: m.forward = torch.clone
+    try: yield
+    finally:
+        for m in modules: del m.forward
+
+def _flow(model, example, modules, quantizers=()):
+    """The `_Flow` of the watched modules. Raises `_NoFlow` with the reason if there is none.
+    Of `quantizers` only what enters and what leaves counts."""
     try:
         with _evaluating(model), torch.no_grad(): kept = _left_behind(model, example)
     except TypeError as e: raise _NoFlow(str(e)) from None
     if kept: raise _NoFlow(f'something outside keeps a tensor of shape {kept[0]}')
     found,together = _inputs(model, example)
     try:
-        with _evaluating(model), torch.no_grad(), _marked(modules), _quiet('torch'):
+        with (_evaluating(model), torch.no_grad(), _marked(modules), _quiet('torch'),
+              _passed_over(quantizers)):
             flat = _Flat(model, together).eval()
             program = torch.export.export(flat, (found,), strict=False)
             read = {_aten._local_scalar_dense.default, _aten.item.default}
