@@ -2274,6 +2274,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'shok_nb.show.widgets._frame': ('show/widgets.html#_frame', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._ghost': ('show/widgets.html#_ghost', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._html': ('show/widgets.html#_html', 'shok_nb/show/widgets.py'),
+                                      'shok_nb.show.widgets._in_columns': ('show/widgets.html#_in_columns', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._is_number': ('show/widgets.html#_is_number', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._is_range': ('show/widgets.html#_is_range', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._knob': ('show/widgets.html#_knob', 'shok_nb/show/widgets.py'),

@@ -153,11 +153,20 @@ def _thin(p, tol=2.):
         keep[:-1] |= far
     return p[keep]
 
+def _in_columns(p):
+    "Of all points in a column of one tenth of a pixel the first, last, lowest and highest."
+    column = p[:, 0].round()
+    first = np.flatnonzero(np.diff(column, prepend=-np.inf))
+    last = np.append(first[1:], len(p))-1
+    upwards = np.lexsort((p[:, 1], column))
+    return p[np.unique([first, last, upwards[first], upwards[last]])]
+
 def _runs(x, y, most=4*_TALL):
     "The points in whole numbers, thinned: an array for each run without nan."
     p = np.stack([x, y.clip(-most, most)], 1)
     parts = [q[~np.isnan(q[:, 1])] for q in np.split(p, np.flatnonzero(np.isnan(y)))]
-    return [_thin(q).round().astype(int) for q in parts if len(q)]
+    parts = [_in_columns(q) if len(q) > _WIDE else q for q in parts if len(q)]
+    return [_thin(q).round().astype(int) for q in parts]
 
 def _path(runs):
     "SVG path: a stroke for each run, a dot for a run of one."
