@@ -1741,6 +1741,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'shok_nb/quantization/models.py'),
                                              'shok_nb.quantization.models._of_values': ( 'quantization/models.html#_of_values',
                                                                                          'shok_nb/quantization/models.py'),
+                                             'shok_nb.quantization.models._optimizers': ( 'quantization/models.html#_optimizers',
+                                                                                          'shok_nb/quantization/models.py'),
                                              'shok_nb.quantization.models._passing': ( 'quantization/models.html#_passing',
                                                                                        'shok_nb/quantization/models.py'),
                                              'shok_nb.quantization.models._prototype': ( 'quantization/models.html#_prototype',

@@ -48,6 +48,11 @@ def browser(tmp_path_factory):
     yield driver
     driver.quit()
 
+def pytest_collection_finish():
+    "What there is before the first test stays: to look through it for garbage took a third of the time of some files."
+    gc.collect()
+    gc.freeze()
+
 def pytest_collection_modifyitems(items):
     "`-k soft` finds the groups in which there is a soft one."
     for i in items:
