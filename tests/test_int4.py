@@ -3,6 +3,8 @@ them is counted in the graph that it makes.
 
 Equality is not statistical where inputs and scales are powers of two or small multiples of them: every product and sum
 is exact then. Other sums may be taken in any order, so they differ by at most what rounding each term can change."""
+import sys
+import types
 from collections import Counter
 import numpy as np
 import pytest
@@ -138,6 +140,22 @@ def test_the_report_says_which_kernel(name, tmp_path):
     _,fused,call = written(model, x[:4], tmp_path)
     assert fused['MatMulNBits'] == kernels.count('MatMulNBits')
     assert torch.allclose(call(x), model(x).detach(), rtol=1e-4, atol=1e-4)
+
+@pytest.mark.parametrize('block, kernel', [(None, 'MatMulNBits'), (16, 'floats: blocks across the sums')])
+def test_a_weight_that_lies_turned(block, kernel, tmp_path, monkeypatch):
+    "GPT-2's layer: its rows are inputs, so that its blocks lie across the sums."
+    class Conv1D(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight,self.bias = nn.Parameter(values(32, 48)),nn.Parameter(values(48))
+        def forward(self, x): return torch.addmm(self.bias, x.view(-1, 32), self.weight).view(*x.shape[:-1], 48)
+    monkeypatch.setitem(sys.modules, 'transformers.pytorch_utils', types.SimpleNamespace(Conv1D=Conv1D))
+    model,x = nn.Sequential(Conv1D()),values(50, 4, 32)
+    quantized(model, Quantizer(4, block=block, axis=None if block else 1), x)
+    report = deploy_(model, x[:4])
+    _,fused,call = written(model, x[:4], tmp_path)
+    assert report.rows[0].kernel == kernel and fused['MatMulNBits'] == (block is None)
+    assert torch.allclose(call(x), model(x).detach(), atol=1e-4)
 
 @pytest.mark.parametrize('code, cast', [(3, False), (-8, False), (8, True), (-9, True)])
 def test_zero_points_beyond_four_bits(code, cast, tmp_path):
