@@ -190,20 +190,22 @@ def _for_matrices(graph, node):
     uses = [*out.uses()]
     turn = all(_turns(user) or _is_product(user, at, True) for user,at in uses)
     if not turn and not all(_is_product(user, at, False) for user,at in uses): return
-    if not _along_sums(node, turn): return
     if turn: _turn(graph, node)
     for user,_ in uses:
         if user.op_type == 'Transpose': _put(user, out)
         if user.op_type == 'Gemm': user.attributes.pop('transB', None)
+    if not _along_sums(node): return
     for product,_ in [*out.uses()]:
+        first = product.inputs[0].producer()
+        if first is not None and first.op_type == 'DequantizeLinear': continue
         for user,_ in [*product.outputs[0].uses()]: _unclipped(graph, user)
 
-def _along_sums(node, turn):
+def _along_sums(node):
     "Are scales those of the sums, or of blocks of their terms, as the kernel has them?"
     if len(node.inputs[1].shape) == 0: return True
     given = {k: a.value for k,a in node.attributes.items()}
     block,axis = given.get('block_size'),given['axis']
-    return (axis % 2 != turn) is (block is None) and block in (None, *_KERNEL_BLOCKS)
+    return (axis % 2 == 1) is (block is None) and block in (None, *_KERNEL_BLOCKS)
 
 def _turn(graph, node):
     "The codes are stored turned, and the scales of blocks with them."
