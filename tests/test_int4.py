@@ -210,6 +210,17 @@ def test_size(weights, most, tmp_path):
     size = sum(f.stat().st_size for f in tmp_path.glob('model.onnx*'))
     assert counted(fused, 2) and held/8 < size <= most*held
 
+@pytest.mark.slow
+@pytest.mark.parametrize('block', [16, 32, 64, 128, 256, 512])
+def test_blocks_of_the_kernel(block, tmp_path):
+    "The longest is one too long for it, and says so."
+    model,x = nn.Sequential(nn.Linear(512, 8)),values(20, 3, 512)
+    quantized(model, Quantizer(4, block=block), x)
+    report = deploy_(model, x[:4])
+    _,fused,call = written(model, x[:4], tmp_path)
+    assert report.rows[0].kernel == ('MatMulNBits' if block < 512 else 'floats: blocks of 512')
+    assert fused['MatMulNBits'] == (block < 512) and torch.allclose(call(x), model(x).detach(), atol=1e-4)
+
 def test_not_packed(tmp_path):
     "pack=False keeps a byte for each code, in the file too."
     model,x = mlp(),values(50, 64)
