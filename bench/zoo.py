@@ -167,7 +167,7 @@ PRODUCTS = {'MatMul', 'FusedMatMul', 'Gemm', 'FusedGemm', 'QGemm', 'MatMulIntege
     'QLinearMatMul', 'DynamicQuantizeMatMul', 'MatMulNBits', 'TransposeMatMul'}
 CONVOLUTIONS = {'Conv', 'FusedConv', 'NhwcFusedConv', 'QLinearConv', 'ConvInteger', 'NhwcConv'}
 INTEGER = {'QGemm', 'MatMulInteger', 'MatMulIntegerToFloat', 'QLinearMatMul', 'DynamicQuantizeMatMul', 'QLinearConv',
-    'ConvInteger', 'MatMulNBits'}
+    'ConvInteger'}                              # MatMulNBits multiplies floats: a share of its own
 QUIET = {'Einsum', 'LSTM', 'GRU', 'RNN', 'ConvTranspose', 'Attention', 'MultiHeadAttention', 'QAttention'}
 
 def shapes_of(tensors): return [next(iter(t.values())) for t in tensors]

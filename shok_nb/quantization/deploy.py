@@ -46,13 +46,14 @@ from shok_nb.quantization.flow import (
 )
 from shok_nb.quantization.integers import (
     _CONVOLUTIONS,
+    _KERNEL_BLOCKS,
     Dequantize,
     IntegerLayer,
     _Codes,
     _padding,
     pack_int4,
 )
-from .models import LayerReport, _loose, _weights_of
+from .models import LayerReport, _conv1d, _loose, _weights_of
 from shok_nb.quantization.operators import (
     IntegerAdd,
     IntegerAveragePool,
@@ -679,6 +680,38 @@ def _quantized_layers(model):
         raise ValueError(f'deploy_: the weights of {kind} have no Quantizer and no codes')
     raise ValueError(f'deploy_: no quantizer in {kind}; quantize_model_ first')
 
+# %% ../../nbs/quantization/50_deploy.ipynb #d01cb686
+class _Calls(NamedTuple):
+    "How often layers are called, and which attention reads several tensors."
+    times:dict
+    cut:set
+    def count(self, m, args, kwargs):
+        "A hook of a layer."
+        self.times[m] += 1
+        if not isinstance(m, nn.MultiheadAttention): return
+        given = dict(zip(('query', 'key', 'value'), args)) | kwargs
+        if not given['query'] is given['key'] is given['value']: self.cut.add(m)
+
+def _product(m, kept, calls):
+    "The runtime's kernel for floats times codes of four bits, or why there is none."
+    attention = isinstance(m, nn.MultiheadAttention)
+    turned = isinstance(m, _conv1d())
+    product = attention or turned or isinstance(m, nn.Linear)
+    if kept != 'int4' or not product: return 'floats'
+    weights:Any = m.parametrizations
+    made,times = next(iter(weights.values()))[0],calls.times.get(m, 0)
+    block = made.block
+    plain = attention or turned or type(m).forward is nn.Linear.forward
+    whys = {'a forward of its own': not plain, f'{made.dtype}': made.dtype != torch.float32,
+        'activations on a grid': getattr(m, 'input_quantizer', None) is not None,
+        'blocks across the sums': turned and block is not None,
+        'scales across the sums': block is None and made.axis not in (None, int(turned)),
+        f'blocks of {block}': block not in (None, *_KERNEL_BLOCKS),
+        f'called {times} times': times != 1,
+        'the weight is cut': 'in_proj_weight' in weights and m in calls.cut}
+    why = next((k for k,v in whys.items() if v), None)
+    return 'MatMulNBits' if why is None else f'floats: {why}'
+
 # %% ../../nbs/quantization/50_deploy.ipynb #b4c07af8
 def _left(name, kind, m, why):
     "A line for what stays as it was: not quantized, not known, or no integers; else None."
@@ -697,7 +730,8 @@ def _row(name, m, made, stored, because, names):
     "A line of the report: a layer of integers, one with codes or one with neither; or None."
     kind = parametrize.type_before_parametrizations(m).__name__
     if m in stored:
-        return Deployed(name, kind, stored[m], f'floats: {because[m]}', '-', 'floats', '0')
+        kept,kernel = stored[m]
+        return Deployed(name, kind, kept, f'floats: {because[m]}', '-', kernel, '0')
     if m not in made: return _left(name, kind, m, because.get(m))
     one = made[m]
     way = 'codes to floats' if one.layer.out_scale is None else 'codes to codes'
@@ -713,12 +747,19 @@ def _note(before, after, why):
         told = f'the outputs differ by {max(gaps, default=0.):.1e} of the largest'
     return f'{told}; floats between all layers, as torch made no graph: {why}' if why else told
 
-def _check_example(model, example):
-    "Raises where the model does not take it."
+def _calls(model, example, layers):
+    "How often the model calls each layer. Raises where it does not take the example."
+    calls = _Calls(dict.fromkeys(layers, 0), set())
+    hooks = [m.register_forward_pre_hook(calls.count, with_kwargs=True) for m in layers]
     try:
         with _repeatable(model): _feed(model, example)
     except Exception as e:
         raise ValueError(f'deploy_: the model does not take example: {_first_line(e)}') from e
+    finally:
+        for h in hooks: h.remove()
+    for m in layers:
+        if isinstance(m, nn.MultiheadAttention): calls.times[m.out_proj] = calls.times[m]
+    return calls
 
 def _operations(model):
     "What lies between layers and has quantizers at all its inputs, with them."
@@ -747,7 +788,7 @@ def _rows(names, made, stored, because):
     rows = [_row(n, m, made, stored, because, names) for m,n in names.items()]
     return [r for r in rows if r is not None]
 
-def _deployed(model, example, weights, pack, changes):
+def _deployed(model, example, weights, calls, pack, changes):
     "Layers of integers, and codes for the other quantized weights, in their places; a report."
     names = {m: n or '(model)' for n,m in model.named_modules()}
     because = _whys(model, weights)
@@ -759,6 +800,7 @@ def _deployed(model, example, weights, pack, changes):
         made,before,after = _integers_of(model, example, flow, *given, because, pack, changes)
         rest = [m for m in weights if m not in made]
         stored = {m: _store(m, names[m], weights[m], pack, changes) for m in rest}
+    stored = {m: (kept, _product(m, kept, calls)) for m,kept in stored.items()}
     return LayerReport(_rows(names, made, stored, because), _note(before, after, why))
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59a00010
@@ -794,9 +836,9 @@ def deploy_(
     """
     _check_call(model, example, pack)
     weights = _quantized_layers(model)
-    _check_example(model, example)
+    calls = _calls(model, example, weights)
     changes = _Changes()
-    try: report = _deployed(model, example, weights, pack, changes)
+    try: report = _deployed(model, example, weights, calls, pack, changes)
     except BaseException as e:
         changes.undo()
         if not isinstance(e, _Differs): raise

@@ -95,6 +95,15 @@ def _shape(k, fn, arg):
     if sizes: return torch.Size(k)
     raise TypeError(f'{fn}: {arg} must be a tuple of ints, got {k!r}')
 
+_KERNEL_BLOCKS = 16,32,64,128,256     # that the runtime's product of four bits takes
+
+def _unpacked(m, codes, op):
+    "The codes of a layer; while `to_onnx` writes them, an operator that it replaces by INT4."
+    if m.packed is None: return codes
+    if not (m.in_file and torch.onnx.is_in_onnx_export()): return unpack_int4(codes, m.packed)
+    kind:dict[str,Any] = dict(dtype=torch.int8, shape=m.packed, version=1)
+    return torch.onnx.ops.symbolic(f'shok_nb::{op}', (codes,), {}, **kind)
+
 def _check_is(t, fn, arg, dtype, shape, device):
     "Raises where a tensor has another dtype, shape or device."
     if t.dtype == dtype and t.shape == shape and t.device == device: return
@@ -151,6 +160,7 @@ class Dequantize(_Float32Buffers):
         tensor([[ 5., -2.]])
     """
     holds_codes = True
+    in_file = False                     # does `to_onnx` write codes of four bits as INT4?
     scale:Tensor
     zero_point:Tensor|None
     levels:Tensor|None
@@ -212,7 +222,7 @@ class Dequantize(_Float32Buffers):
         numbers = self.levels is None and self.packed is None
         floats = numbers and getattr(codes, 'dtype', None) in _FLOAT_CODES
         if not floats: _integers(codes, 'Dequantize', 'codes')
-        if self.packed is not None: codes = unpack_int4(codes, self.packed)
+        codes = _unpacked(self, codes, 'Int4')
         plain = self.levels is None and codes.dtype not in _HALVES and self._plain_scale()
         if torch.onnx.is_in_onnx_export() and plain: return self._in_onnx(codes)
         v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
@@ -233,14 +243,17 @@ class Dequantize(_Float32Buffers):
 
     def _in_onnx(self, codes):
         "One scale for all is 0-d there; codes without a zero point may be taken for uint8."
-        scale,zero_point,axis = self.scale,self.zero_point,self.axis
+        scale,axis = self.scale,self.axis
+        zero_point:Any = self.zero_point
         if self.block is not None: axis = codes.ndim-1
-        if zero_point is None: zero_point = torch.zeros_like(scale, dtype=codes.dtype)
+        if zero_point is None and not self.in_file:
+            zero_point = torch.zeros_like(scale, dtype=codes.dtype)
         if codes.dtype == torch.int32 and self.zero_point is not None:     # it must be 0 there
             v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
             codes = (v-_laid_beside(zero_point, v, self.axis, self.block)).reshape(codes.shape)
-            zero_point = torch.zeros_like(zero_point)
-        if axis is None: scale,zero_point = scale.view(()),zero_point.view(())
+            zero_point = torch.zeros_like(scale, dtype=torch.int32)
+        if axis is None:
+            scale,zero_point = (t if t is None else t.view(()) for t in (scale, zero_point))
         return _onnx_dequantize(codes, scale, zero_point, axis, self.block).to(self.dtype)
 
     def extra_repr(self):
@@ -298,6 +311,7 @@ def _padding(layer)->Any:
 
 class _Sums(_Float32Buffers):
     "Codes in, exact sums, and values or codes out; and the same for the runtime."
+    in_file = False
     kind:type
     options:dict
     packed:tuple|None
@@ -312,7 +326,7 @@ class _Sums(_Float32Buffers):
     out_zero_point:Tensor
 
     def _weight(self):
-        return self.codes if self.packed is None else unpack_int4(self.codes, self.packed)
+        return _unpacked(self, self.codes, 'Int8')
 
     def _apply_to(self, x, weight, bias):
         if self.kind is nn.Linear: return F.linear(x, weight, bias)

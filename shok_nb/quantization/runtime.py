@@ -29,7 +29,7 @@ from shok_nb.quantization.flow import (
     _taken_apart,
     _tensors,
 )
-from .integers import Dequantize
+from .integers import _KERNEL_BLOCKS, Dequantize, unpack_int4
 from .quantizer import Quantizer
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00004
@@ -114,6 +114,134 @@ def _check_path(path, fn, arg):
     if not Path(path).name:
         raise ValueError(f'{fn}: {arg} must name a file, got {str(path)!r}')
 
+# %% ../../nbs/quantization/51_runtime.ipynb #37dba18c
+def _constant(graph, value, array, word, kind=None):
+    "A constant of the graph, in place of a value whose name it takes over."
+    import onnx_ir as ir
+    name = f'{value.name}_{word}'
+    if name in graph.initializers: return graph.initializers[name]
+    if kind == 'int4': made = ir.Tensor(array.astype(ir.DataType.INT4.numpy()), name=name)
+    else: made = ir.Tensor(array, name=name)
+    found = ir.Value(name=name, shape=made.shape, type=ir.TensorType(made.dtype),
+        const_value=made)
+    graph.register_initializer(found)
+    return found
+
+def _held(value):
+    "The numbers of a constant, or None."
+    held = None if value is None else value.const_value
+    return None if held is None else held.numpy()
+
+def _takes_int4(node, at):
+    "Does this operator take INT4 there, and its zero points too?"
+    if node.op_type != 'DequantizeLinear' or at != 0: return False
+    if len(node.inputs) < 3: return True
+    code = _held(node.inputs[2])
+    return code is not None and code.min() >= -8 and code.max() <= 7
+
+def _write_int4(graph):
+    "INT4 in place of the operators that stand for codes of four bits."
+    import onnx_ir as ir
+    held = [n for n in graph.all_nodes() if n.domain == 'shok_nb']
+    for node in held:
+        out,packed = node.outputs[0],torch.from_numpy(_held(node.inputs[0]))
+        codes = unpack_int4(packed, tuple(int(n) for n in out.shape)).numpy()
+        value = _constant(graph, node.inputs[0], codes, 'int4', 'int4')
+        for user,at in [*out.uses()]:
+            if node.op_type != 'Int4' or not _takes_int4(user, at): continue
+            _dequantized(graph, user, value)
+        if out.uses():
+            whole = ir.node('Cast', [value], dict(to=ir.DataType.INT8))
+            node.graph.insert_before(node, whole)
+            _put(node, whole.outputs[0])
+        else: node.graph.remove(node, safe=True)
+    for node in [*graph.all_nodes()]:
+        if node.op_type == 'DequantizeLinear': _for_matrices(graph, node)
+    graph.opset_imports.pop('shok_nb', None)
+    for name,value in [*graph.initializers.items()]:
+        if not value.uses() and not value.is_graph_output(): del graph.initializers[name]
+
+def _dequantized(graph, node, value):
+    "INT4 enters a DequantizeLinear, and its zero points are INT4 too."
+    node.replace_input_with(0, value)
+    if len(node.inputs) < 3: return
+    code = node.inputs[2]
+    node.replace_input_with(2, _constant(graph, code, _held(code), 'int4', 'int4'))
+
+# %% ../../nbs/quantization/51_runtime.ipynb #57310b6f
+def _is_product(node, at, turned):
+    "Is a matrix the second factor of this product, as it is or turned?"
+    if at != 1 or node.op_type not in ('Gemm', 'MatMul'): return False
+    if node.op_type == 'MatMul': return not turned
+    given = {k: a.value for k,a in node.attributes.items()}
+    plain = given.get('alpha', 1) == given.get('beta', 1) == 1 and not given.get('transA', 0)
+    return plain and bool(given.get('transB', 0)) is turned
+
+def _turns(node):
+    "Does this transpose a matrix for products only?"
+    if node.op_type != 'Transpose' or node.outputs[0].is_graph_output(): return False
+    return all(_is_product(user, at, False) for user,at in node.outputs[0].uses())
+
+def _for_matrices(graph, node):
+    "Codes lie as the runtime's product of four bits reads them, where only products do."
+    codes,out = node.inputs[0],node.outputs[0]
+    if codes.dtype is None or codes.dtype.name != 'INT4' or len(codes.shape) != 2: return
+    if out.is_graph_output(): return
+    uses = [*out.uses()]
+    turn = all(_turns(user) or _is_product(user, at, True) for user,at in uses)
+    if not turn and not all(_is_product(user, at, False) for user,at in uses): return
+    if turn: _turn(graph, node)
+    for user,_ in uses:
+        if user.op_type == 'Transpose': _put(user, out)
+        if user.op_type == 'Gemm': user.attributes.pop('transB', None)
+    if not _along_sums(node): return
+    for product,_ in [*out.uses()]:
+        first = product.inputs[0].producer()
+        if first is not None and first.op_type == 'DequantizeLinear': continue
+        for user,_ in [*product.outputs[0].uses()]: _unclipped(graph, user)
+
+def _along_sums(node):
+    "Are scales those of the sums, or of blocks of their terms, as the kernel has them?"
+    if len(node.inputs[1].shape) == 0: return True
+    given = {k: a.value for k,a in node.attributes.items()}
+    block,axis = given.get('block_size'),given['axis']
+    return (axis % 2 == 1) is (block is None) and block in (None, *_KERNEL_BLOCKS)
+
+def _turn(graph, node):
+    "The codes are stored turned, and the scales of blocks with them."
+    import onnx_ir as ir
+    for at,value in enumerate(node.inputs):
+        if len(value.shape) == 2: node.replace_input_with(at, _turned(graph, value))
+    if 'axis' in node.attributes:
+        axis = node.attributes['axis'].value % 2
+        node.attributes['axis'] = ir.AttrInt64('axis', 1-axis)
+    node.outputs[0].shape = node.inputs[0].shape
+
+def _turned(graph, value):
+    "The transpose of a constant."
+    kind = 'int4' if value.dtype.name == 'INT4' else None
+    return _constant(graph, value, value.const_value.numpy().T.copy(), 'turned', kind)
+
+def _put(node, value):
+    "A value in place of what an operator gives."
+    for user,at in [*node.outputs[0].uses()]: user.replace_input_with(at, value)
+    node.graph.remove(node, safe=True)
+
+def _unclipped(graph, node):
+    "Max and Min in place of Relu and Clip, before which the runtime keeps floats."
+    import onnx_ir as ir
+    if node.op_type not in ('Relu', 'Clip'): return
+    x,*ends = node.inputs
+    if node.op_type == 'Relu': ends = [_constant(graph, x, torch.zeros(()).numpy(), 'zero')]
+    made = []
+    for op,end in zip(('Max', 'Min'), ends):
+        if end is None: continue
+        made.append(ir.node(op, [x, end]))
+        x = made[-1].outputs[0]
+        x.type,x.shape = node.outputs[0].type,node.outputs[0].shape
+    old,new = node.outputs,made[-1].outputs
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], made, old, new)
+
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00020
 def _formats(model):
     "The quantizers of weights whose grid is a format's, by their places."
@@ -142,18 +270,30 @@ def _as_values(model):
     finally:
         for m,name,made in found: m.parametrizations[name] = made
 
+@contextmanager
+def _in_file(model):
+    "Codes of four bits that are packed are written as INT4."
+    found = [m for m in model.modules() if getattr(m, 'packed', None) is not None]
+    found = [m for m in found if getattr(m, 'levels', None) is None]
+    for m in found: m.in_file = True
+    try: yield bool(found)
+    finally:
+        for m in found: del m.in_file
+
 def _exported(model, inputs, together, axes):
     "The program that torch's exporter makes, without the paths of the machine that made it."
     names = {name for named in axes.values() for name in named.values()}
     lengths = {name: torch.export.Dim(name) for name in names}
     shapes:Any = {k: {a: lengths[name] for a,name in v.items()} for k,v in axes.items()}
     blocks = any(isinstance(m, Dequantize) and m.block is not None for m in model.modules())
-    with _quiet('torch', 'ERROR'), _evaluating(model), _as_values(model):
+    quiet = _quiet('torch', 'ERROR')
+    with quiet, _evaluating(model), _as_values(model), _in_file(model) as four:
         flat = _Flat(model, together).eval()
         program:Any = torch.onnx.export(flat, kwargs=dict(given=inputs), dynamo=True,
-            verbose=False, input_names=[*inputs], opset_version=21 if blocks else 20,
+            verbose=False, input_names=[*inputs], opset_version=21 if blocks or four else 20,
             dynamic_shapes=dict(given=shapes) if names else None)
     graph = program.model.graph
+    if four: _write_int4(graph)
     values = *graph.initializers.values(),*graph.inputs
     for said in (graph, *values): said.metadata_props.clear()
     for node in graph.all_nodes():
