@@ -402,3 +402,14 @@ def test_batches_in_the_runtime(cls, batch, tmp_path):
     pytest.importorskip('onnxruntime')
     run = onnx_session(to_onnx(cls().eval(), batch, tmp_path/'m.onnx'))
     assert [i.name for i in run.get_inputs()] == ['x', 'mask']
+
+def test_half_precision_in_the_runtime(tmp_path):
+    "Layers that stay floats among them: what is nudged to see how far outputs may differ keeps its dtype."
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).half().eval()
+    x = torch.randn(4, 8).half()
+    quantize_model_(model, 4, None)
+    deploy_(model, x)
+    run = onnx_session(to_onnx(model, x, tmp_path/'model.onnx'))
+    made = torch.from_numpy(run.run(None, {run.get_inputs()[0].name: x.numpy()})[0])
+    with torch.no_grad(): assert made.dtype == torch.float16 and (made-model(x)).abs().max() < .004
