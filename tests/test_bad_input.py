@@ -208,7 +208,7 @@ def of_closest():
     yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(start=NONE, sweeps=COUNT)
 
 def of_equalize():
-    yield 'equalize_', lambda: dict(model=network(), example=X), dict(model=NOTHING, example=NOTHING)
+    yield 'equalize_', lambda: dict(model=network(), example=X), dict(model=NOTHING, example=kind('sparse'))
     def valid(): return dict(model=nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), calibrate=[X], alpha=.5)
     yield 'smooth_', valid, dict(model=NOTHING, calibrate=NOTHING, alpha=POSITIVE | COUNT)
 

@@ -121,6 +121,15 @@ def test_rows_and_columns_get_one_range():
     torch.testing.assert_close(model[0].bias.detach(), bias*(columns/rows).sqrt())
 
 
+def test_a_channel_that_is_read_twice():
+    "Of its two columns the larger one counts. Any seed."
+    torch.manual_seed(0)
+    model = uneven(ByHand())
+    R.equalize_(model, drawn(2, 5, 6).double())
+    columns = model.out.weight.detach().abs().amax(0).view(2, 4).amax(0)
+    torch.testing.assert_close(model.v.weight.detach().abs().amax(1), columns, rtol=.01, atol=0)
+
+
 def test_a_chain_is_balanced_to_the_end():
     "Where every pair is even within the 1 % at which it stops; 300 times uneven before. Any seed."
     torch.manual_seed(0)
