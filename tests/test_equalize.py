@@ -354,8 +354,8 @@ def test_dead_channels_and_zeros():
 
 
 def test_outliers_that_cost_bits_come_back():
-    """A network with outliers of 100 in its activations: at 8 bits the error of its output falls by 15 dB or more, which
-    is a step of less than a fifth. Eight seeds gave 24 to 27 dB."""
+    """A network with outliers of 100 in its activations: at 8 bits the error of its output falls by 15 dB or more: a
+    step of less than a fifth. Eight seeds gave 24 to 27 dB."""
     for seed in range(2):
         torch.manual_seed(seed)
         model,x = Heads().eval(),drawn(64, 5, 8, seed=seed)
