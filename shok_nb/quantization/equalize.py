@@ -52,8 +52,8 @@ def _grouped(m, w):
 
 def _beside_outputs(s, v): return s.view(len(v), -1, *[1]*(v.ndim-2))
 def _beside_inputs(s, v): return s.view(len(v), 1, -1, *[1]*(v.ndim-3))
-def _of_outputs(v): return v.abs().flatten(2).amax(2).flatten()
-def _of_inputs(v): return v.abs().transpose(1, 2).flatten(2).amax(2).flatten()
+def _of_outputs(v): return v.amax(tuple(range(2, v.ndim))).flatten()
+def _of_inputs(v): return v.amax((1, *range(3, v.ndim))).flatten()
 
 def _channel_axis(m, ndim):
     "Where the channels are in what enters or leaves a layer."
@@ -375,7 +375,7 @@ def _smoothed(source, names, seen, alpha, undo):
     "A line of the report; the factor is in place then."
     if not source.readers: return _row(source, names)
     most = _of_readers(source, seen.__getitem__)
-    weights = _of_readers(source, lambda r: _of_inputs(_grouped(r, r.weight.data)).double())
+    weights = _of_readers(source, lambda r: _of_inputs(_grouped(r, r.weight.data).abs()).double())
     factor = _factor(most, weights, alpha)
     _scale(source, factor, undo)
     return _row(source, names, _spread(most), _spread(most/factor))
