@@ -375,7 +375,8 @@ def _smoothed(source, names, seen, alpha, undo):
     "A line of the report; the factor is in place then."
     if not source.readers: return _row(source, names)
     most = _of_readers(source, seen.__getitem__)
-    weights = _of_readers(source, lambda r: _of_inputs(_grouped(r, r.weight.data).abs()).double())
+    def columns(r): return _of_inputs(_grouped(r, r.weight.data).abs()).double()
+    weights = _of_readers(source, columns)
     factor = _factor(most, weights, alpha)
     _scale(source, factor, undo)
     return _row(source, names, _spread(most), _spread(most/factor))
