@@ -207,6 +207,11 @@ def of_closest():
     yield 'gptq', both | dict(ordered=True, beam=2), legal | dict(ordered=FLAG, beam=NOTHING)
     yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(start=NONE, sweeps=COUNT)
 
+def of_equalize():
+    yield 'equalize_', lambda: dict(model=network(), example=X), dict(model=NOTHING, example=kind('sparse'))
+    def valid(): return dict(model=nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), calibrate=[X], alpha=.5)
+    yield 'smooth_', valid, dict(model=NOTHING, calibrate=NOTHING, alpha=POSITIVE | COUNT)
+
 def of_relaxed():
     valid = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01, method='ste',
         steps=2, lr=.1, penalty=.1)
@@ -431,8 +436,8 @@ def calls():
     found = list(methods())
     for module in ('ste', 'floats', 'blocks', 'codebooks', 'learned', 'fsq', 'gradient', 'neighbours', 'dither',
             'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models',
-            'integers', 'deploy', 'runtime', 'closest', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',
-            'which', 'source_coding'):
+            'integers', 'deploy', 'runtime', 'closest', 'equalize', 'relaxed', 'reconstruct', 'harness',
+            'gradient_quality', 'which', 'source_coding'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

@@ -405,6 +405,7 @@ def test_batches_in_the_runtime(cls, batch, tmp_path):
 
 def test_half_precision_in_the_runtime(tmp_path):
     "Layers that stay floats among them: what is nudged to see how far outputs may differ keeps its dtype."
+    pytest.importorskip('onnxruntime')
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).half().eval()
     x = torch.randn(4, 8).half()

@@ -1,0 +1,391 @@
+"""Factors that move through two layers: the network computes the same, ranges are as the formulas say, and what is
+refused, fails or is interrupted leaves every bit where it was."""
+import copy
+import math
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+import shok_nb as R
+
+
+def drawn(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def uneven(model, seed=0):
+    "Weights whose channels differ by up to 1000, statistics and biases that are not 0 and 1; float64, evaluation."
+    g = torch.Generator().manual_seed(seed)
+    model = model.double().eval()
+    with torch.no_grad():
+        for m in model.modules():
+            for p in m.parameters(recurse=False):
+                p += .1*torch.randn(p.shape, generator=g, dtype=p.dtype)
+                p *= 10**(3*torch.rand(len(p), generator=g, dtype=p.dtype)-1.5).view(-1, *[1]*(p.ndim-1))
+            if isinstance(m, nn.modules.batchnorm._BatchNorm):
+                m.running_mean.normal_(generator=g)
+                m.running_var.uniform_(.3, 3., generator=g)
+    return model
+
+
+def mapped(report): return {r.name: r.into for r in report.rows if r.into != '-'}
+def notes(report): return {r.name: r.note for r in report.rows if r.into == '-'}
+
+
+class Heads(nn.Module):
+    "Attention with two heads of values, a gated pair, normalizations that share their factor, and a residual."
+    def __init__(self, norm=nn.LayerNorm):
+        super().__init__()
+        self.norm1,self.norm2,self.norm3 = norm(8),norm(8),norm(8)
+        self.q,self.k,self.v,self.out = (nn.Linear(8, 8) for _ in range(4))
+        self.gate,self.up,self.down,self.head = nn.Linear(8, 12),nn.Linear(8, 12),nn.Linear(12, 8),nn.Linear(8, 3)
+    def forward(self, x):
+        h = self.norm1(x)
+        q,k,v = (m(h).unflatten(-1, (2, 4)).transpose(1, 2) for m in (self.q, self.k, self.v))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        h = self.norm2(x)
+        x = x + self.down(F.silu(self.gate(h))*self.up(h))
+        x = self.norm3(x)
+        return self.head(x) + x.mean()
+
+
+class ByHand(nn.Module):
+    "Values by two products of matrices, one key head for two of queries, a cast, and a constant factor."
+    def __init__(self):
+        super().__init__()
+        self.q,self.v,self.out = nn.Linear(6, 8),nn.Linear(6, 4),nn.Linear(8, 6)
+    def forward(self, x):
+        q = self.q(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        v = (self.v(x)/3).to(x.dtype)[:, None].expand(-1, 2, -1, -1)
+        return self.out(((q@q.mT).softmax(-1)@v).transpose(1, 2).flatten(2))
+
+
+def chain():
+    return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8),
+        nn.BatchNorm2d(8, affine=False), nn.PReLU(8), nn.MaxPool2d(2), nn.Conv2d(8, 6, 1, groups=2), nn.LeakyReLU(),
+        nn.AvgPool2d(2, padding=1), nn.Flatten(), nn.Linear(24, 5), nn.Dropout(), nn.Linear(5, 2))
+
+
+class Branches(nn.Module):
+    "Half of the channels each way, shuffled, padded and enlarged."
+    def __init__(self):
+        super().__init__()
+        self.first,self.left,self.right = nn.Conv1d(2, 6, 1),nn.Conv1d(3, 2, 2),nn.ConvTranspose1d(3, 2, 2)
+    def forward(self, x):
+        h = F.pad(self.first(x).relu(), (1, 2)).flip(1)
+        a,b = h.chunk(2, 1)
+        return self.left(a).sum(2) + self.right(F.interpolate(b, scale_factor=2)).sum(2)
+
+
+NETWORKS = {
+    'chain': (chain, (4, 3, 10, 10), {'0': '3', '3': '7', '7': '11', '11': '13'}),
+    'transposed': (lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 2, groups=2), nn.ReLU(), nn.ConvTranspose2d(6, 4, 3,
+        groups=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)), (2, 4, 5, 5), {'0': '2', '2': '5'}),
+    'branches': (Branches, (3, 2, 5), {'first': 'left, right'}),
+    'one image': (lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)), (2, 8, 8), {'0': '2'}),
+    'three axes': (lambda: nn.Sequential(nn.Conv3d(2, 4, 2), nn.ReLU(), nn.Conv3d(4, 2, 2)), (2, 2, 4, 4, 4),
+        {'0': '2'}),
+    'one row': (lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)), (3, 4),
+        {'0': '3'}),
+    'heads': (Heads, (2, 5, 8), {'v': 'out', 'up': 'down'}),
+    'by hand': (ByHand, (2, 5, 6), {'v': 'out'}),
+}
+
+
+@pytest.mark.parametrize('name', NETWORKS)
+def test_equalized_is_the_same_and_even(name):
+    """The same output on other inputs too, to float64; the same pairs as by hand; both sides of a pair alike.
+    Any seed: all are identities."""
+    make,shape,pairs = NETWORKS[name]
+    torch.manual_seed(0)
+    model,x = uneven(make()),drawn(*shape).double()
+    other = drawn(*shape, seed=1).double()
+    wanted,modules = model(other),[type(m) for m in model.modules()]
+    report = R.equalize_(model, x)
+    torch.testing.assert_close(model(other), wanted, rtol=1e-9, atol=1e-9*wanted.abs().max().item())
+    assert mapped(report) == pairs
+    assert all(r.after <= r.before for r in report.rows if r.into != '-')
+    folds = [r.note for r in report.rows if 'folded' in r.note]
+    assert sum(m is nn.Identity for m in map(type, model.modules())) == len(folds)
+    assert len([*model.modules()]) == len(modules)
+
+
+def test_rows_and_columns_get_one_range():
+    "Of a pair without anything around it: sqrt(r1*r2) exactly, the formula of the paper. Any seed."
+    model = uneven(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)))
+    rows,columns = model[0].weight.detach().abs().amax(1),model[2].weight.detach().abs().amax(0)
+    bias = model[0].bias.detach().clone()
+    R.equalize_(model, drawn(2, 5).double())
+    both = (rows*columns).sqrt()
+    torch.testing.assert_close(model[0].weight.detach().abs().amax(1), both)
+    torch.testing.assert_close(model[2].weight.detach().abs().amax(0), both)
+    torch.testing.assert_close(model[0].bias.detach(), bias*(columns/rows).sqrt())
+
+
+def test_a_channel_that_is_read_twice():
+    "Of its two columns the larger one counts. Any seed."
+    torch.manual_seed(0)
+    model = uneven(ByHand())
+    R.equalize_(model, drawn(2, 5, 6).double())
+    columns = model.out.weight.detach().abs().amax(0).view(2, 4).amax(0)
+    torch.testing.assert_close(model.v.weight.detach().abs().amax(1), columns, rtol=.01, atol=0)
+
+
+def test_a_chain_is_balanced_to_the_end():
+    "Where every pair is even within the 1 % at which it stops; 300 times uneven before. Any seed."
+    torch.manual_seed(0)
+    model = uneven(nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(9, 9), nn.ReLU())]))
+    R.equalize_(model, drawn(2, 9).double())
+    for a,b in zip(model[0:10:2], model[2:12:2]):
+        ratio = a.weight.abs().amax(1)/b.weight.abs().amax(0)
+        assert (ratio-1).abs().max() < .03
+
+
+@pytest.mark.parametrize('alpha', [0., .3, .5, 1.])
+@pytest.mark.parametrize('norm', [nn.LayerNorm, nn.RMSNorm])
+def test_smoothed_is_the_same_and_by_the_formula(norm, alpha):
+    "Query, key and value share max|x|^alpha/max|w|^(1-alpha); over two batches. Any seed."
+    torch.manual_seed(0)
+    model,x = uneven(Heads(norm)),drawn(4, 5, 8).double()
+    h = model.norm1(x).detach().abs().amax((0, 1))
+    readers = model.q,model.k,model.v
+    most = torch.stack([m.weight.detach().abs().amax(0) for m in readers]).amax(0)
+    factor = h**alpha/most**(1-alpha)
+    was = [m.weight.detach().clone() for m in (model.norm1, *readers)]
+    wanted = model(x)
+    report = R.smooth_(model, x.split(2), alpha)
+    torch.testing.assert_close(model(x), wanted, rtol=1e-9, atol=1e-9*wanted.abs().max().item())
+    torch.testing.assert_close(model.norm1.weight.detach(), was[0]/factor)
+    torch.testing.assert_close(model.q.weight.detach(), was[1]*factor)
+    torch.testing.assert_close(model.k.weight.detach(), was[2]*factor)
+    assert mapped(report) == {'norm1': 'q, k, v', 'v': 'out', 'norm2': 'gate, up', 'up': 'down'}
+    told = notes(report)
+    assert told['norm3'] in ('mean reads it', 'add reads it') and told['gate'] == 'silu reads it'
+    assert told['q'] == 'scaled_dot_product_attention reads it' and told['out'] == 'add reads it'
+    if alpha == 1.: assert all(r.after == 1. for r in report.rows if r.into != '-')
+
+
+def test_smoothing_takes_in_every_batch():
+    "The largest value is in the last of three, and a generator will do."
+    torch.manual_seed(0)
+    model,x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)),drawn(30, 4)
+    x[25] *= 1e6
+    whole = copy.deepcopy(model)
+    R.smooth_(whole, [x])
+    R.smooth_(model, (b for b in x.split(10)))
+    assert torch.equal(model[0].weight, whole[0].weight)
+
+
+def test_normalizations_of_others():
+    "A weight that is a factor takes one; one that is not, such as 1+weight, does not."
+    class MyNorm(nn.Module):
+        def __init__(self, plus):
+            super().__init__()
+            self.weight,self.plus = nn.Parameter(torch.rand(4)+.5),plus
+        def forward(self, x):
+            x = x*x.square().mean(-1, keepdim=True).rsqrt()
+            return x*(1+self.weight) if self.plus else self.weight*x
+    for plus,into in ((False, '1'), (True, '-')):
+        model = nn.Sequential(MyNorm(plus), nn.Linear(4, 2))
+        assert R.smooth_(model, [drawn(8, 4)]).rows[0].into == into
+    model = nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1), nn.GroupNorm(2, 2), nn.ReLU(), nn.Conv2d(2, 2, 1),
+        nn.LayerNorm(5, elementwise_affine=False), nn.Linear(5, 2)).eval()
+    report = R.smooth_(model, [drawn(3, 4, 5, 5)])
+    assert mapped(report) == {'0': '1', '2': '4'}
+    assert notes(report)['5'] == 'it has no weight to take a factor'
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c = nn.Linear(4, 4),nn.Linear(4, 4),nn.Linear(4, 4)
+    def forward(self, x): return self.c(self.b(self.b(self.a(x))))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed,self.norm,self.head = nn.Embedding(9, 4),nn.LayerNorm(4),nn.Linear(4, 9, bias=False)
+        self.head.weight = self.embed.weight
+    def forward(self, x): return self.head(self.norm(self.embed(x)))
+
+
+class Squared(nn.Module):
+    "What leaves the first layer is multiplied by itself; of the second, one half is added to the other."
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c,self.d = nn.Linear(4, 4),nn.Linear(4, 4),nn.Linear(4, 8),nn.Linear(4, 2)
+    def forward(self, x):
+        h = self.a(x)
+        return self.d(self.c(self.b(h*h)).unflatten(-1, (2, 4)).mean(-2))
+
+
+def parametrized():
+    model = nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    return model
+
+
+REFUSED = {
+    'twice': (Twice, dict(a='b is called more than once', b='called more than once', c='the model returns it')),
+    'squared': (Squared, dict(a='mul reads it', c='channels mix before d', d='the model returns it')),
+    'weight norm': (parametrized, {'0': '1: its weight is made by _WeightNorm', '1': 'its weight is made by'}),
+    'clipped': (lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU6(), nn.Linear(4, 2)), {'0': 'hardtanh reads it'}),
+    'max of channels': (lambda: nn.Sequential(nn.Linear(4, 4), nn.MaxPool1d(2), nn.Linear(2, 2)),
+        {'0': 'channels mix before 2'}),
+    'mean of channels': (lambda: nn.Sequential(nn.Linear(4, 4), nn.AvgPool1d(2), nn.Linear(2, 2)),
+        {'0': 'channels mix before 2'}),
+    'padded with ones': (lambda: nn.Sequential(nn.Linear(4, 4), nn.ConstantPad1d(1, 1.), nn.Linear(6, 2)),
+        {'0': 'pad reads it'}),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_what_is_refused_is_told_and_stays(name):
+    make,wanted = REFUSED[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    was = copy.deepcopy(model.state_dict())
+    report = R.equalize_(model, drawn(3, 4))
+    told = notes(report)
+    for layer,note in wanted.items(): assert note in told[layer], told
+    same = all(torch.equal(v, was[n]) for n,v in model.state_dict().items())
+    assert same == (not mapped(report))
+
+
+def test_a_weight_with_two_names():
+    model = Tied()
+    was = copy.deepcopy(model.state_dict())
+    report = R.smooth_(model, [torch.arange(9)])
+    assert notes(report)['norm'] == 'head: its weight is shared'
+    assert all(torch.equal(v, was[k]) for k,v in model.state_dict().items())
+
+
+class Elsewhere(nn.Module):
+    "Its output depends on a norm of weights, which the graph between layers does not show."
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(2, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    def forward(self, x): return self.net(x) + self.net[3].weight.norm()
+
+
+def look(model):
+    "Everything that must be as it was."
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+    kept = [(n, id(p), p.requires_grad, p.detach().clone()) for n,p in model.named_parameters()]
+    return [(n, id(m), m.training) for n,m in model.named_modules()],hooks,kept,copy.deepcopy(model.state_dict())
+
+
+def same_look(a, b):
+    if a[:2] != b[:2] or [k[:3] for k in a[2]] != [k[:3] for k in b[2]]: return False
+    return a[3].keys() == b[3].keys() and all(torch.equal(a[3][k], b[3][k]) for k in a[3])
+
+
+def test_another_output_puts_everything_back():
+    "Normalizations that were folded, too, and modes and hooks."
+    torch.manual_seed(0)
+    model = Elsewhere().train()
+    model.net[2].eval()
+    was = look(model)
+    with pytest.raises(ValueError, match='equalize_: the output would change by .*the model is as it was'):
+        R.equalize_(model, drawn(2, 2, 3, 3))
+    assert same_look(was, look(model))
+
+
+@pytest.mark.parametrize('error', [KeyboardInterrupt, RuntimeError])
+def test_an_interrupt_puts_everything_back(error):
+    "In the second batch of the calibration, and in the last run of the network."
+    class Failing(nn.Module):
+        def __init__(self, at):
+            super().__init__()
+            self.norm,self.layer,self.calls,self.at = nn.LayerNorm(4),nn.Linear(4, 2),0,at
+        def forward(self, x):
+            if not torch.compiler.is_exporting():
+                self.calls += 1
+                if self.calls >= self.at: raise error('here')
+            return self.layer(self.norm(x))
+    counting = Failing(99)
+    R.smooth_(counting, drawn(8, 4).split(4))
+    for at in range(2, counting.calls+1):
+        model = Failing(at)
+        was = look(model)
+        with pytest.raises((error, ValueError), match='here'): R.smooth_(model, drawn(8, 4).split(4))
+        assert same_look(was, look(model))
+
+
+def test_training_goes_on():
+    "Parameters stay the objects they were, so that an optimizer has them; a new bias learns too."
+    torch.manual_seed(0)
+    model = chain().train()
+    held = {n: p for n,p in model.named_parameters() if not n.startswith(('1.', '4.'))}
+    R.equalize_(model, drawn(2, 3, 10, 10))
+    now = dict(model.named_parameters())
+    assert all(now[n] is p for n,p in held.items()) and '0.bias' in now
+    assert model.training
+    model(drawn(2, 3, 10, 10)).sum().backward()
+    assert now['0.bias'].grad is not None
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    "Within the rounding of these numbers; any seed."
+    torch.manual_seed(0)
+    model,x = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype),drawn(9, 16)
+    with torch.no_grad(): model[0].weight[3] *= 50
+    x = x.to(dtype)
+    wanted = model(x).float()
+    assert mapped(R.smooth_(model, [x])) == {'0': '1', '1': '3'} and mapped(R.equalize_(model, x)) == {'1': '3'}
+    bound = 16*torch.finfo(dtype).eps*wanted.abs().max()
+    assert (model(x).float()-wanted).abs().max() < bound and model[0].weight.dtype == dtype
+
+
+def test_dead_channels_and_zeros():
+    "No division by 0: rows, columns and inputs that are 0 keep their factor of 1."
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    with torch.no_grad():
+        model[0].weight[1] = 0
+        model[2].weight[:, 2] = 0
+    row,bias = model[0].weight[2].clone(),model[0].bias[1].clone()
+    R.equalize_(model, drawn(3, 4))
+    assert torch.equal(model[0].weight[2], row) and model[0].bias[1] == bias
+    assert all(p.isfinite().all() for p in model.parameters())
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
+    with torch.no_grad(): model[0].weight[2] = 0
+    R.smooth_(model, [drawn(3, 4)])
+    assert all(p.isfinite().all() for p in model.parameters()) and model[0].weight[2] == 0
+
+
+def test_outliers_that_cost_bits_come_back():
+    """A network with outliers of 100 in its activations: at 8 bits the error of its output falls by 15 dB or more: a
+    step of less than a fifth. Eight seeds gave 24 to 27 dB."""
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model,x = Heads().eval(),drawn(64, 5, 8, seed=seed)
+        with torch.no_grad():
+            for norm,readers in ((model.norm1, (model.q, model.k, model.v)), (model.norm2, (model.gate, model.up))):
+                norm.weight[0] *= 100
+                for r in readers: r.weight[:, 0] /= 100
+        wanted = model(x)
+        def error(m, x=x, wanted=wanted):
+            R.quantize_model_(m, 8, 8, calibrate=[x])
+            return 10*((m(x)-wanted).square().sum()/wanted.square().sum()).log10().item()
+        smoothed = copy.deepcopy(model)
+        R.smooth_(smoothed, [x])
+        assert error(smoothed) < error(model)-15
+
+
+def test_bad_input():
+    model,x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)),drawn(3, 4)
+    was = look(model)
+    def bad(error, match, f, *args):
+        with pytest.raises(error, match=match): f(*args)
+    bad(TypeError, r'^smooth_: calibrate must be batches.*did you mean calibrate=\[x\]', R.smooth_, model, x)
+    bad(ValueError, '^smooth_: calibrate gave no batch', R.smooth_, model, [])
+    bad(ValueError, '^smooth_: alpha must be in', R.smooth_, model, [x], 1.5)
+    bad(ValueError, '^smooth_: nan or infinity enters 1', R.smooth_, model, [x, x*math.nan])
+    bad(ValueError, '^smooth_: the model does not take calibrate', R.smooth_, model, [x[:, :3]])
+    bad(ValueError, '^equalize_: the model does not take example', R.equalize_, model, x[:, :3])
+    bad(TypeError, '^equalize_: model must be', R.equalize_, 3, x)
+    assert same_look(was, look(model))
+    R.quantize_model_(model, 8, 8, calibrate=[x])
+    bad(ValueError, 'smooth_ comes before quantize_model_', R.smooth_, model, [x])
+    bad(ValueError, 'equalize_ comes before quantize_model_', R.equalize_, model, x)
+    assert mapped(R.equalize_(nn.ReLU(), x)) == {}
