@@ -272,6 +272,7 @@ def _largest(per_column, columns, many):
     ok = columns >= 0
     none = per_column.new_zeros(many)
     return none.scatter_reduce(0, columns[ok], per_column[ok], 'amax')
+
 def _spread(sizes):
     "The largest of some sizes over their median, of those that are not 0."
     sizes = sizes[sizes > 0]
