@@ -13,6 +13,7 @@ import gfloat.formats as published
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 import shok_nb as R
@@ -532,10 +533,89 @@ def test_format_in_onnx(format, kw, deployed, tmp_path):
         kinds = {t.data_type for t in onnx.load(file).graph.initializer}
         assert onnx.TensorProto.FLOAT8E5M2 in kinds or onnx.TensorProto.FLOAT8E4M3FN in kinds
 
-def test_activations_of_a_format_in_onnx(tmp_path):
+def hard_values(codes, scale, shape):
+    "Ten thousand numbers: all ties of a format if the scale is a power of two, what lies beyond it, and normal ones."
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    ties = (codes[1:]+codes[:-1])/2*scale
+    far = codes[-1]*scale*torch.tensor([1, 1.03125, 1.0625, 1.125, 2, torch.inf])
+    found = torch.cat([ties, -ties, codes*scale, far, -far, torch.tensor([torch.nan, 0., -0., 1e-40])])
+    x[:len(found)] = found
+    return x.reshape(shape)
+
+@pytest.mark.parametrize('axis', [None, 1])
+@pytest.mark.parametrize('format', ['e4m3', 'e5m2', 'e4m3fnuz', 'e5m2fnuz', torch.float8_e4m3fn, torch.float8_e5m2],
+    ids=str)
+def test_float8_in_onnx(format, axis, tmp_path):
+    "Each pair of operators gives the values of torch bit for bit: ties, nan, zeros, subnormals and what is too large."
+    dtype = format if isinstance(format, torch.dtype) else getattr(torch, STORED[format])
+    codes = torch.arange(128, dtype=torch.uint8).view(dtype).float()
+    codes = codes[codes.isfinite()]
+    for scale in (2.**-5, .3):
+        x = hard_values(codes, scale, (2500, 4))
+        q = R.Quantizer(format=format, axis=axis).calibrate_(torch.randn(8, 4)).eval()
+        q.set_grid_(torch.full_like(q.grid()[0], scale))
+        file = R.to_onnx(torch.nn.Sequential(q), torch.ones(4, 4), tmp_path/'m.onnx')
+        run = R.onnx_session(file)
+        found, = run.run(None, {run.get_inputs()[0].name: x.numpy()})
+        assert same(torch.tensor(found), q(x)) and q(x).isnan().sum() == 1
+    made = onnx.load(file).graph
+    assert [n.op_type for n in made.node if n.op_type != 'Sum'] == ['QuantizeLinear', 'DequantizeLinear']
+
+def test_float8_overflow_of_the_runtime():
+    """Files of ours saturate, which is the default. Asked not to, the kernels of ONNX Runtime are not as specified:
+    what is beyond the largest number should be nan in e4m3 and infinite in e5m2, as in the casts of torch."""
+    def quantized(x, kind, saturate):
+        helper,of = onnx.helper,(len(x),)
+        inits = [helper.make_tensor(k, t, [], [v]) for k,t,v in (('s', 1, 1.), ('z', kind, 0.))]
+        nodes = [helper.make_node('QuantizeLinear', ['x', 's', 'z'], ['q'], saturate=saturate),
+            helper.make_node('DequantizeLinear', ['q', 's', 'z'], ['y'])]
+        ends = [[helper.make_tensor_value_info(k, 1, of)] for k in 'xy']
+        graph = helper.make_graph(nodes, 'g', *ends, inits)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 20)], ir_version=9)
+        run = onnxruntime.InferenceSession(model.SerializeToString(), providers=['CPUExecutionProvider'])
+        return torch.tensor(run.run(None, {'x': x.numpy()})[0])
+    nan,inf,kinds = torch.nan,torch.inf,onnx.TensorProto
+    e4m3 = 'e4m3',kinds.FLOAT8E4M3FN,480.,[448., nan],[nan, nan]
+    e5m2 = 'e5m2',kinds.FLOAT8E5M2,61440.,[nan, inf],[inf, inf]
+    for format,kind,beyond,theirs,specified in (e4m3, e5m2):
+        x = torch.tensor([beyond, 1e9])
+        assert torch.equal(quantized(x, kind, 1), R.float_round(x, format))
+        assert same(quantized(x, kind, 0), torch.tensor(theirs))
+        assert same(R.float_round(x, format, saturate=False), torch.tensor(specified))
+
+@pytest.mark.parametrize('deployed', [False, True])
+@pytest.mark.parametrize('format', ['e4m3', 'e5m2'])
+def test_float8_network_in_onnx(format, deployed, tmp_path):
+    """The runtime makes no integer kernel of float8 between layers of any kind; outputs are those of torch bit for bit
+    where sums are exact."""
+    g = torch.Generator().manual_seed(0)
+    kinds = torch.nn.Conv2d(3, 8, 3),torch.nn.ReLU(),torch.nn.MaxPool2d(2),torch.nn.Conv2d(8, 8, 3)
+    kinds += torch.nn.Hardtanh(0, 6),torch.nn.Flatten(),torch.nn.Linear(32, 10)
+    model = torch.nn.Sequential(*kinds)
+    for m in model:
+        if hasattr(m, 'weight'): torch.nn.init.constant_(m.bias, 0.)
+    x = torch.randn(8, 3, 10, 10, generator=g)
+    R.quantize_model_(model, format, format, calibrate=[x])
+    before = model.eval()(x)
+    if deployed:
+        R.deploy_(model, x)
+        assert torch.equal(model(x), before)
+    R.to_onnx(model, x, tmp_path/'m.onnx')
+    kinds = {t.data_type for t in onnx.load(tmp_path/'m.onnx').graph.initializer}
+    assert {'e4m3': onnx.TensorProto.FLOAT8E4M3FN, 'e5m2': onnx.TensorProto.FLOAT8E5M2}[format] in kinds
+    linear,given = torch.nn.Sequential(model[-1]),torch.zeros(10_000, 32)      # one product each: no order of sums
+    given[range(10_000), torch.randint(32, (10_000,), generator=g)] = torch.randn(10_000, generator=g)
+    run = R.onnx_session(R.to_onnx(linear, given[:4], tmp_path/'one.onnx'))
+    found, = run.run(None, {run.get_inputs()[0].name: given.numpy()})
+    assert torch.equal(torch.tensor(found), linear(given).detach()) and linear(given).count_nonzero() > 50_000
+
+@pytest.mark.parametrize('format, kw', [('e3m2', {}), ('mxfp4', {}), ('nf4', {}), ('e4m3', dict(block=16))], ids=str)
+def test_activations_of_a_format_in_onnx(format, kw, tmp_path):
+    "What the runtime's operators have no codes for is refused."
     model,x = torch.nn.Sequential(torch.nn.Linear(64, 4)),torch.ones(2, 64)
-    R.quantize_model_(model, 'e4m3', 'e4m3', calibrate=[x])
-    with pytest.raises(ValueError, match='^to_onnx: 0.input_quantizer rounds values to format=e4m3, which is written'):
+    R.quantize_model_(model, 'e4m3', None)
+    model.insert(0, R.Quantizer(format=format, **kw).calibrate_(x))
+    with pytest.raises(ValueError, match=f'^to_onnx: 0 rounds values to format={format}, which is written'):
         R.to_onnx(model, x, tmp_path/'m.onnx')
     assert not [*tmp_path.iterdir()] and torch.equal(model(x), copy.deepcopy(model)(x))
 
