@@ -1,6 +1,7 @@
 """Grids that are not even: every value against torch's casts, ml_dtypes and gfloat; every estimator under every
 transform; blocks against a second way to write them."""
 import copy
+import dataclasses
 import inspect
 import io
 import itertools
@@ -157,6 +158,46 @@ def test_steps_from_sums_of_all():
     "Each float32 of one binade, hence of all: a power of two goes through sums and products unchanged."
     x = (torch.arange(2**23, dtype=torch.int32) + (127 << 23)).view(torch.float32)
     for m in (0, 3): assert (floats._scaled_binade(x, m, 2.**90) == 2.**-m).all()
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('name', R.FORMATS)
+def test_nearest_from_sums(name, dtype, monkeypatch):
+    "The shorter way of compiled code, at every size, zeros with their signs and nan: the number that the cells give."
+    grid,f = floats._grid_of(R.FORMATS[name]),R.FORMATS[name]
+    x = numbers(dtype)
+    cells = grid.cells(x)
+    want = cells.value(cells.v.round())
+    assert grid.nearest(x) is None
+    monkeypatch.setattr(floats, '_for_cpu', lambda x: True)
+    found = grid.nearest(x)
+    taken = f.signed_zero and f.largest < 1e30
+    assert (found is not None) == taken and (not taken or same(found, want))
+    for other in (floats._grid_of(f, saturate=False), floats._grid_of(R.FloatFormat(4, 3, largest=230.))):
+        assert other.nearest(x) is None                     # 230 is no number of the format: it is not rounded to
+
+@pytest.mark.parametrize('name', ['e4m3', 'e2m1'])
+def test_nearest_from_sums_of_all(name, monkeypatch):
+    "Each float32 of three binades: where the step grows with the number, where it is the least, and below."
+    grid = floats._grid_of(R.FORMATS[name])
+    for top in (0, math.frexp(grid.finest)[1]-1, math.frexp(grid.finest)[1]-3):
+        x = (torch.arange(2**23, dtype=torch.int32) + (127+top << 23)).view(torch.float32)
+        cells = grid.cells(x)
+        want = cells.value(cells.v.round())
+        monkeypatch.setattr(floats, '_for_cpu', lambda x: True)
+        assert same(grid.nearest(x), want)
+        monkeypatch.undo()
+
+@pytest.mark.parametrize('own', [None, 1/6, .3])
+def test_scales_of_nvfp4(own):
+    "Every float32 of a binade as the largest of its block, of all sizes, nan and infinity: the scale is of e4m3."
+    _nv4 = R.quantization.deploy._nv4
+    grid = _nv4 if own else dataclasses.replace(_nv4, whole=False)
+    sizes = torch.tensor([0., 1e-30, 2.**-6, .1, 447., 448., 2000., 1e30, math.inf, math.nan])*6
+    x = torch.cat([sizes, torch.arange(2**23, dtype=torch.int32).add(127 << 23).view(torch.float32)])[:, None]
+    of = torch.tensor(own or 1.)
+    amax = x/6/of if own else x/6
+    want = R.float_round(amax.clamp(2.**-6, 448.), 'e4m3')
+    assert same(grid.shared(x, of), want)
 
 def test_compiled_beyond_the_range():
     "The gradient is that of eager code, whatever its own sign."

@@ -334,7 +334,7 @@ def _before(m, q):
     finally: hook.remove()
     return seen[-1].float().cpu(),value.float().cpu()
 
-_nv4 = _NVFP4(element=_grid_of(FORMATS['e2m1']), scales=_grid_of(FORMATS['e4m3']), whole=True,
+_nv4 = _NVFP4(element=_grid_of(FORMATS['e2m1']), whole=True,
     block=16, gradient='ste')
 
 # %% ../../nbs/grids/40_files.ipynb #40f00022
