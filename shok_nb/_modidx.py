@@ -885,6 +885,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
             'shok_nb.grids.files': { 'shok_nb.grids.files._before': ('grids/files.html#_before', 'shok_nb/grids/files.py'),
                                      'shok_nb.grids.files._beside': ('grids/files.html#_beside', 'shok_nb/grids/files.py'),
                                      'shok_nb.grids.files._bytes_of': ('grids/files.html#_bytes_of', 'shok_nb/grids/files.py'),
+                                     'shok_nb.grids.files._check_path': ('grids/files.html#_check_path', 'shok_nb/grids/files.py'),
                                      'shok_nb.grids.files._compressed': ('grids/files.html#_compressed', 'shok_nb/grids/files.py'),
                                      'shok_nb.grids.files._config': ('grids/files.html#_config', 'shok_nb/grids/files.py'),
                                      'shok_nb.grids.files._dense': ('grids/files.html#_dense', 'shok_nb/grids/files.py'),
