@@ -131,7 +131,7 @@ class _Floats(Grid):
         if self.mantissa >= _BITS[x.dtype][1] or self.largest % self.coarsest: return False
         return self.finest >= 2.**-126 and self.coarsest <= 2.**79
 
-    def nearest(self, x, own=0.):
+    def nearest(self, x, own=0.)->Any:
         "Added to a number whose neighbours are a step apart, a value is rounded to a step."
         if not self.is_summed(x): return None
         bits,size = _BITS[x.dtype][1],x.abs().clamp(max=self.largest)
