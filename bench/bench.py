@@ -28,14 +28,15 @@ from torch.autograd import Function
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]                    # the peers have a Python without shok_nb
-from rivals import Candidate, fourier_loop, peers, rivals, why  # noqa: E402 (found by the line above)
+from rivals import ON_GRIDS, Candidate, fourier_loop, peers, rivals, why  # noqa: E402 (found by the line above)
 import shok_nb as R  # noqa: E402 (found by the line above)
 from shok_nb.catalog import catalog  # noqa: E402 (found by the line above)
 
 STEADY = dict(MALLOC_TOP_PAD_='4000000000', MALLOC_MMAP_THRESHOLD_='4000000000', MALLOC_TRIM_THRESHOLD_='8000000000')
 PARTS = dict(small=['small'], large=['large'], steady=['steady'], compile=['compile'], grids=['grids'],
-    peers=['peers', 'peers-steady'])
-SIZES = dict(small='1024,65536', peers='1024,65536,1048576,16777216', grids='16777216')
+    peers=['peers', 'peers-steady', 'peers-grids'])
+SIZES = {'small': '1024,65536', 'peers': '1024,65536,1048576,16777216', 'grids': '16777216',
+    'peers-grids': '16777216'}
 LARGE = '1048576,16777216'
 FIVE = 'round_ste', 'cubic_round', 'soft_round', 'fourier_round', 'stochastic_round'
 TERMS = 1, 2, 5, 10, 20, 30
@@ -340,12 +341,31 @@ def on_grids(clock, a, part):
         say(f'{part}: {n} elements')
         yield dict(part=part, memory=a.memory, size=n, clone=clone, rows=rows)
 
+def on_grids_of_others(clock, a, part):
+    "`(tables, versions, missing)`: what packages do on the grids of ours, taking turns with ours."
+    torch.set_num_threads(1)
+    found,versions,missing = peers(ON_GRIDS)
+    theirs = {c.name: c.f for c in found} | values_alone()
+    groups = {c.name: c.group for c in found} | {k: 'float_round, e4m3' for k in values_alone()}
+    if not groups: sys.exit(f'bench: this Python has none of the peers: {missing}')
+    mine = {k: f for k,f in grids()[0].items() if k in groups.values()}
+    leaf = torch.randn(1024).requires_grad_()
+    learns = {k: f(leaf).requires_grad for k,f in theirs.items()}
+    def each():
+        for n in a.sizes:
+            clone,rows = ratios(mine | theirs, clock, n, torch.float32, a)
+            say(f'{part}: {n} elements')
+            of = dict(groups=groups, learns=learns)
+            yield dict(part=part, memory=a.memory, size=n, clone=clone, **of, rows=rows)
+    return list(each()),versions,missing
+
 def run(job, a):
     "Measure one job; its share of results.json."
     clock = Cuda() if a.device == 'cuda' else Cpu()
     base,a.memory = job.partition('-')[0],'cuda' if a.device == 'cuda' else 'steady' if steady(job) else 'default'
     cs,versions,missing = [c for c in ours() + rivals() if a.only in c.name and base != 'grids'],{},{}
-    if base == 'peers':
+    if job == 'peers-grids': cs = []
+    elif base == 'peers':
         found,versions,missing = peers()
         mine = {c.group for c in found}
         cs = [c for c in ours() if c.name in mine] + found
@@ -357,11 +377,12 @@ def run(job, a):
         first,failed,made = compiled(cs, clock, a, job)
         out |= dict(tables=made, compiled=[dict(part=job, first=first, failed=failed)])
     elif base == 'grids': out['grids'] = list(on_grids(clock, a, job))
+    elif job == 'peers-grids': out['beside'],versions,missing = on_grids_of_others(clock, a, job)
     else: out['tables'] = list(tables(cs, clock, a, job, a.memory))
     torch.set_num_threads(1)
     quick = argparse.Namespace(**vars(a) | dict(seconds=a.seconds/4))
     if base in ('large', 'steady') and not a.only: out['sweep'] = list(sweep(cs, clock, quick, job, a.memory))
-    if base in ('small', 'peers') and job != 'peers-steady':
+    if job in ('small', 'peers'):
         n = 2**16 if a.quick else 2**22
         out['memory'] = [dict(part=job, size=n, rows=memory(cs, clock, n))]
     if base == 'small' and not a.only:
@@ -534,6 +555,19 @@ def grid_rows(rows):
         return [k, two(rows[k]), two(compiled) if compiled else '']
     return [line(k) for k in rows if not k.endswith(', compiled')]
 
+def beside(t):
+    "What other packages take on the grids of ours."
+    def times(k, i): return short(t['rows'][k][i][1]/t['rows'][t['groups'][k]][i][1])
+    rows = [[f'**`{k}`**', '', two(r), '', ''] for k,r in t['rows'].items() if k not in t['groups']]
+    for k,g in t['groups'].items():
+        learns = t['learns'][k]
+        own = two(t['rows'][k] if learns else t['rows'][k][:1])
+        rows.append([k, f'`{g}`', own, times(k, 0), times(k, 1) if learns else ''])
+    return ['## Grids beside other packages\n', f'Forward / f+b at {power(t["size"])} elements, float32, 1 thread, '
+        f'{MEMORY[t["memory"]]}, all eager in one process. The last columns are their time in units of ours, '
+        'and of those without a gradient there is forward alone.\n',
+        grid(['function', 'does as', 'forward / f+b', 'theirs/ours, forward', 'theirs/ours, f+b'], rows)]
+
 def small_tables(data):
     "One call, terms, sizes, and graphs."
     out = []
@@ -557,6 +591,7 @@ def small_tables(data):
         out += ['## Grids\n', f'Forward / f+b at {power(t["size"])} elements, float32, 1 thread, '
             f'{MEMORY[t["memory"]]}, eager and compiled in one process.\n',
             grid(['grid', 'eager', 'compiled'], grid_rows(t['rows']))]
+    for t in data.get('beside', []): out += beside(t)
     for r in data.get('recompiles', []):
         rows = [[f'`{k}`', *v] for k,v in r['rows'].items()]
         out += ['## Annealing a compiled function\n', 'Graphs compiled while the first knob takes six values.\n',
@@ -620,7 +655,7 @@ def main(argv=None):
     if a.quick: a.seconds,a.least,a.sizes = .05,2,a.sizes or [1024, 2**14]
     if a.job:
         a.sizes = a.sizes or numbers(SIZES.get(a.job, LARGE))
-        if a.job in ('compile', 'grids'): a.dtypes,a.threads = ['float32'],[1]
+        if a.job in ('compile', 'grids', 'peers-grids'): a.dtypes,a.threads = ['float32'],[1]
         new,stem = run(a.job, a),'-cuda'*(a.device == 'cuda')
         if a.only: return print(report(new))
         file = a.out/f'results{stem}.json'

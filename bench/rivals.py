@@ -144,6 +144,41 @@ PACKAGES = (
     ('torchao', '_fake_quantize_affine', 'fake_quantize', TORCHAO, _torchao_fake),
 )
 
+# --- the same for grids that are not even: the group is a row of `bench.grids`
+def _torchao_mx(m):
+    kind = torch.float4_e2m1fn_x2
+    def quantized(x):
+        scale,codes = m.to_mx(x.detach(), kind, 32)
+        return m.to_dtype(codes, scale, kind, 32, x.dtype)
+    return quantized
+
+def _torchao_nvfp4(m):
+    scale = torch.tensor(.01)
+    def quantized(x):
+        return m.NVFP4Tensor.to_nvfp4(x.detach()[None], per_tensor_scale=scale).dequantize(x.dtype)[0]
+    return quantized
+
+def _brevitas_e4m3(m):
+    layer = importlib.import_module('brevitas.nn').QuantIdentity(m.Fp8e4m3OCPAct)
+    return layer.eval()
+
+def _brevitas_mx(m):
+    bits = dict(bit_width=4, exponent_bit_width=2, mantissa_bit_width=1)
+    layer = importlib.import_module('brevitas.nn').QuantIdentity(m.MXFloat8e4m3Act, group_dim=-1, **bits)
+    return lambda x: layer(x[None])[0]
+
+def _qtorch_e4m3(m):
+    return m.quantizer(importlib.import_module('qtorch').FloatingPoint(4, 3), None)
+
+MX,E4M3 = 'mx_quantize, e2m1','float_round, e4m3'
+ON_GRIDS = (
+    ('brevitas', 'Fp8e4m3OCPAct', E4M3, 'brevitas.quant.float_quant_ocp', _brevitas_e4m3),
+    ('qtorch', 'quantizer', E4M3, 'qtorch.quant', _qtorch_e4m3, 'value'),
+    ('torchao', 'to_mx, to_dtype', MX, 'torchao.prototype.mx_formats.mx_tensor', _torchao_mx, 'value'),
+    ('brevitas', 'MXFloat8e4m3Act, of 4 bits', MX, 'brevitas.quant.mx_quant_ocp', _brevitas_mx),
+    ('torchao', 'NVFP4Tensor', 'nvfp4_quantize', 'torchao.prototype.mx_formats.nvfp4_tensor', _torchao_nvfp4, 'value'),
+)
+
 def why(e):
     "An exception in a line, without the paths of this machine."
     first = str(e).partition('\n')[0]
@@ -159,10 +194,10 @@ def _load(module):
         package.__path__ = list(spec.submodule_search_locations)
         return importlib.import_module(module)
 
-def peers():
+def peers(packages=PACKAGES):
     "`(candidates, versions, missing)`: those of the packages that this Python can import; why it cannot the others."
     found,versions,missing = [],{},{}
-    for package,name,group,module,get,*same in PACKAGES:
+    for package,name,group,module,get,*same in packages:
         try: f = get(_load(module))
         except Exception as e:                             # a package may fail in any way
             missing[package] = why(e)

@@ -374,6 +374,19 @@ def of_runtime():
     yield 'onnx_session', lambda: dict(file=written(), vnni=True, optimized=None), dict(file=kind('word'), vnni=FLAG,
         optimized=kind('none word'))
 
+def four_bits():
+    "A layer with weights in MXFP4."
+    model = nn.Sequential(nn.Linear(32, 4))
+    R.quantize_model_(model, 'mxfp4', None)
+    return model
+
+def of_files():
+    yield 'save_gguf', lambda: dict(path=place('x.gguf'), model=network(), types='Q8_0', architecture='shok_nb',
+        metadata=None), dict(path=kind('word'), model=kind('dict'), types=NOTHING, architecture=kind('word'),
+        metadata=kind('none dict'))
+    yield 'save_compressed', lambda: dict(folder=place('compressed'), model=four_bits(), config=None), dict(
+        folder=kind('word'), model=NOTHING, config=kind('none dict'))
+
 def methods():
     "Constructors and methods, called as functions of `self`."
     def of(module, name, make, kinds, f=None, member=''):
@@ -434,9 +447,9 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = list(methods())
-    for module in ('ste', 'floats', 'blocks', 'codebooks', 'learned', 'fsq', 'gradient', 'neighbours', 'dither',
-            'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models',
-            'integers', 'deploy', 'runtime', 'closest', 'equalize', 'relaxed', 'reconstruct', 'harness',
+    for module in ('ste', 'floats', 'blocks', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'neighbours',
+            'dither', 'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
+            'models', 'integers', 'deploy', 'runtime', 'closest', 'equalize', 'relaxed', 'reconstruct', 'harness',
             'gradient_quality', 'which', 'source_coding'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)

@@ -208,6 +208,19 @@ def test_grids(tmp_path, monkeypatch):
     x = torch.linspace(-448, 448, 1000)                     # beyond, some versions of torch give nan
     for f in (ours[bench.CASTS], *others.values()): assert torch.equal(f(x), ours['float_round, e4m3'](x))
 
+def test_grids_of_others(tmp_path, monkeypatch):
+    "Ours beside a package with a gradient and one without, in one run, and the table says how many times theirs takes."
+    slow = bench.Candidate('a package twice', lambda x: x*1., 'nvfp4_quantize', 'a package')
+    monkeypatch.setattr(bench, 'peers', lambda packages: ([slow], {'a package': '1.0'}, {}))
+    bench.main(['--job', 'peers-grids', '--quick', '--sizes', '1024', '--out', str(tmp_path)])
+    data,text = stored(tmp_path)
+    t, = data['beside']
+    assert t['rows'].keys() == {'nvfp4_quantize', 'float_round, e4m3', slow.name, *bench.values_alone()}
+    assert t['learns'] == {slow.name: True} | dict.fromkeys(bench.values_alone(), False)
+    forward,both = (t['rows'][slow.name][i][1]/t['rows']['nvfp4_quantize'][i][1] for i in (0, 1))
+    assert f'| {slow.name} | `nvfp4_quantize` | {bench.two(t["rows"][slow.name])} | {bench.short(forward)} | ' in text
+    assert f'{bench.short(both)} |' in text and data['parts']['peers-grids']['versions'] == {'a package': '1.0'}
+
 def test_only_is_not_stored(small, capsys):
     before = stored(small)
     bench.main([*SMALL, '--only', 'cubic_round', '--out', str(small)])

@@ -1,6 +1,7 @@
 """Grids that are not even: every value against torch's casts, ml_dtypes and gfloat; every estimator under every
 transform; blocks against a second way to write them."""
 import copy
+import dataclasses
 import inspect
 import io
 import itertools
@@ -13,6 +14,7 @@ import gfloat.formats as published
 import ml_dtypes
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 import shok_nb as R
@@ -156,6 +158,46 @@ def test_steps_from_sums_of_all():
     "Each float32 of one binade, hence of all: a power of two goes through sums and products unchanged."
     x = (torch.arange(2**23, dtype=torch.int32) + (127 << 23)).view(torch.float32)
     for m in (0, 3): assert (floats._scaled_binade(x, m, 2.**90) == 2.**-m).all()
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('name', R.FORMATS)
+def test_nearest_from_sums(name, dtype, monkeypatch):
+    "The shorter way of compiled code, at every size, zeros with their signs and nan: the number that the cells give."
+    grid,f = floats._grid_of(R.FORMATS[name]),R.FORMATS[name]
+    x = numbers(dtype)
+    cells = grid.cells(x)
+    want = cells.value(cells.v.round())
+    assert grid.nearest(x) is None
+    monkeypatch.setattr(floats, '_for_cpu', lambda x: True)
+    found = grid.nearest(x)
+    taken = f.signed_zero and f.largest < 1e30
+    assert (found is not None) == taken and (not taken or same(found, want))
+    for other in (floats._grid_of(f, saturate=False), floats._grid_of(R.FloatFormat(4, 3, largest=230.))):
+        assert other.nearest(x) is None                     # 230 is no number of the format: it is not rounded to
+
+@pytest.mark.parametrize('name', ['e4m3', 'e2m1'])
+def test_nearest_from_sums_of_all(name, monkeypatch):
+    "Each float32 of three binades: where the step grows with the number, where it is the least, and below."
+    grid = floats._grid_of(R.FORMATS[name])
+    for top in (0, math.frexp(grid.finest)[1]-1, math.frexp(grid.finest)[1]-3):
+        x = (torch.arange(2**23, dtype=torch.int32) + (127+top << 23)).view(torch.float32)
+        cells = grid.cells(x)
+        want = cells.value(cells.v.round())
+        monkeypatch.setattr(floats, '_for_cpu', lambda x: True)
+        assert same(grid.nearest(x), want)
+        monkeypatch.undo()
+
+@pytest.mark.parametrize('own', [None, 1/6, .3])
+def test_scales_of_nvfp4(own):
+    "Every float32 of a binade as the largest of its block, of all sizes, nan and infinity: the scale is of e4m3."
+    _nv4 = R.quantization.deploy._nv4
+    grid = _nv4 if own else dataclasses.replace(_nv4, whole=False)
+    sizes = torch.tensor([0., 1e-30, 2.**-6, .1, 447., 448., 2000., 1e30, math.inf, math.nan])*6
+    x = torch.cat([sizes, torch.arange(2**23, dtype=torch.int32).add(127 << 23).view(torch.float32)])[:, None]
+    of = torch.tensor(own or 1.)
+    amax = x/6/of if own else x/6
+    want = R.float_round(amax.clamp(2.**-6, 448.), 'e4m3')
+    assert same(grid.shared(x, of), want)
 
 def test_compiled_beyond_the_range():
     "The gradient is that of eager code, whatever its own sign."
@@ -532,10 +574,89 @@ def test_format_in_onnx(format, kw, deployed, tmp_path):
         kinds = {t.data_type for t in onnx.load(file).graph.initializer}
         assert onnx.TensorProto.FLOAT8E5M2 in kinds or onnx.TensorProto.FLOAT8E4M3FN in kinds
 
-def test_activations_of_a_format_in_onnx(tmp_path):
+def hard_values(codes, scale, shape):
+    "Ten thousand numbers: all ties of a format if the scale is a power of two, what lies beyond it, and normal ones."
+    x = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    ties = (codes[1:]+codes[:-1])/2*scale
+    far = codes[-1]*scale*torch.tensor([1, 1.03125, 1.0625, 1.125, 2, torch.inf])
+    found = torch.cat([ties, -ties, codes*scale, far, -far, torch.tensor([torch.nan, 0., -0., 1e-40])])
+    x[:len(found)] = found
+    return x.reshape(shape)
+
+@pytest.mark.parametrize('axis', [None, 1])
+@pytest.mark.parametrize('format', ['e4m3', 'e5m2', 'e4m3fnuz', 'e5m2fnuz', torch.float8_e4m3fn, torch.float8_e5m2],
+    ids=str)
+def test_float8_in_onnx(format, axis, tmp_path):
+    "Each pair of operators gives the values of torch bit for bit: ties, nan, zeros, subnormals and what is too large."
+    dtype = format if isinstance(format, torch.dtype) else getattr(torch, STORED[format])
+    codes = torch.arange(128, dtype=torch.uint8).view(dtype).float()
+    codes = codes[codes.isfinite()]
+    for scale in (2.**-5, .3):
+        x = hard_values(codes, scale, (2500, 4))
+        q = R.Quantizer(format=format, axis=axis).calibrate_(torch.randn(8, 4)).eval()
+        q.set_grid_(torch.full_like(q.grid()[0], scale))
+        file = R.to_onnx(torch.nn.Sequential(q), torch.ones(4, 4), tmp_path/'m.onnx')
+        run = R.onnx_session(file)
+        found, = run.run(None, {run.get_inputs()[0].name: x.numpy()})
+        assert same(torch.tensor(found), q(x)) and q(x).isnan().sum() == 1
+    made = onnx.load(file).graph
+    assert [n.op_type for n in made.node if n.op_type != 'Sum'] == ['QuantizeLinear', 'DequantizeLinear']
+
+def test_float8_overflow_of_the_runtime():
+    """Files of ours saturate, which is the default. Asked not to, the kernels of ONNX Runtime are not as specified:
+    what is beyond the largest number should be nan in e4m3 and infinite in e5m2, as in the casts of torch."""
+    def quantized(x, kind, saturate):
+        helper,of = onnx.helper,(len(x),)
+        inits = [helper.make_tensor(k, t, [], [v]) for k,t,v in (('s', 1, 1.), ('z', kind, 0.))]
+        nodes = [helper.make_node('QuantizeLinear', ['x', 's', 'z'], ['q'], saturate=saturate),
+            helper.make_node('DequantizeLinear', ['q', 's', 'z'], ['y'])]
+        ends = [[helper.make_tensor_value_info(k, 1, of)] for k in 'xy']
+        graph = helper.make_graph(nodes, 'g', *ends, inits)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 20)], ir_version=9)
+        run = onnxruntime.InferenceSession(model.SerializeToString(), providers=['CPUExecutionProvider'])
+        return torch.tensor(run.run(None, {'x': x.numpy()})[0])
+    nan,inf,kinds = torch.nan,torch.inf,onnx.TensorProto
+    e4m3 = 'e4m3',kinds.FLOAT8E4M3FN,480.,[448., nan],[nan, nan]
+    e5m2 = 'e5m2',kinds.FLOAT8E5M2,61440.,[nan, inf],[inf, inf]
+    for format,kind,beyond,theirs,specified in (e4m3, e5m2):
+        x = torch.tensor([beyond, 1e9])
+        assert torch.equal(quantized(x, kind, 1), R.float_round(x, format))
+        assert same(quantized(x, kind, 0), torch.tensor(theirs))
+        assert same(R.float_round(x, format, saturate=False), torch.tensor(specified))
+
+@pytest.mark.parametrize('deployed', [False, True])
+@pytest.mark.parametrize('format', ['e4m3', 'e5m2'])
+def test_float8_network_in_onnx(format, deployed, tmp_path):
+    """The runtime makes no integer kernel of float8 between layers of any kind; outputs are those of torch bit for bit
+    where sums are exact."""
+    g = torch.Generator().manual_seed(0)
+    kinds = torch.nn.Conv2d(3, 8, 3),torch.nn.ReLU(),torch.nn.MaxPool2d(2),torch.nn.Conv2d(8, 8, 3)
+    kinds += torch.nn.Hardtanh(0, 6),torch.nn.Flatten(),torch.nn.Linear(32, 10)
+    model = torch.nn.Sequential(*kinds)
+    for m in model:
+        if hasattr(m, 'weight'): torch.nn.init.constant_(m.bias, 0.)
+    x = torch.randn(8, 3, 10, 10, generator=g)
+    R.quantize_model_(model, format, format, calibrate=[x])
+    before = model.eval()(x)
+    if deployed:
+        R.deploy_(model, x)
+        assert torch.equal(model(x), before)
+    R.to_onnx(model, x, tmp_path/'m.onnx')
+    kinds = {t.data_type for t in onnx.load(tmp_path/'m.onnx').graph.initializer}
+    assert {'e4m3': onnx.TensorProto.FLOAT8E4M3FN, 'e5m2': onnx.TensorProto.FLOAT8E5M2}[format] in kinds
+    linear,given = torch.nn.Sequential(model[-1]),torch.zeros(10_000, 32)      # one product each: no order of sums
+    given[range(10_000), torch.randint(32, (10_000,), generator=g)] = torch.randn(10_000, generator=g)
+    run = R.onnx_session(R.to_onnx(linear, given[:4], tmp_path/'one.onnx'))
+    found, = run.run(None, {run.get_inputs()[0].name: given.numpy()})
+    assert torch.equal(torch.tensor(found), linear(given).detach()) and linear(given).count_nonzero() > 50_000
+
+@pytest.mark.parametrize('format, kw', [('e3m2', {}), ('mxfp4', {}), ('nf4', {}), ('e4m3', dict(block=16))], ids=str)
+def test_activations_of_a_format_in_onnx(format, kw, tmp_path):
+    "What the runtime's operators have no codes for is refused."
     model,x = torch.nn.Sequential(torch.nn.Linear(64, 4)),torch.ones(2, 64)
-    R.quantize_model_(model, 'e4m3', 'e4m3', calibrate=[x])
-    with pytest.raises(ValueError, match='^to_onnx: 0.input_quantizer rounds values to format=e4m3, which is written'):
+    R.quantize_model_(model, 'e4m3', None)
+    model.insert(0, R.Quantizer(format=format, **kw).calibrate_(x))
+    with pytest.raises(ValueError, match=f'^to_onnx: 0 rounds values to format={format}, which is written'):
         R.to_onnx(model, x, tmp_path/'m.onnx')
     assert not [*tmp_path.iterdir()] and torch.equal(model(x), copy.deepcopy(model)(x))
 

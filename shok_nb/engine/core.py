@@ -96,6 +96,8 @@ def _value(op, x, step, offset, *knobs):
     "The value, and None for each of the rest."
     none = [None]*(2+len(knobs))
     if isinstance(step, Grid):
+        near = step.nearest(x, offset) if _form(op) is torch.round else None
+        if near is not None: return near,*none
         cells = step.cells(x, offset)
         return cells.value(_form(op)(cells.v, *knobs)),*none
     return _on_grid(_form(op), op.near, x, step, offset, *knobs),*none

@@ -61,6 +61,9 @@ class Grid:
         "`own`: a tensor that the grid needs, in the place of the offset."
         raise NotImplementedError
 
+    def nearest(self, x, own=0.)->Any:
+        "The nearest of the grid where there is a shorter way than over the cells, or None."
+
     def judged(self, x, own=0.):
         "What `clipped` holds against the ends, and the ends: less than all cells, if it may."
         cells = self.cells(x, own)

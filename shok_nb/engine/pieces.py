@@ -126,7 +126,7 @@ def _pieces(f, key, ts, knobs, make=None, flat=True):
     if not (_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return _whole(f, ts, knobs)
     kernel = make(f, x, knobs) if make and x.device.type in _FUSED else None
     if not (kernel or x.is_cpu and x.numel()): return _whole(f, ts, knobs)
-    y,size = torch.empty_like(x),_PIECE*torch.get_num_threads()
+    y,size = torch.empty_like(x),_PIECE*torch.get_num_threads()*(1 if flat else 2)
     if not kernel and x.numel() <= size: return y,*_run_into(f, y, ts, knobs, key)
     to,*given = _as_vectors(flat, tensors, y, *ts)
     if kernel: return y,*kernel(to, given, knobs)

@@ -149,6 +149,7 @@ class Call:
     kwargs:dict     # Constants
     to:int          # Register of its result
     writes:bool     # Does it write there, or return a new tensor?
+    views:bool      # Is that a view?
 
 @dataclass(eq=False)
 class Program:
@@ -163,7 +164,8 @@ class Program:
 
     def __repr__(self):
         names = {i: f'in{i}' for i in range(self.inputs)} | {self.target: 'out'}
-        names |= {v: f'row{k}' for v,((_,k),_) in self.rows.items()}
+        kinds = dict.fromkeys((torch.int32, torch.int64), 'ints')
+        names |= {v: f"{kinds.get(d, 'row')}{k}" for v,((d,k),_) in self.rows.items()}
         def name(r):
             if r in names: return names[r]
             return f'new{r}' if r < self.target else _const(self.registers[r])
@@ -179,8 +181,17 @@ class Plan:
         self.target = len(self.values)
         self.registers,self.place = [None]*(self.target+1),[*range(self.target)]
         self.rows,self.owner,self.last = {},{},self.last_uses()
-        views = [s for s in trace.steps if s.is_view()]
-        self.viewed = {a for s in views for a in s.args if type(a) is Value}
+        views = [(self.inputs+i, s) for i,s in enumerate(trace.steps) if s.is_view()]
+        self.viewed = {a for _,s in views for a in s.args if type(a) is Value}
+        self.turned = self.turned_by(views)
+
+    def turned_by(self, views):
+        "Values of which a view shows elements in other places."
+        found = set()
+        for v,s in reversed(views):
+            def turns(a): return v in found or not _in_place(self.values[a], s.result)
+            found.update([a for a in s.args if type(a) is Value and turns(a)])
+        return found
 
     def last_uses(self):
         "Value -> the step that uses it last; a value that is not in it is of no use."
@@ -188,8 +199,9 @@ class Plan:
         last = {e: len(steps) for e in self.ends if e is not None}
         for i in reversed(range(len(steps))):            # backwards: met first is used last
             if self.inputs+i not in last: continue       # of no use itself
+            until = last[self.inputs+i] if steps[i].is_view() else i
             for a in steps[i].args:
-                if type(a) is Value: last.setdefault(a, i)
+                if type(a) is Value: last[a] = max(until, last.get(a, until))
         return last
 
     def program(self):
@@ -210,11 +222,13 @@ class Plan:
         if f and first: self.place[v] = self.target
         elif f: self.rows[v] = self.row(i, step, v)
         name = step.op.overloadpacket.__name__
-        return Call(name, f or _maker(step), args, step.kwargs, self.place[v], f is not None)
+        kind = dict(writes=f is not None, views=step.is_view())
+        return Call(name, f or _maker(step), args, step.kwargs, self.place[v], **kind)
 
     def stays(self, v, step):
-        "Must this value be its own tensor: seen outside, or by a view, or of another shape?"
-        return (v in self.viewed or v in self.ends[1:] or step.is_view()
+        "Must this value be its own tensor: seen outside, a view, or of another shape?"
+        outlives = v in self.viewed and self.last[v] == len(self.trace.steps)
+        return (outlives or v in self.ends[1:] or step.is_view()
             or step.result.shape != self.to.shape)
 
     def register(self, a):
@@ -229,14 +243,20 @@ class Plan:
         may_overwrite = torch.Tag.pointwise in step.op.tags
         def free(row, u):
             if row[0] != dtype: return False
-            if self.last[u] == i: return may_overwrite and self.rows[u][1] == strides
-            return self.last[u] < i
+            if self.last[u] < i: return True
+            if self.last[u] > i or u in self.turned: return False
+            return may_overwrite and self.rows[u][1] == strides
         found = [row for row,u in self.owner.items() if free(row, u)]
         new = dtype,sum(row[0] == dtype for row in self.owner)
         # the last used is still in the cache
         row = max(found, key=lambda row: self.last[self.owner[row]], default=new)
         self.owner[row] = v
         return row,strides
+
+def _in_place(a, b):
+    "Is each element of `a` where that of `b` is?"
+    laid = [(t.shape, t.stride(), t.itemsize, t.data_ptr()) for t in (a, b)]
+    return laid[0] == laid[1]
 
 def _alike(a, b):
     "Have these one dtype and layout? Torch may round otherwise where it cannot use vectors."
@@ -251,7 +271,10 @@ def same_bits(a, b):
 
 def _copy(t, *, out, **_): return out.copy_(t)
 def _rsub(t, k, alpha=1, *, out): return torch.sub(k, t, alpha=alpha, out=out)
-_OWN = {aten._to_copy.default: _copy, aten.rsub.Scalar: _rsub}     # torch: no `out=`, or slow
+def _between(*args, out): return aten.hardtanh_backward.grad_input(*args, grad_input=out)
+# torch: no `out=`, or slow, or of another name
+_OWN = {aten._to_copy.default: _copy, aten.rsub.Scalar: _rsub,
+    aten.hardtanh_backward.default: _between}
 
 def _outs(op):
     "The forms of `op` that write into given memory, the one called sooner first."
@@ -313,12 +336,20 @@ class Memory:
         for v,(row,strides) in program.rows.items():
             registers[v] = self.row(row, shape.numel()).as_strided(shape, strides)
         still = {*program.rows, *range(program.target+1, len(registers))}
+        calls = []
+        for c in program.calls:                     # a view of scratch is made once
+            if not (c.views and still.issuperset(c.args)):
+                calls.append(c)
+                continue
+            with torch.inference_mode(False):
+                registers[c.to] = c.f(*[registers[a] for a in c.args], **c.kwargs)
+            still.add(c.to)
         def bound(c):
             "A call of which nothing changes, ready to be made."
             if not (c.writes and still.issuperset([c.to, *c.args])): return None
             args = [registers[a] for a in c.args]
             return partial(c.f, *args, out=registers[c.to], **c.kwargs)
-        calls = [(bound(c), c) for c in program.calls]
+        calls = [(bound(c), c) for c in calls]
         changing = [v for v in range(program.target+1) if v not in still]
         if len(self.frames) >= _KEPT: self.frames.clear()
         self.frames[program] = registers,calls,changing

@@ -57,6 +57,13 @@ def _rounded(grid, x):
     cells = grid.cells(x)
     return cells.value(cells.v.round())
 
+def _amax(x):
+    "The largest magnitude of each block. Torch's eager code is slow below 32 in a row."
+    size = x.abs()
+    if size.shape[-1] == 16 and not torch.compiler.is_compiling():
+        size = torch.maximum(size[..., :8], size[..., 8:])
+    return size.amax(-1, keepdim=True)
+
 def _scaled(cells, scale):
     "What was divided by a scale is multiplied by it."
     def value(n): return cells.value(n)*scale
@@ -72,7 +79,7 @@ class _MX(Grid):
     gradient:_Gradient
     def shared(self, x):
         "The power of two of each block; nan where the block is not finite."
-        amax = x.abs().amax(-1, keepdim=True)
+        amax = _amax(x)
         def power(how):
             p = _SCALES[how](amax, self.format)/_power(self.format.largest)
             return p.clamp(*_E8M0)
@@ -85,6 +92,11 @@ class _MX(Grid):
     def error(self, x, p):
         return (_rounded(self.element, x/p)*p - x).square().sum(-1, keepdim=True)
 
+    def nearest(self, x, own=0.):
+        if not self.element.is_summed(x): return None
+        p = self.shared(x)
+        return self.element.nearest(x/p)*p
+
     def cells(self, x, own=0.):
         p = self.shared(x.detach())
         return _scaled(self.element.cells(x/p), p)
@@ -95,21 +107,31 @@ class _MX(Grid):
 class _NVFP4(Grid):
     "Blocks of e2m1 that share an e4m3; the tensor may have a scale of its own."
     element:_Floats
-    scales:_Floats
     whole:bool
     block:Any
     gradient:_Gradient
     def shared(self, x, own):
-        "The e4m3 of each block."
-        amax = x.abs().amax(-1, keepdim=True)/6
+        "The e4m3 of each block: in a sum with `far` the neighbours are a step of it apart."
+        amax = _amax(x)/6
         if self.whole: amax = amax/own
-        return _rounded(self.scales, amax.clamp(2.**-6, 448.))
+        amax,far = amax.clamp(2.**-6, 448.),2.**(_BITS[x.dtype][1]-3)
+        at = _binade(amax)
+        return torch.add(amax, at, alpha=far).sub(at, alpha=far)
+
+    def both_ways(self, x, own):
+        "What leads to the elements of each block, and back."
+        scale = self.shared(x, own)
+        if self.whole: return own.reciprocal()/scale,scale*own
+        return 1/scale,scale
+
+    def nearest(self, x, own=0.):
+        if not self.element.is_summed(x): return None
+        to,back = self.both_ways(x, own)
+        return self.element.nearest(x*to)*back
 
     def cells(self, x, own=0.):
-        scale = self.shared(x.detach(), own)
-        back = (1/own)/scale if self.whole else 1/scale
-        if self.whole: scale = scale*own
-        return _scaled(self.element.cells(x*back), scale)
+        to,back = self.both_ways(x.detach(), own)
+        return _scaled(self.element.cells(x*to), back)
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00012
 def _in_blocks(x, block, dim, pad, fn):
@@ -244,9 +266,9 @@ def nvfp4_quantize(
     check_input(x, fn)
     _check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
-    element,scales = _grid_of(FORMATS['e2m1'], gradient=gradient),_grid_of(FORMATS['e4m3'])
+    element = _grid_of(FORMATS['e2m1'], gradient=gradient)
     whole = tensor_scale is not None
-    grid = _NVFP4(element=element, scales=scales, whole=whole, block=16, gradient=gradient)
+    grid = _NVFP4(element=element, whole=whole, block=16, gradient=gradient)
     if whole: knobs['offset'] = _one_number(tensor_scale, x, fn)
     if check_flag(square, fn, 'square'): v,back = _in_squares(x, fn)
     else: v,back = _in_blocks(x, 16, dim, pad, fn)
@@ -261,7 +283,7 @@ class _Integers(Grid):
     scales:_Floats|None
     def scale(self, x):
         "Of each block, as it is stored; never 0."
-        scale = x.abs().amax(-1, keepdim=True)/(2**(self.bits-1)-1)
+        scale = _amax(x)/(2**(self.bits-1)-1)
         least = torch.finfo(x.dtype).tiny
         if self.scales is None: return scale.clamp(min=least)
         return _rounded(self.scales, scale).clamp(min=max(self.scales.finest, least))

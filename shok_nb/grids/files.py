@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from ..engine.arguments import _what, check_choice, check_model
+from ..engine.arguments import _what, check_callable, check_choice, check_model
 from ..estimators.ste import round_ste
 from .blocks import _GGUF, _MX, _NVFP4, _GGUFBlocks
 from .floats import FORMATS, _grid_of
@@ -177,10 +177,14 @@ def _stored(types, name, t):
     return kind,number,data,(read-t).abs().max().item() if t.numel() else 0.
 
 # %% ../../nbs/grids/40_files.ipynb #40f00012
-def _write(path, parts, fn):
-    "All of a file, or nothing."
+def _check_path(path, fn, arg):
+    "Raises for what is no path or has no name."
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f'{fn}: path must be a path, got {_what(path)}')
+        raise TypeError(f'{fn}: {arg} must be a path, got {_what(path)}')
+    if not os.fspath(path): raise ValueError(f'{fn}: {arg} is empty; name one')
+
+def _write(path, parts):
+    "All of a file, or nothing."
     path = Path(path)
     new = path.with_name(path.name+'.part')
     try:
@@ -222,7 +226,11 @@ def save_gguf(
         >>> R.save_gguf(Path(mkdtemp())/'w.gguf', dict(w=w), 'Q8_0')
         {'w': ('Q8_0', 0.0)}
     """
-    if not callable(types): check_choice(types, 'save_gguf', 'types', _TYPES)
+    _check_path(path, 'save_gguf', 'path')
+    if isinstance(types, str): check_choice(types, 'save_gguf', 'types', _TYPES)
+    else: check_callable(types, 'save_gguf', 'types', 2)
+    if not isinstance(architecture, str) or not architecture:
+        raise TypeError(f'save_gguf: architecture must be a word, got {architecture!r}')
     about:dict = {'general.architecture': architecture, 'general.quantization_version': 2}
     if not isinstance(metadata, (dict, type(None))):
         raise TypeError(f'save_gguf: metadata must be a dict, got {_what(metadata)}')
@@ -230,7 +238,7 @@ def save_gguf(
     for name,t in _tensors_of(model, 'save_gguf').items():
         kind,number,data,gap = _stored(types, name, t)
         tensors[name],report[name] = (tuple(t.shape), number, data),(kind, gap)
-    _write(path, _gguf_parts(tensors, about | (metadata or {})), 'save_gguf')
+    _write(path, _gguf_parts(tensors, about | (metadata or {})))
     return report
 
 # %% ../../nbs/grids/40_files.ipynb #40f00020
@@ -334,7 +342,7 @@ def _before(m, q):
     finally: hook.remove()
     return seen[-1].float().cpu(),value.float().cpu()
 
-_nv4 = _NVFP4(element=_grid_of(FORMATS['e2m1']), scales=_grid_of(FORMATS['e4m3']), whole=True,
+_nv4 = _NVFP4(element=_grid_of(FORMATS['e2m1']), whole=True,
     block=16, gradient='ste')
 
 # %% ../../nbs/grids/40_files.ipynb #40f00022
@@ -405,6 +413,7 @@ def save_compressed(
         {'0.weight': ('mxfp4-pack-quantized', 0.0)}
     """
     fn = 'save_compressed'
+    _check_path(folder, fn, 'folder')
     check_model(model, fn)
     if not isinstance(config, (dict, type(None))):
         raise TypeError(f'{fn}: config must be a dict, got {_what(config)}')
@@ -413,9 +422,7 @@ def save_compressed(
         told = "no weight is quantized; quantize_model_(model, 'mxfp4', None) first"
         raise ValueError(f'{fn}: {told}')
     about = (config or {}) | dict(quantization_config=_config(model, schemes))
-    if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f'{fn}: folder must be a path, got {_what(folder)}')
     os.makedirs(folder, exist_ok=True)
-    _write(Path(folder)/'model.safetensors', _safetensors_parts(tensors), fn)
-    _write(Path(folder)/'config.json', [json.dumps(about, indent=2).encode()], fn)
+    _write(Path(folder)/'model.safetensors', _safetensors_parts(tensors))
+    _write(Path(folder)/'config.json', [json.dumps(about, indent=2).encode()])
     return report

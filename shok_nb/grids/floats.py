@@ -92,8 +92,12 @@ def _binade(x):
 
 def _scaled_binade(x, mantissa, most):
     "`_binade(x)/2**mantissa`, at most `most`, from sums: compiled code is slow at bits."
-    bits = _BITS[x.dtype][1]
-    v = x.abs().clamp(max=most*2.**mantissa)*((2.**bits+1)*2.**-mantissa)
+    return _by_sums(x.abs().clamp(max=most*2.**mantissa), mantissa)
+
+def _by_sums(size, mantissa):
+    "The same of numbers that have no sign and are not too large."
+    bits = _BITS[size.dtype][1]
+    v = size*((2.**bits+1)*2.**-mantissa)
     return v - v*(1-2.**-(bits+1))
 
 _E8M0 = 2.**-127, 2.**127                    # the least and the largest of the shared scales
@@ -120,6 +124,19 @@ class _Floats(Grid):
         if _for_cpu(x) and low >= 2.**-126 and high <= 2.**90:
             return _scaled_binade(x, self.mantissa, high).clamp(min=low)
         return (_binade(x)*2.**-self.mantissa).clamp(low, high)
+
+    def is_summed(self, x):
+        "Is the nearest number made of sums? Only compiled code for a CPU is faster so."
+        if not _for_cpu(x) or self.over != self.largest or not self.signed_zero: return False
+        if self.mantissa >= _BITS[x.dtype][1] or self.largest % self.coarsest: return False
+        return self.finest >= 2.**-126 and self.coarsest <= 2.**79
+
+    def nearest(self, x, own=0.)->Any:
+        "Added to a number whose neighbours are a step apart, a value is rounded to a step."
+        if not self.is_summed(x): return None
+        bits,size = _BITS[x.dtype][1],x.abs().clamp(max=self.largest)
+        far = _by_sums(size, self.mantissa-bits).clamp(min=self.finest*2.**bits)
+        return torch.copysign((size+far)-far, x)
 
     def cells(self, x, own=0.):
         step = self.steps(x.detach())

@@ -20,7 +20,7 @@ from ..engine.pieces import _wide
 from ..grids.blocks import _MX
 from ..grids.codebooks import NF4, levels_round
 from ..grids.files import _e2m1_codes, _mx4, _nv4
-from ..grids.floats import _DTYPES, FORMATS, _grid_of, float_round
+from ..grids.floats import FORMATS, _grid_of, float_round
 from shok_nb.quantization.between import (
     _NORMS,
     Add,
@@ -62,7 +62,7 @@ from shok_nb.quantization.operators import (
     IntegerMean,
     IntegerMultiply,
 )
-from .quantizer import Quantizer, _Formatted
+from .quantizer import Quantizer, _dtype_of, _Formatted
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00001
 _HOOKS = '_forward_hooks','_forward_pre_hooks','_backward_hooks','_backward_pre_hooks'
@@ -561,10 +561,6 @@ def _in_place(m, place, weight, codes, value):
         raise _Differs(f'{place} has other codes than its quantizer')
     return _Codes([weight.train(m.training)], nn.Parameter(codes, requires_grad=False),
         unsafe=True)
-
-def _dtype_of(format):
-    "Torch's dtype of a format, or None."
-    return next((d for d,n in _DTYPES.items() if format == n), None)
 
 # %% ../../nbs/quantization/50_deploy.ipynb #4c899b31
 _mx8 = _MX(element=_grid_of(FORMATS['e4m3']), format=FORMATS['e4m3'], block=32, scale='floor',

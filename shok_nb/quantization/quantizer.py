@@ -68,8 +68,14 @@ def _onnx_dequantize(codes, scale, zero_point, axis=None, block=None):
 
 def _on_grid_in_onnx(x, scale, zero_point, axis=None):
     "Values of codes: the pair of operators that the runtime joins with what stands between."
-    codes = _onnx_quantize(x, scale, zero_point, axis)
-    return _onnx_dequantize(codes, scale, zero_point, axis)
+    alone = _alone_in_onnx if zero_point.is_floating_point() else lambda x: x
+    codes = _onnx_quantize(alone(x), scale, zero_point, axis)
+    return alone(_onnx_dequantize(codes, scale, zero_point, axis))
+
+def _alone_in_onnx(x):
+    "A sum of one keeps float8 apart: the runtime would join it with its neighbours, and fail."
+    kind:dict[str, Any] = dict(dtype=x.dtype, shape=x.shape, version=13)
+    return torch.onnx.ops.symbolic('Sum', (x,), {}, **kind)
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00001
 def _laid_beside(t, v, axis, block):
@@ -379,10 +385,9 @@ class _Placed(_Sound):
         told = f'set_grid_ wants a zero point of shape {tuple(scale.shape)}'
         raise ValueError(f'Quantizer: {told}, got {tuple(code.shape)}')
 
-    def _in_onnx(self, x):
+    def _in_onnx(self, x, dtype=None):
         "The runtime's own two operators, for codes that fill a byte."
-        low,high = self._ends()
-        dtype = torch.uint8 if low == 0 else torch.int8
+        if dtype is None: dtype = torch.uint8 if self._ends()[0] == 0 else torch.int8
         scale,code = self.grid()
         code = torch.zeros_like(scale) if code is None else code
         if self.axis is None: scale,code = scale.view(()),code.view(())
@@ -640,6 +645,15 @@ _OWN:dict[str, Any] = dict(
 _WORDS = 'nf4', *[k for k in _OWN if k not in FORMATS]
 _KNOWN = *FORMATS, *_WORDS
 
+def _dtype_of(format):
+    "Torch's dtype of a format, or None."
+    return next((d for d,n in _DTYPES.items() if format == n), None)
+
+def _float8_of(q):
+    "The dtype of codes that the runtime's operator has, or None."
+    dtype = _dtype_of(q.format) if q.block is None else None
+    return dtype if dtype is not None and dtype.itemsize == 1 else None
+
 # %% ../../nbs/quantization/30_quantizer.ipynb #f4b08659
 class _Formatted(Quantizer):
     "A `Quantizer` on a grid that is not even."
@@ -719,6 +733,8 @@ class _Formatted(Quantizer):
     def forward(self, x):
         "Quantize and dequantize; in evaluation to the nearest."
         v = self._blocks(check_input(x, 'Quantizer'))
+        float8 = _float8_of(self)
+        if float8 and torch.onnx.is_in_onnx_export(): return self._in_onnx(x, float8)
         scale,_ = self.grid()
         rounding = self.rounding if self.training else round_ste
         if self.own:
@@ -732,7 +748,7 @@ class _Formatted(Quantizer):
     @torch.no_grad()
     def to_codes(self, x):
         "The numbers that evaluation multiplies by the scale, in torch's dtype of the format."
-        dtype = next((d for d,n in _DTYPES.items() if n == self.format), None)
+        dtype = _dtype_of(self.format)
         if dtype is None:
             told = f'torch has no dtype for format={self.format}'
             raise TypeError(f'Quantizer: {told}; save_gguf and save_compressed write it')

@@ -30,7 +30,7 @@ from shok_nb.quantization.flow import (
     _tensors,
 )
 from .integers import _KERNEL_BLOCKS, Dequantize, unpack_int4
-from .quantizer import Quantizer
+from .quantizer import Quantizer, _float8_of
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00004
 def _check_input_tensor(t, of, any_batch):
@@ -250,13 +250,14 @@ def _formats(model):
             if getattr(made[-1], 'format', None) is not None: yield m,name,made
 
 def _check_formats(model):
-    "Raises where what enters a layer is rounded to a format; the file holds weights alone so."
+    "Raises where what enters a layer is rounded to a format that is no float8."
     weights = {q for _,_,made in _formats(model) for q in made}
     for name,q in model.named_modules():
         if not isinstance(q, Quantizer) or q.format is None or q in weights: continue
+        if _float8_of(q): continue
         told = f'{name or "the model"} rounds values to format={q.format}'
         raise ValueError(f'to_onnx: {told}, which is written for weights only; quantize '
-            'activations to bits, or with activations=None')
+            'activations to e4m3, e5m2 or bits, or with activations=None')
 
 @contextmanager
 def _as_values(model):
@@ -280,14 +281,24 @@ def _in_file(model):
     finally:
         for m in found: del m.in_file
 
+@contextmanager
+def _as_computed(model):
+    "Grids that learn, as torch computes them: the exporter's own exp may differ in a bit."
+    found = [m for m in model.modules() if isinstance(m, Quantizer) and m.learn and m.ready]
+    with torch.no_grad(): grids = [q.grid() for q in found]
+    for q,grid in zip(found, grids): vars(q)['grid'] = lambda grid=grid: grid
+    try: yield
+    finally:
+        for q in found: del vars(q)['grid']
+
 def _exported(model, inputs, together, axes):
     "The program that torch's exporter makes, without the paths of the machine that made it."
     names = {name for named in axes.values() for name in named.values()}
     lengths = {name: torch.export.Dim(name) for name in names}
     shapes:Any = {k: {a: lengths[name] for a,name in v.items()} for k,v in axes.items()}
     blocks = any(isinstance(m, Dequantize) and m.block is not None for m in model.modules())
-    quiet = _quiet('torch', 'ERROR')
-    with quiet, _evaluating(model), _as_values(model), _in_file(model) as four:
+    quiet,as_is = _quiet('torch', 'ERROR'),_as_computed(model)
+    with quiet, as_is, _evaluating(model), _as_values(model), _in_file(model) as four:
         flat = _Flat(model, together).eval()
         program:Any = torch.onnx.export(flat, kwargs=dict(given=inputs), dynamo=True,
             verbose=False, input_names=[*inputs], opset_version=21 if blocks or four else 20,
