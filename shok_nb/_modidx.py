@@ -839,6 +839,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._even': ('grids/blocks.html#_even', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._floor': ('grids/blocks.html#_floor', 'shok_nb/grids/blocks.py'),
+                                      'shok_nb.grids.blocks._halved': ('grids/blocks.html#_halved', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._in_blocks': ('grids/blocks.html#_in_blocks', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._in_squares': ('grids/blocks.html#_in_squares', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._one_number': ('grids/blocks.html#_one_number', 'shok_nb/grids/blocks.py'),

@@ -19,6 +19,7 @@ from shok_nb.engine.arguments import (
     check_knob,
 )
 from ..engine.grid import Cells, Grid, _Gradient, _power
+from ..engine.parts import either
 from ..engine.pieces import _wide
 from ..estimators.ste import round_ste
 from shok_nb.grids.floats import (
@@ -57,12 +58,15 @@ def _rounded(grid, x):
     cells = grid.cells(x)
     return cells.value(cells.v.round())
 
+def _halved(size):
+    "Half as many, with the same maximum. Torch's eager code is slow below 32 in a row."
+    return torch.maximum(size[..., :8], size[..., 8:]) if size.shape[-1] == 16 else size
+
+_with_less = either(_halved, lambda size: size)
+
 def _amax(x):
-    "The largest magnitude of each block. Torch's eager code is slow below 32 in a row."
-    size = x.abs()
-    if size.shape[-1] == 16 and not torch.compiler.is_compiling():
-        size = torch.maximum(size[..., :8], size[..., 8:])
-    return size.amax(-1, keepdim=True)
+    "The largest magnitude of each block."
+    return _with_less(x.abs()).amax(-1, keepdim=True)
 
 def _scaled(cells, scale):
     "What was divided by a scale is multiplied by it."
