@@ -295,3 +295,7 @@ def test_compiled_transforms_refuse(name):
     f = getattr(R, name)
     g = torch.compile(torch.func.grad(lambda x: f(x).sum()), backend='eager', fullgraph=True)
     with pytest.raises(Exception, match='RuntimeError' if older('2.11') else REFUSED[name]): g(X)
+
+def test_a_model_that_is_checked_comes_back():
+    m = torch.nn.ReLU()
+    assert R.engine.arguments.check_model(m, 'f') is m
