@@ -2297,6 +2297,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                            'shok_nb/quantization/runtime.py'),
                                               'shok_nb.quantization.runtime._long_axes': ( 'quantization/runtime.html#_long_axes',
                                                                                            'shok_nb/quantization/runtime.py'),
+                                              'shok_nb.quantization.runtime._options': ( 'quantization/runtime.html#_options',
+                                                                                         'shok_nb/quantization/runtime.py'),
                                               'shok_nb.quantization.runtime._put': ( 'quantization/runtime.html#_put',
                                                                                      'shok_nb/quantization/runtime.py'),
                                               'shok_nb.quantization.runtime._run': ( 'quantization/runtime.html#_run',

@@ -169,11 +169,15 @@ def _dequantized(graph, node, value):
     node.replace_input_with(2, _constant(graph, code, _held(code), 'int4', 'int4'))
 
 # %% ../../nbs/quantization/51_runtime.ipynb #57310b6f
+def _options(node):
+    "The attributes of an operator, by name."
+    return {k: a.value for k,a in node.attributes.items()}
+
 def _is_product(node, at, turned):
     "Is a matrix the second factor of this product, as it is or turned?"
     if at != 1 or node.op_type not in ('Gemm', 'MatMul'): return False
     if node.op_type == 'MatMul': return not turned
-    given = {k: a.value for k,a in node.attributes.items()}
+    given = _options(node)
     plain = given.get('alpha', 1) == given.get('beta', 1) == 1 and not given.get('transA', 0)
     return plain and bool(given.get('transB', 0)) is turned
 
@@ -203,7 +207,7 @@ def _for_matrices(graph, node):
 def _along_sums(node):
     "Are scales those of the sums, or of blocks of their terms, as the kernel has them?"
     if len(node.inputs[1].shape) == 0: return True
-    given = {k: a.value for k,a in node.attributes.items()}
+    given = _options(node)
     block,axis = given.get('block_size'),given['axis']
     return (axis % 2 == 1) is (block is None) and block in (None, *_KERNEL_BLOCKS)
 
