@@ -18,6 +18,12 @@ def since(version, why):
 
 HALVES = FLOATS[:2]
 
+def first(cases, quick=1):
+    "As parameters: the first in `make test`, the others in the slow rest."
+    late = [pytest.mark.slow]
+    def many(c): return c if isinstance(c, tuple) else (c,)
+    return [pytest.param(*many(c), marks=late*(i >= quick)) for i,c in enumerate(cases)]
+
 def variants(keep=lambda r: True, only=lambda r, f: True):
     "`(row, f)` where `keep(row)` and `only(row, f)`: each function, `hard=True` of a smooth one, and the tie rules."
     out = []

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from estimators import generator
+from estimators import first, generator
 from test_deploy import SATURATES
 from torch import nn
 from shok_nb.nn import remove_rounding_
@@ -76,7 +76,7 @@ def in_runtime(model, example, folder):
 FLOATS = {'Conv', 'FusedConv', 'Gemm', 'FusedGemm', 'MatMul', 'Add', 'Relu', 'GlobalAveragePool', 'ReduceMean',
     'DequantizeLinear'}
 
-@pytest.fixture(scope='module', params=[Basic, Functional], ids=lambda b: b.__name__.lower())
+@pytest.fixture(scope='module', params=first([Basic, Functional]), ids=lambda b: b.__name__.lower())
 def whole(request, tmp_path_factory):
     "A residual network on integers: before, the report, after, the runtime and its operators."
     model = residual(request.param).eval()
@@ -184,7 +184,7 @@ def waiting(block=Basic, seed=1):
     quantize_model_(model)
     return model
 
-@pytest.mark.parametrize('block', [Basic, Functional, Masked])
+@pytest.mark.parametrize('block', first([Basic, Functional, Masked]))
 def test_a_state_places_what_it_names(block):
     "A network that was quantized without batches is the calibrated one, bit for bit, once it has its state."
     model,fresh = residual(block).eval(),waiting(block)
@@ -434,10 +434,10 @@ class Enlarges(nn.Module):
         small = F.interpolate(self.up(self.b(x).relu()), size=(15, 14), mode='nearest')
         return self.fc(self.c(torch.cat([small, x], 1)).relu().mean([2, 3]))
 
-@pytest.mark.parametrize('make, want', [(Mobile, dict(QLinearConv=8, QLinearAdd=2)),
-    (Branches, dict(QLinearConv=4, QLinearConcat=1)), (Shuffles, dict(QLinearConv=3, QLinearConcat=1)),
-    pytest.param(Enlarges, dict(QLinearConv=3, QLinearConcat=1), marks=pytest.mark.slow)],
-    ids=['mobile', 'branches', 'shuffles', 'enlarges'])
+OTHERS = [(Mobile, dict(QLinearConv=8, QLinearAdd=2)), (Branches, dict(QLinearConv=4, QLinearConcat=1)),
+    (Shuffles, dict(QLinearConv=3, QLinearConcat=1)), (Enlarges, dict(QLinearConv=3, QLinearConcat=1))]
+
+@pytest.mark.parametrize('make, want', first(OTHERS, 2), ids=['mobile', 'branches', 'shuffles', 'enlarges'])
 def test_other_networks(make, want, tmp_path):
     torch.manual_seed(0)
     model = make()
@@ -449,7 +449,7 @@ def test_other_networks(make, want, tmp_path):
     assert FLOATS & {*found} <= moves and 'Clip' not in found
     want = want | dict(QGemm=1, QLinearGlobalAveragePool=1)
     assert Counter(r.kernel for r in report.rows) == want == {k: found[k] for k in want}
-    x = inputs(10_000, 1)*1.2
+    x = inputs(2000, 1)*1.2
     with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
     twin = copy.deepcopy(model)
     with torch.no_grad(): assert torch.equal(twin(x[:9]), model(x[:9]))
@@ -479,10 +479,6 @@ WEIGHING = dict(efficient=(lambda: nn.SiLU(inplace=True), lambda: Weighs(8, nn.S
     mobile=(lambda: nn.Hardswish(inplace=True), lambda: Weighs(8, nn.Hardsigmoid())),
     functions=(nn.GELU, lambda: WeighsBack(8, None)), leaky=(lambda: nn.LeakyReLU(.1), lambda: Weighs(8, nn.Tanh())))
 
-def first(kinds):
-    "The first in `make test`, the others in the slow rest: each writes a file for the runtime."
-    return [pytest.param(k, marks=[pytest.mark.slow]*(i > 0)) for i,k in enumerate(kinds)]
-
 @pytest.mark.parametrize('kind', first(WEIGHING))
 def test_networks_that_weigh_channels(kind, tmp_path):
     "Every convolution computes with integers, whatever curve lies behind it, and gives the runtime's codes."
@@ -498,7 +494,7 @@ def test_networks_that_weigh_channels(kind, tmp_path):
     assert not {'Conv', 'ConvInteger', 'GlobalAveragePool'} & {*found}
     assert found['QLinearSigmoid'] == kernels['QLinearSigmoid'] == (kind in ('efficient', 'functions'))
     assert found['QLinearLeakyRelu'] == kernels['QLinearLeakyRelu'] == 2*(kind == 'leaky')
-    x = inputs(10_000, 1)*1.2
+    x = inputs(2000, 1)*1.2
     with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
     with torch.no_grad(): assert torch.equal(copy.deepcopy(model)(x[:99]), model(x[:99]))
     fresh = weighing(curve, weighs())
@@ -607,7 +603,7 @@ def test_dense(tmp_path):
     assert Counter(r.kernel for r in report.rows) == want
     call,found = in_runtime(model, inputs(16), tmp_path)
     assert want == {k: found[k] for k in want} and not {'BatchNormalization', *FLOATS} & {*found}
-    x = inputs(10_000, 1)*1.2
+    x = inputs(2000, 1)*1.2
     with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
     fresh = dense()
     quantize_model_(fresh)
@@ -711,11 +707,10 @@ def test_nothing_between_layers_if_it_fails():
 ONE_SIDE = 'more padding on one side'
 BY_NAME = [(3, (2, 1), 'same', ''), (3, 1, 'same', ''), ((1, 5), 2, 'same', ''), (2, 1, 'valid', ''),
     (4, 1, 'same', ONE_SIDE), ((3, 2), 1, 'same', ONE_SIDE)]
-@pytest.mark.parametrize('case', first(BY_NAME))
+@pytest.mark.parametrize('size, dilation, padding, why', first(BY_NAME))
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-def test_padding_by_name(case, tmp_path):
+def test_padding_by_name(size, dilation, padding, why, tmp_path):
     "What stands for it is the same on both sides, or the layer stays in floats and says so."
-    size,dilation,padding,why = case
     torch.manual_seed(0)
     layer = nn.Conv2d(3, 4, size, padding=padding, dilation=dilation)
     head = nn.AdaptiveAvgPool2d(1),nn.Flatten(),nn.Linear(4, 2)
@@ -746,7 +741,9 @@ POOLS = dict(mean=lambda x: x.mean((2, 3)), keeps=lambda x: torch.mean(x, [-1, -
 CLIPS = dict(hardtanh=F.hardtanh, narrow=lambda x: x.clamp(-.3, .4), six=lambda x: torch.clamp(x, 0, 6), relu6=F.relu6,
     low=lambda x: x.clamp(min=-.1), high=lambda x: x.clamp_max(.2), module=nn.Hardtanh(-.2, .2))
 
-@pytest.mark.parametrize('pool, clip', [*((p, 'six') for p in POOLS), *(('mean', c) for c in CLIPS)])
+FUNCTIONS = *zip(POOLS, CLIPS),*((p, 'six') for p in POOLS),*(('mean', c) for c in CLIPS)
+
+@pytest.mark.parametrize('pool, clip', first(dict.fromkeys(FUNCTIONS), 3))
 def test_functions(pool, clip, tmp_path):
     torch.manual_seed(0)
     model = Clipped(POOLS[pool], CLIPS[clip]).eval()
@@ -801,11 +798,11 @@ def test_squeezed(tmp_path):
     assert report.rows[-1].activations == 'floats: what comes next takes no codes'
     call,found = in_runtime(model, inputs(8), tmp_path)
     assert not {'Conv', 'FusedConv'} & {*found} and want == {k: found[k] for k in want}
-    x = inputs(10_000, 1)*1.3
+    x = inputs(2000, 1)*1.3
     with torch.no_grad(): y = model(x)
     assert np.abs(call(x)-y.numpy()).max() < 1e-6*y.abs().max()      # the same codes, summed in another order
 
-@pytest.mark.parametrize('size', [3, 9, (3, 6), 4, 2], ids=str)
+@pytest.mark.parametrize('size', first([((3, 6),), 4, 3, 9, 2], 2), ids=str)
 def test_a_pooling_to_a_size(size, tmp_path):
     "As AlexNet and VGG pool: it changes nothing or repeats values, so codes pass. Means of several do not."
     torch.manual_seed(0)
@@ -817,7 +814,7 @@ def test_a_pooling_to_a_size(size, tmp_path):
     assert report.rows[0].kernel == ('QLinearConv' if passes else 'Conv: no codes leave')
     call,found = in_runtime(model, inputs(8), tmp_path)
     assert found['QLinearConv'] == passes
-    x = inputs(10_000, 1)*1.3
+    x = inputs(2000, 1)*1.3
     with torch.no_grad(): y = model(x)
     if passes: assert np.array_equal(call(x), y.numpy())
 
@@ -887,7 +884,7 @@ def test_windows(tmp_path):
     assert Counter(r.kernel for r in report.rows) == want
     call,found = in_runtime(model, inputs(8), tmp_path)
     assert want == {k: found[k] for k in want} and not FLOATS & {*found} and not found['AveragePool']
-    x = inputs(10_000, 1)*1.3
+    x = inputs(2000, 1)*1.3
     with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
     fresh = Averages().eval()
     quantize_model_(fresh)
