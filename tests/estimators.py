@@ -18,8 +18,8 @@ def since(version, why):
 
 HALVES = FLOATS[:2]
 
-def first(cases, quick=1):
-    "As parameters: the first in `make test`, the others in the slow rest."
+def slow_after(cases, quick=1):
+    "As parameters: the first ones in `make test`, the others in the slow rest."
     late = [pytest.mark.slow]
     def many(c): return c if isinstance(c, tuple) else (c,)
     return [pytest.param(*many(c), marks=late*(i >= quick)) for i,c in enumerate(cases)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from estimators import generator
+from estimators import generator, slow_after
 from torch import nn
 from shok_nb.estimators.soft import soft_round
 from shok_nb.nn import SoftRound, remove_rounding_
@@ -216,7 +216,7 @@ MIXED = dict(embedding=(lambda: nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3
 def first(out): return out[0] if isinstance(out, tuple) else out
 
 @pytest.mark.parametrize('weights', [8, 4], ids=str)
-@pytest.mark.parametrize('name', MIXED)
+@pytest.mark.parametrize('name', slow_after(MIXED, 3))
 def test_floats_on_codes(name, weights):
     "Codes in place of weights: the same values, smaller, saved and copied."
     make,x = MIXED[name]

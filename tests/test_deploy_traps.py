@@ -8,7 +8,7 @@ import importlib
 import math
 import pytest
 import torch
-from estimators import generator
+from estimators import generator, slow_after
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -151,7 +151,7 @@ def prepared(name):
     quantize_model_(model.eval(), weights, 8, calibrate=[x])
     return model,x
 
-@pytest.mark.parametrize('name', TRAPS)
+@pytest.mark.parametrize('name', slow_after(TRAPS, 10))
 def test_same_numbers(name):
     model,x = prepared(name)
     want = run(model, x)
@@ -293,8 +293,8 @@ def same_snapshot(a, b):
 ONCE = '_flow_or_none', '_planned', '_recorded', '_swap', '_still_called', '_proved', '_note', 'LayerReport'
 STEPS = *ONCE,'_made','_pack','_judge','_store','_stored','_row','IntegerLayer','Dequantize'
 
-@pytest.mark.parametrize('step', STEPS)
-@pytest.mark.parametrize('late', [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('step', slow_after(STEPS, 6))
+@pytest.mark.parametrize('late', slow_after([0, 1]))
 def test_a_failure_at_any_step_changes_nothing(step, late, monkeypatch):
     "The first or the second call of each step fails; so does what is interrupted by the keyboard."
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ import types
 import warnings
 import pytest
 import torch
+from estimators import slow_after
 from torch import nn
 from shok_nb import (
     Quantizer,
@@ -150,7 +151,7 @@ CALLS = dict(tuple=(Attends, (X, MASK)), list=(Attends, [X, MASK]), label=(Atten
     one_dict=(TakesOne, dict(x=X, mask=MASK)), one_object=(TakesOne, Batch(X, MASK)),
     one_pair=(TakesOne, Pair(X, MASK)), dict_and_label=(Attends, (dict(x=X, mask=MASK), torch.zeros(64))))
 
-@pytest.mark.parametrize('cls, batch', CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize('cls, batch', slow_after(CALLS.values(), 5), ids=CALLS)
 def test_batches(cls, batch):
     "Each gives the grid that the product of both gives, deploys with torch's own graph, and is the same number."
     torch.manual_seed(0)
@@ -396,7 +397,7 @@ def test_a_cache_is_named(tmp_path):
     with pytest.raises(ValueError, match='^to_onnx: output past_key_values is a DynamicCache; set use_cache=False in'):
         to_onnx(Caches(), torch.randn(2, 3), tmp_path/'m.onnx')
 
-@pytest.mark.parametrize('cls, batch', CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize('cls, batch', slow_after(CALLS.values(), 4), ids=CALLS)
 def test_batches_in_the_runtime(cls, batch, tmp_path):
     "The tensors of a batch are the inputs of the file, by name."
     pytest.importorskip('onnxruntime')

@@ -17,6 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from estimators import slow_after
 import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.replay import no_replay
@@ -552,9 +553,9 @@ def test_deploy_codes(format, kw, dtype):
     stored = plain[0].parametrizations.weight.original
     assert torch.equal(plain[0].weight, weight) and stored.shape == (33, 64) and stored.dtype == kind
 
-@pytest.mark.parametrize('deployed', [False, True])
-@pytest.mark.parametrize('format, kw', [('e4m3', dict(axis=0)), ('e5m2', {}), ('e4m3', dict(block=16)), ('mxfp4', {}),
-    ('nvfp4', {}), ('nf4', {}), ('e3m2', {}), ('Q8_0', {})], ids=lambda v: str(v)[:24])
+@pytest.mark.parametrize('deployed', slow_after([True, False]))
+@pytest.mark.parametrize('format, kw', slow_after([('e4m3', dict(axis=0)), ('nvfp4', {}), ('nf4', {}), ('Q8_0', {}),
+    ('e5m2', {}), ('e4m3', dict(block=16)), ('mxfp4', {}), ('e3m2', {})], 4), ids=lambda v: str(v)[:24])
 def test_format_in_onnx(format, kw, deployed, tmp_path):
     "The weights in the file are those of torch bit for bit, and 10,000 outputs too where sums are exact."
     model,_,_ = one_layer(format, kw)
@@ -583,9 +584,9 @@ def hard_values(codes, scale, shape):
     x[:len(found)] = found
     return x.reshape(shape)
 
-@pytest.mark.parametrize('axis', [None, 1])
-@pytest.mark.parametrize('format', ['e4m3', 'e5m2', 'e4m3fnuz', 'e5m2fnuz', torch.float8_e4m3fn, torch.float8_e5m2],
-    ids=str)
+@pytest.mark.parametrize('axis', slow_after([1, None]))
+@pytest.mark.parametrize('format', slow_after(['e4m3', 'e5m2fnuz', torch.float8_e5m2,
+    'e5m2', 'e4m3fnuz', torch.float8_e4m3fn], 3), ids=str)
 def test_float8_in_onnx(format, axis, tmp_path):
     "Each pair of operators gives the values of torch bit for bit: ties, nan, zeros, subnormals and what is too large."
     dtype = format if isinstance(format, torch.dtype) else getattr(torch, STORED[format])
@@ -624,8 +625,8 @@ def test_float8_overflow_of_the_runtime():
         assert same(quantized(x, kind, 0), torch.tensor(theirs))
         assert same(R.float_round(x, format, saturate=False), torch.tensor(specified))
 
-@pytest.mark.parametrize('deployed', [False, True])
-@pytest.mark.parametrize('format', ['e4m3', 'e5m2'])
+@pytest.mark.parametrize('deployed', slow_after([True, False]))
+@pytest.mark.parametrize('format', slow_after(['e4m3', 'e5m2']))
 def test_float8_network_in_onnx(format, deployed, tmp_path):
     """The runtime makes no integer kernel of float8 between layers of any kind; outputs are those of torch bit for bit
     where sums are exact."""

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from estimators import generator
+from estimators import generator, slow_after
 from torch import nn
 from shok_nb.quantization.deploy import deploy_
 from shok_nb.quantization.integers import Dequantize, pack_int4, unpack_int4
@@ -144,7 +144,7 @@ CASES = dict(
     attention=(lambda: Cross(False), 4, None, (5, 32), ['floats: the weight is cut', 'MatMulNBits']),
     byte=(mlp, 8, None, (64,), ['floats']*3))
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', slow_after(CASES, 5))
 def test_the_report_says_which_kernel(name, tmp_path):
     "And the runtime's graph has as many of them."
     make,weights,activations,shape,kernels = CASES[name]

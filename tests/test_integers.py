@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from estimators import first, generator
+from estimators import generator, slow_after
 from test_deploy import SATURATES
 from torch import nn
 from shok_nb.nn import remove_rounding_
@@ -76,7 +76,7 @@ def in_runtime(model, example, folder):
 FLOATS = {'Conv', 'FusedConv', 'Gemm', 'FusedGemm', 'MatMul', 'Add', 'Relu', 'GlobalAveragePool', 'ReduceMean',
     'DequantizeLinear'}
 
-@pytest.fixture(scope='module', params=first([Basic, Functional]), ids=lambda b: b.__name__.lower())
+@pytest.fixture(scope='module', params=slow_after([Basic, Functional]), ids=lambda b: b.__name__.lower())
 def whole(request, tmp_path_factory):
     "A residual network on integers: before, the report, after, the runtime and its operators."
     model = residual(request.param).eval()
@@ -184,7 +184,7 @@ def waiting(block=Basic, seed=1):
     quantize_model_(model)
     return model
 
-@pytest.mark.parametrize('block', first([Basic, Functional, Masked]))
+@pytest.mark.parametrize('block', slow_after([Basic, Functional, Masked]))
 def test_a_state_places_what_it_names(block):
     "A network that was quantized without batches is the calibrated one, bit for bit, once it has its state."
     model,fresh = residual(block).eval(),waiting(block)
@@ -437,7 +437,7 @@ class Enlarges(nn.Module):
 OTHERS = [(Mobile, dict(QLinearConv=8, QLinearAdd=2)), (Branches, dict(QLinearConv=4, QLinearConcat=1)),
     (Shuffles, dict(QLinearConv=3, QLinearConcat=1)), (Enlarges, dict(QLinearConv=3, QLinearConcat=1))]
 
-@pytest.mark.parametrize('make, want', first(OTHERS, 2), ids=['mobile', 'branches', 'shuffles', 'enlarges'])
+@pytest.mark.parametrize('make, want', slow_after(OTHERS, 2), ids=['mobile', 'branches', 'shuffles', 'enlarges'])
 def test_other_networks(make, want, tmp_path):
     torch.manual_seed(0)
     model = make()
@@ -479,7 +479,7 @@ WEIGHING = dict(efficient=(lambda: nn.SiLU(inplace=True), lambda: Weighs(8, nn.S
     mobile=(lambda: nn.Hardswish(inplace=True), lambda: Weighs(8, nn.Hardsigmoid())),
     functions=(nn.GELU, lambda: WeighsBack(8, None)), leaky=(lambda: nn.LeakyReLU(.1), lambda: Weighs(8, nn.Tanh())))
 
-@pytest.mark.parametrize('kind', first(WEIGHING))
+@pytest.mark.parametrize('kind', slow_after(WEIGHING))
 def test_networks_that_weigh_channels(kind, tmp_path):
     "Every convolution computes with integers, whatever curve lies behind it, and gives the runtime's codes."
     curve,weighs = WEIGHING[kind]
@@ -707,7 +707,7 @@ def test_nothing_between_layers_if_it_fails():
 ONE_SIDE = 'more padding on one side'
 BY_NAME = [(3, (2, 1), 'same', ''), (3, 1, 'same', ''), ((1, 5), 2, 'same', ''), (2, 1, 'valid', ''),
     (4, 1, 'same', ONE_SIDE), ((3, 2), 1, 'same', ONE_SIDE)]
-@pytest.mark.parametrize('size, dilation, padding, why', first(BY_NAME))
+@pytest.mark.parametrize('size, dilation, padding, why', slow_after(BY_NAME))
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_padding_by_name(size, dilation, padding, why, tmp_path):
     "What stands for it is the same on both sides, or the layer stays in floats and says so."
@@ -743,7 +743,7 @@ CLIPS = dict(hardtanh=F.hardtanh, narrow=lambda x: x.clamp(-.3, .4), six=lambda 
 
 FUNCTIONS = *zip(POOLS, CLIPS),*((p, 'six') for p in POOLS),*(('mean', c) for c in CLIPS)
 
-@pytest.mark.parametrize('pool, clip', first(dict.fromkeys(FUNCTIONS), 3))
+@pytest.mark.parametrize('pool, clip', slow_after(dict.fromkeys(FUNCTIONS), 3))
 def test_functions(pool, clip, tmp_path):
     torch.manual_seed(0)
     model = Clipped(POOLS[pool], CLIPS[clip]).eval()
@@ -802,7 +802,7 @@ def test_squeezed(tmp_path):
     with torch.no_grad(): y = model(x)
     assert np.abs(call(x)-y.numpy()).max() < 1e-6*y.abs().max()      # the same codes, summed in another order
 
-@pytest.mark.parametrize('size', first([((3, 6),), 4, 3, 9, 2], 2), ids=str)
+@pytest.mark.parametrize('size', slow_after([((3, 6),), 4, 3, 9, 2], 2), ids=str)
 def test_a_pooling_to_a_size(size, tmp_path):
     "As AlexNet and VGG pool: it changes nothing or repeats values, so codes pass. Means of several do not."
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ import collections
 import copy
 import pytest
 import torch
+from estimators import slow_after
 from networks import (
     ACTIVATIONS,
     ROUNDINGS,
@@ -26,9 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")        # 
 
 # The seeds are fixed: a failure comes again, and one found today is not lost tomorrow. They are the first of all, none
 # was left out. Others are run by hand: `judge(drawn(seed))`.
-GROUP,QUICK,ALL = 20,20,1000
-GROUPS = [pytest.param(range(i, i+GROUP), id=f'{i}-to-{i+GROUP-1}', marks=[pytest.mark.slow]*(i >= QUICK))
-    for i in range(0, ALL, GROUP)]
+QUICK,GROUP,ALL = 10,20,1000
+GROUPS = [range(QUICK), *(range(i, min(i+GROUP, ALL)) for i in range(QUICK, ALL, GROUP))]
 EXPORTED = 1                        # networks of a group that go through the runtime, as an export takes seconds
 REFUSED = .02                       # share of networks that `deploy_` may refuse, naming the layer
 
@@ -52,7 +52,7 @@ def failures(seeds, folder, most=3):
     lines = [told(*f, folder) for f in found[:most]] + [f'seed {s}: {v.kind}; {v.told}' for s,_,v in found[most:]]
     return lines,counted
 
-@pytest.mark.parametrize('seeds', GROUPS)
+@pytest.mark.parametrize('seeds', slow_after(GROUPS), ids=lambda g: f'{g[0]}-to-{g[-1]}')
 def test_networks(seeds, tmp_path):
     pytest.importorskip('onnxruntime')
     pytest.importorskip('onnxscript')
