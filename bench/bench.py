@@ -612,13 +612,14 @@ def small_tables(data):
     for t in data.get('beside', []): out += beside(t)
     for t in data.get('layers', []):
         out += ['## Codes of a layer\n', f"`gptq` on {t['size']} × {t['size']} weights with {t['inputs']} inputs "
-            f"at 4 bits takes {t['seconds']:.1f} s on one thread. With the Gram matrix that is {t['ratio']:.2f} times as "
-            'long as the same products, factorization and triangular solve in float64 without rounding; '
+            f"at 4 bits takes {t['seconds']:.1f} s on one thread. With the Gram matrix that is {t['ratio']:.2f} times "
+            'as long as the same products, factorization and triangular solve in float64 without rounding; '
             f"without the Gram matrix {t['alone']:.2f} times.\n"]
     for t in data.get('layers_beside', []):
         rows = [[k, *map(short, v)] for k,v in t['rows'].items()]
         out += ['## Codes of a layer beside other packages\n', f"Layers of {t['size']} × {t['size']} with "
-            f"{t['inputs']} inputs, the same weights, inputs and grid, 1 thread. Ours is `gptq` and `coordinate_descent` behind it.\n",
+            f"{t['inputs']} inputs, the same weights, inputs and grid, 1 thread. "
+            'Ours is `gptq` and `coordinate_descent` behind it.\n',
             grid(['package', 'error over ours', 'time over ours', 'time over `gptq` alone'], rows)]
     for r in data.get('recompiles', []):
         rows = [[f'`{k}`', *v] for k,v in r['rows'].items()]
