@@ -92,7 +92,7 @@ $(VENV)/ready: settings.ini setup.py pyproject.toml constraints.txt
 .venv-peers/ready: settings.ini setup.py pyproject.toml constraints.txt tests/peers/requirements.txt
 	@$(FOUND)
 	@$(PYTHON) tests/old_python.py
-	@echo "Installing into .venv-peers: Python 3.11 and 0.9 GB beside torch"
+	@echo "Installing into .venv-peers: Python 3.11 and 1.1 GB beside torch"
 	$(PYTHON) -m venv .venv-peers
 	$(PEERS) $(INSTALL) 'setuptools>=77'
 	$(PEERS) $(INSTALL) --no-build-isolation -e . pytest

@@ -28,15 +28,16 @@ from torch.autograd import Function
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]                    # the peers have a Python without shok_nb
+import layers  # noqa: E402 (found by the line above)
 from rivals import ON_GRIDS, Candidate, fourier_loop, peers, rivals, why  # noqa: E402 (found by the line above)
 import shok_nb as R  # noqa: E402 (found by the line above)
 from shok_nb.catalog import catalog  # noqa: E402 (found by the line above)
 
 STEADY = dict(MALLOC_TOP_PAD_='4000000000', MALLOC_MMAP_THRESHOLD_='4000000000', MALLOC_TRIM_THRESHOLD_='8000000000')
 PARTS = dict(small=['small'], large=['large'], steady=['steady'], compile=['compile'], grids=['grids'],
-    peers=['peers', 'peers-steady', 'peers-grids'])
+    layers=['layers'], peers=['peers', 'peers-steady', 'peers-grids', 'peers-layers'])
 SIZES = {'small': '1024,65536', 'peers': '1024,65536,1048576,16777216', 'grids': '16777216',
-    'peers-grids': '16777216'}
+    'peers-grids': '16777216', 'layers': '4096', 'peers-layers': '256'}
 LARGE = '1048576,16777216'
 FIVE = 'round_ste', 'cubic_round', 'soft_round', 'fourier_round', 'stochastic_round'
 TERMS = 1, 2, 5, 10, 20, 30
@@ -359,12 +360,27 @@ def on_grids_of_others(clock, a, part):
             yield dict(part=part, memory=a.memory, size=n, clone=clone, **of, rows=rows)
     return list(each()),versions,missing
 
+def layer(clock, n):
+    "GPTQ on a square layer with half as many inputs, on one thread."
+    torch.set_num_threads(1)
+    return layers.limit(clock, race, n, n//2)
+
+def layers_of_others(clock, a, part):
+    "`(tables, versions, missing)`: codes that packages find for the same layers."
+    torch.set_num_threads(1)
+    seeds = 1 if a.quick else 3
+    made = []
+    for n in a.sizes[:1]:
+        rows,versions,missing = layers.beside(clock, race, seeds=seeds, rows=n, columns=n, inputs=4*n)
+        made.append(dict(part=part, size=n, inputs=4*n, rows=rows))
+    return made,versions,missing
+
 def run(job, a):
     "Measure one job; its share of results.json."
     clock = Cuda() if a.device == 'cuda' else Cpu()
     base,a.memory = job.partition('-')[0],'cuda' if a.device == 'cuda' else 'steady' if steady(job) else 'default'
-    cs,versions,missing = [c for c in ours() + rivals() if a.only in c.name and base != 'grids'],{},{}
-    if job == 'peers-grids': cs = []
+    cs,versions,missing = [c for c in ours() + rivals() if a.only in c.name and base not in ('grids', 'layers')],{},{}
+    if job in ('peers-grids', 'peers-layers'): cs = []
     elif base == 'peers':
         found,versions,missing = peers()
         mine = {c.group for c in found}
@@ -377,6 +393,8 @@ def run(job, a):
         first,failed,made = compiled(cs, clock, a, job)
         out |= dict(tables=made, compiled=[dict(part=job, first=first, failed=failed)])
     elif base == 'grids': out['grids'] = list(on_grids(clock, a, job))
+    elif base == 'layers': out['layers'] = [dict(part=job) | layer(clock, n) for n in a.sizes]
+    elif job == 'peers-layers': out['layers_beside'],versions,missing = layers_of_others(clock, a, job)
     elif job == 'peers-grids': out['beside'],versions,missing = on_grids_of_others(clock, a, job)
     else: out['tables'] = list(tables(cs, clock, a, job, a.memory))
     torch.set_num_threads(1)
@@ -592,6 +610,17 @@ def small_tables(data):
             f'{MEMORY[t["memory"]]}, eager and compiled in one process.\n',
             grid(['grid', 'eager', 'compiled'], grid_rows(t['rows']))]
     for t in data.get('beside', []): out += beside(t)
+    for t in data.get('layers', []):
+        out += ['## Codes of a layer\n', f"`gptq` on {t['size']} × {t['size']} weights with {t['inputs']} inputs "
+            f"at 4 bits takes {t['seconds']:.1f} s on one thread. With the Gram matrix that is {t['ratio']:.2f} times "
+            'as long as the same products, factorization and triangular solve in float64 without rounding; '
+            f"without the Gram matrix {t['alone']:.2f} times.\n"]
+    for t in data.get('layers_beside', []):
+        rows = [[k, *map(short, v)] for k,v in t['rows'].items()]
+        out += ['## Codes of a layer beside other packages\n', f"Layers of {t['size']} × {t['size']} with "
+            f"{t['inputs']} inputs, the same weights, inputs and grid, 1 thread. "
+            'Ours is `gptq` and `coordinate_descent` behind it.\n',
+            grid(['package', 'error over ours', 'time over ours', 'time over `gptq` alone'], rows)]
     for r in data.get('recompiles', []):
         rows = [[f'`{k}`', *v] for k,v in r['rows'].items()]
         out += ['## Annealing a compiled function\n', 'Graphs compiled while the first knob takes six values.\n',
@@ -655,7 +684,7 @@ def main(argv=None):
     if a.quick: a.seconds,a.least,a.sizes = .05,2,a.sizes or [1024, 2**14]
     if a.job:
         a.sizes = a.sizes or numbers(SIZES.get(a.job, LARGE))
-        if a.job in ('compile', 'grids', 'peers-grids'): a.dtypes,a.threads = ['float32'],[1]
+        if a.job in ('compile', 'grids', 'peers-grids', 'layers', 'peers-layers'): a.dtypes,a.threads = ['float32'],[1]
         new,stem = run(a.job, a),'-cuda'*(a.device == 'cuda')
         if a.only: return print(report(new))
         file = a.out/f'results{stem}.json'

@@ -208,6 +208,29 @@ def test_grids(tmp_path, monkeypatch):
     x = torch.linspace(-448, 448, 1000)                     # beyond, some versions of torch give nan
     for f in (ours[bench.CASTS], *others.values()): assert torch.equal(f(x), ours['float_round, e4m3'](x))
 
+def test_layers(tmp_path):
+    "The unit is arithmetic that `gptq` does too: the rest is more, and the Gram matrix is in both."
+    bench.main(['--job', 'layers', '--quick', '--sizes', '256', '--out', str(tmp_path)])
+    data,text = json.loads((tmp_path/'results.json').read_text()),(tmp_path/'RESULTS.md').read_text()
+    t, = data['layers']
+    assert (t['size'], t['inputs']) == (256, 128) and min(t['seconds'], t['ratio'], t['alone']) > 0
+    assert text == bench.report(data) and f"that is {t['ratio']:.2f} times as long" in text
+
+def test_layers_of_others(tmp_path, monkeypatch):
+    "Who rounds to nearest has more error than ours; one that fails is named; without blocks it has no such row."
+    def nearest(layer):
+        grid = dict(scale=layer.each(layer.scale), bits=layer.bits)
+        return None if layer.block else (bench.R.fake_quantize(layer.w, **grid), grid)
+    peers = {'nearest': (nearest, 'torch'), 'broken': (lambda layer: layer.nothing, 'a package')}
+    monkeypatch.setattr(bench.layers, 'PEERS', peers)
+    bench.main(['--job', 'peers-layers', '--quick', '--sizes', '32', '--out', str(tmp_path)])
+    data,text = json.loads((tmp_path/'results.json').read_text()),(tmp_path/'RESULTS.md').read_text()
+    (t,),part = data['layers_beside'],data['parts']['peers-layers']
+    assert t['rows'].keys() == {'nearest, 4 bits, rows', 'nearest, 3 bits, rows'}
+    assert all(error > 1 for error,*_ in t['rows'].values())
+    assert part['versions'].keys() == {'torch'} and 'no attribute' in part['missing']['a package']
+    assert text == bench.report(data) and '| nearest, 4 bits, rows | ' in text
+
 def test_grids_of_others(tmp_path, monkeypatch):
     "Ours beside a package with a gradient and one without, in one run, and the table says how many times theirs takes."
     slow = bench.Candidate('a package twice', lambda x: x*1., 'nvfp4_quantize', 'a package')

@@ -7,6 +7,7 @@ __all__ = ['gptq', 'coordinate_descent']
 
 # %% ../../nbs/quantization/62_closest.ipynb #62f00003
 import math
+from functools import partial
 from typing import Any, NamedTuple
 import torch
 from torch import Tensor
@@ -24,17 +25,25 @@ class _Lattice(NamedTuple):
     def near(self, t, i):
         "The point of the grid next to `t`, which stands for the weights of input `i`."
         scale,low,high = self.scale[i],_of(self.low, i),_of(self.high, i)
-        return (t/scale).round().clamp(low, high)*scale
+        return (t/scale).round_().clamp_(low, high).mul_(scale)
     def rows(self, some):
-        "Of some rows of weights."
-        target,*grid = (t[:, some] if isinstance(t, Tensor) else t for t in self)
-        return _Lattice(target.contiguous(), *grid)
+        "Of some rows of weights, in float64."
+        def part(t):
+            if not isinstance(t, Tensor): return t
+            if t.stride(0): return t[:, some].contiguous().double()
+            return t[:1, some].double().expand(len(t), -1)      # the same for all inputs
+        return _Lattice(*map(part, self))
     def inputs(self, order):
         "In another order of inputs; what is the same for all of them stays as it is."
         def moved(t): return t[order] if isinstance(t, Tensor) and t.stride(0) else t
-        return _Lattice(*map(moved, self))
+        return _Lattice(self.target[order], *map(moved, self[1:]))
 
 def _of(k, i): return k[i] if isinstance(k, Tensor) else k
+
+def _check_ends(t, fn, arg):
+    "Raises as `_check_values` does, in one pass: `t` is finite if its least and largest are."
+    known = t.numel() and not t.is_meta
+    _check_values(torch.stack(t.detach().aminmax()) if known else t, fn, arg)
 
 def _check_positive(scale, fn):
     "Raises for a scale that is not positive and finite."
@@ -48,11 +57,11 @@ def _real(zero_point):
     return zero_point.double() if zero_point.dtype in ints else zero_point
 
 def _lattice(fn, w, scale, zero_point, bits, signed):
-    "The grid of each weight, in float64; raises for arguments that give none."
+    "The grid of each weight, as it is given; raises for arguments that give none."
     check_input(w, fn, 'w')
     if w.ndim != 2:
         raise ValueError(f'{fn}: w must be a matrix, a row per output, got {tuple(w.shape)}')
-    _check_values(w, fn, 'w')
+    _check_ends(w, fn, 'w')
     s = check_knob(scale, w, fn, 'scale', open=True)
     if isinstance(s, Tensor): _check_positive(s, fn)
     if isinstance(zero_point, Tensor): zero_point = _real(zero_point)
@@ -60,31 +69,33 @@ def _lattice(fn, w, scale, zero_point, bits, signed):
     qmin,qmax = _range_of(fn, bits, signed)
     def laid(k):
         k = torch.as_tensor(k, dtype=_wide(w.dtype), device=w.device)
-        return k.detach().double().expand(w.shape).mT
+        return k.detach().expand(w.shape).mT
     if isinstance(z, Tensor): low,high = laid(qmin-z),laid(qmax-z)
     else: low,high = qmin-z,qmax-z
     return _Lattice(laid(w), laid(s), low, high)
 
 # %% ../../nbs/quantization/62_closest.ipynb #62f00007
 def _checked_gram(fn, gram, w):
-    "The Gram matrix in float64; raises for another shape and for nan."
+    "The Gram matrix as it is; raises for another shape and for nan."
     check_input(gram, fn, 'gram')
     n = w.shape[1]
     if gram.shape != (n, n):
         raise ValueError(f'{fn}: gram must have shape ({n}, {n}), one row per column of w, '
             f'got {tuple(gram.shape)}')
-    _check_values(gram, fn, 'gram')
-    return gram.detach().double()
+    _check_ends(gram, fn, 'gram')
+    return gram.detach()
 
 def _damped(gram, damping):
-    "With a share of the mean of its diagonal on it; the identity where there were no inputs."
-    one = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    most = gram.diagonal().mean()
-    return one if most == 0 else gram + one*(damping*most)
+    """In float64, with a share of the mean of its diagonal on it; the identity where there
+    were no inputs."""
+    h = gram.to(torch.float64, copy=True)
+    most = h.diagonal().mean()
+    h.diagonal().add_(1. if most == 0 else damping*most)
+    return h
 
 # %% ../../nbs/quantization/62_closest.ipynb #62f00009
 _RUN = 64                           # weights decided between two products of matrices
-_VALUES = 1 << 22                   # of a part of the rows that is worked on at once
+_VALUES = 3 << 20                   # of a part of the rows that is worked on at once
 
 def _parts(lattice, copies=1):
     "The rows of weights in parts of bounded size, as slices."
@@ -92,26 +103,61 @@ def _parts(lattice, copies=1):
     each = max(_VALUES//(n*copies), 1)
     return [slice(a, a+each) for a in range(0, rows, each)]
 
-def _unit_factor(gram, fn):
-    "The transpose of U, where gram = U@U.T, each row over its diagonal; and the diagonal."
-    lower,info = torch.linalg.cholesky_ex(gram.flip(0, 1))
+def _check_regular(info, fn):
+    "Raises where a Cholesky factorization has failed."
     if info.item():
         raise ValueError(f'{fn}: gram is singular, as with fewer inputs than columns; '
             'use damping > 0')
+
+def _unit_factor(gram, fn):
+    "The transpose of U, where gram = U@U.T, each row over its diagonal; and the diagonal."
+    lower,info = torch.linalg.cholesky_ex(gram.flip(0, 1))
+    _check_regular(info, fn)
     upper = lower.flip(0, 1)
     return upper.mT.contiguous()/upper.diagonal()[:, None],upper.diagonal()
 
+def _factor_(h, fn):
+    "In place of `h` its upper factor `u`, where `h = u.mT@u`; what is below stays as it was."
+    if len(h) <= 4*_RUN:
+        upper,info = torch.linalg.cholesky_ex(h, upper=True)
+        _check_regular(info, fn)
+        return h.copy_(upper)
+    m = len(h)//2
+    _factor_(h[:m, :m], fn)
+    beside = torch.linalg.solve_triangular(h[:m, :m].mT, h[:m, m:], upper=False)
+    h[:m, m:] = beside
+    for a in range(0, len(h)-m, 4*_RUN):
+        h[m+a:m+a+4*_RUN, m+a:].addmm_(beside[:, a:a+4*_RUN].mT, beside[:, a:], alpha=-1)
+    return _factor_(h[m:, m:], fn)
+
+def _backward_factor(gram, order, share, fn):
+    "The Gram matrix in this order, damped and factored, each row over its diagonal."
+    h = torch.empty(gram.shape, dtype=torch.float64, device=gram.device)
+    for a in range(0, len(h), _RUN): h[a:a+_RUN] = gram[order[a:a+_RUN]][:, order]
+    most = h.diagonal().mean()
+    h.diagonal().add_(1. if most == 0 else share*most)
+    _factor_(h, fn)
+    return h.div_(h.diagonal().clone()[:, None])
+
 def _nearest_plane(lattice, factor):
-    "Babai's point for every row of weights."
-    target = lattice.target
-    point,error = torch.empty_like(target),torch.empty_like(target)
-    for a in range(0, len(target), _RUN):
-        run = slice(a, a+_RUN)
-        wanted = target[run] + factor[run, :a]@error[:a]
-        for i,c in enumerate(wanted, a):
-            point[i] = lattice.near(c + factor[i, a:i]@error[a:i], i)
-            error[i] = target[i]-point[i]
-    return point
+    "Babai's point for every row of weights, the last weight first, in place of the targets."
+    error = lattice.target.clone()                 # or, until it is decided, what is wanted
+    _decide(lattice, factor, error, 0, len(error))
+    return lattice.target
+
+def _decide(lattice, factor, error, a, b):
+    "The weights from `b` down to `a`: the later half, what it makes of the others, and they."
+    if b-a > _RUN//2:
+        m = (a+b)//2
+        _decide(lattice, factor, error, m, b)
+        error[a:m].addmm_(factor[a:m, m:b], error[m:b])
+        return _decide(lattice, factor, error, a, m)
+    errors = error[a:b].mT
+    rows = zip(error[a:b].unbind(), lattice.target[a:b].unbind(), factor[a:b, a:b].unbind())
+    for i,(e,t,f) in reversed([*enumerate(rows)]):
+        point = lattice.near(torch.addmv(e, errors[:, i+1:], f[i+1:]), a+i)
+        torch.sub(t, point, out=e)
+        t.copy_(point)
 
 # %% ../../nbs/quantization/62_closest.ipynb #353bdf82
 def _picked(t, which): return t.gather(1, which[..., None].expand(-1, -1, t.shape[-1]))
@@ -184,19 +230,29 @@ def gptq(
         tensor([[0., 1.]])
     """
     lattice = _lattice('gptq', w, scale, zero_point, bits, signed)
-    h = _damped(_checked_gram('gptq', gram, w), _share('gptq', damping))
+    h = _checked_gram('gptq', gram, w)
+    share = _share('gptq', damping)
     order = torch.arange(len(h), device=h.device)
     if check_flag(ordered, 'gptq', 'ordered'):
         order = h.diagonal().argsort(descending=True, stable=True)
     beam = check_count(beam, 'gptq', 'beam', 1, 4096)
-    factor,diagonal = _unit_factor(h[order][:, order], 'gptq')
+    if beam == 1: order,points = _planes(h, order, share)
+    else: points = _beams(h, order, share, beam)
     out = torch.empty_like(w)
     for part in _parts(lattice, beam):
-        some = lattice.rows(part).inputs(order)
-        if beam == 1: point = _nearest_plane(some, factor)
-        else: point = _best_kept(some, factor, diagonal**2, beam)
-        out[part] = point[order.argsort()].mT.to(w.dtype)
+        out[part] = points(lattice.rows(part).inputs(order)).to(w.dtype)[order.argsort()].mT
     return out
+
+def _planes(h, order, share):
+    "The order from the last weight to the first, and a function that finds Babai's points."
+    order = order.flip(0)
+    factor = _backward_factor(h, order, share, 'gptq')
+    return order,partial(_nearest_plane, factor=factor)
+
+def _beams(h, order, share, beam):
+    "A function that finds the points of a beam."
+    factor,diagonal = _unit_factor(_damped(h, share)[order][:, order], 'gptq')
+    return partial(_best_kept, factor=factor, weight=diagonal**2, beam=beam)
 
 def _share(fn, damping): return check_knob(damping, None, fn, 'damping', 0., finite=True)
 

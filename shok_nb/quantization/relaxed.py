@@ -133,7 +133,7 @@ def learn_codes(
         tensor([[0., 2.]])
     """
     fn = 'learn_codes'
-    lattice = _lattice(fn, w, scale, zero_point, bits, signed)
+    lattice = _lattice(fn, w, scale, zero_point, bits, signed).rows(slice(None))
     h = _damped(_checked_gram(fn, gram, w), _share(fn, damping))
     way,rate = _way_of(method)
     steps = check_count(steps, fn, 'steps', 1)
