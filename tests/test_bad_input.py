@@ -212,6 +212,10 @@ def of_equalize():
     def valid(): return dict(model=nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), calibrate=[X], alpha=.5)
     yield 'smooth_', valid, dict(model=NOTHING, calibrate=NOTHING, alpha=POSITIVE | COUNT)
 
+def of_rotate():
+    yield 'rotate_', lambda: dict(model=network(), example=X, rotation='hadamard', seed=0), dict(model=NOTHING,
+        example=kind('sparse'), rotation=kind('function'), seed=COUNT)
+
 def of_relaxed():
     valid = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01, method='ste',
         steps=2, lr=.1, penalty=.1)
@@ -449,8 +453,8 @@ def calls():
     found = list(methods())
     for module in ('ste', 'floats', 'blocks', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'neighbours',
             'dither', 'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
-            'models', 'integers', 'deploy', 'runtime', 'closest', 'equalize', 'relaxed', 'reconstruct', 'harness',
-            'gradient_quality', 'which', 'source_coding'):
+            'models', 'integers', 'deploy', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct',
+            'harness', 'gradient_quality', 'which', 'source_coding'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

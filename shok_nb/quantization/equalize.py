@@ -333,11 +333,12 @@ def _check_same(fn, before, after):
             raise ValueError(f'{fn}: the output would change by {apart:.1e} of its largest '
                 'value; the model is as it was')
 
-def _changed(fn, model, arg, example, change):
+def _changed(fn, model, arg, example, change, others=()):
     "What `change` reports; everything is put back where it fails or the output is another."
     if any(isinstance(m, Quantizer) for m in model.modules()):
         raise ValueError(f'{fn}: the model is quantized; {fn} comes before quantize_model_')
-    names = {m: n or '(model)' for n,m in model.named_modules() if _is_layer(m) or _is_norm(m)}
+    names = {m: n or '(model)' for n,m in model.named_modules()
+        if _is_layer(m) or _is_norm(m) or isinstance(m, others)}
     with _evaluating(model), torch.no_grad():
         try: before = _outputs(model, example)
         except Exception as e:
@@ -355,19 +356,19 @@ def _changed(fn, model, arg, example, change):
     return LayerReport(rows)
 
 # %% ../../nbs/quantization/61_equalize.ipynb #61a1bd75
-def _largest_inputs(model, names, readers, batches):
+def _largest_inputs(fn, model, names, readers, batches):
     "The largest size of each column that enters these layers."
     seen = {}
     def hook(m, args, kwargs):
         x = args[0] if args else kwargs['input']
         if not x.isfinite().all():
-            raise ValueError(f'smooth_: nan or infinity enters {names[m]}; see calibrate')
+            raise ValueError(f'{fn}: nan or infinity enters {names[m]}; see calibrate')
         x = x.detach().abs().movedim(_channel_axis(m, x.ndim), -1).double()
         most = torch.atleast_2d(x).flatten(0, -2).amax(0)
         seen[m] = torch.maximum(seen[m], most) if m in seen else most
     hooks = [m.register_forward_pre_hook(hook, with_kwargs=True) for m in readers]
     try:
-        for i,batch in enumerate(batches): _feed(model, _checked_batch(i, batch, 'smooth_'))
+        for i,batch in enumerate(batches): _feed(model, _checked_batch(i, batch, fn))
     finally:
         for h in hooks: h.remove()
     return seen
@@ -415,7 +416,8 @@ def smooth_(
     def change(flow, names, undo):
         shared,layers = _shared(model),{m: n for m,n in names.items() if _is_layer(m)}
         found = [_source(flow, names, m, layers, shared) for m in names]
-        seen = _largest_inputs(model, names, {r for s in found for r in s.readers}, batches)
+        readers = {r for s in found for r in s.readers}
+        seen = _largest_inputs('smooth_', model, names, readers, batches)
         return [_smoothed(s, names, seen, alpha, undo) for s in found]
     return _changed('smooth_', model, 'calibrate', _checked_batch(0, first, 'smooth_'), change)
 
