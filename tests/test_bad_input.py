@@ -208,7 +208,8 @@ def of_closest():
     yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(start=NONE, sweeps=COUNT)
 
 def of_equalize():
-    yield 'equalize_', lambda: dict(model=network(), example=X), dict(model=NOTHING, example=kind('sparse'))
+    yield 'equalize_', lambda: dict(model=network(), example=X, relu6='relu'), dict(model=NOTHING,
+        example=kind('sparse'), relu6=NOTHING)
     def valid(): return dict(model=nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), calibrate=[X], alpha=.5)
     yield 'smooth_', valid, dict(model=NOTHING, calibrate=NOTHING, alpha=POSITIVE | COUNT)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.fx.node import map_arg
-from ..engine.arguments import check_knob, check_model
+from ..engine.arguments import check_choice, check_knob, check_model
 from ..engine.pieces import _wide
 from .deploy import _behind, _foldable
 from shok_nb.quantization.flow import (
@@ -450,15 +450,37 @@ def _norm_behind(flow, m, names, shared):
     if norm is None or any(id(p) in shared for p in norm.parameters()): return None
     return norm
 
+def _without_relu6(model, example, undo):
+    "ReLU in place of each ReLU6, and what that changes, in words."
+    places = [(m, k) for m in model.modules() for k,c in m._modules.items() if _is_relu6(c)]
+    if not places: return ''
+    def run():
+        with _evaluating(model), torch.no_grad(): return _outputs(model, example)
+    try: before = run()
+    except Exception as e:
+        told = f'the model does not take example: {_first_line(e)}'
+        raise ValueError(f'equalize_: {told}') from e
+    for m,k in places:
+        undo.entry(m._modules, k)
+        m._modules[k] = nn.ReLU(m._modules[k].inplace).train(m._modules[k].training)
+    apart = max((_gap(a, b) for a,b in zip(run(), before)), default=0.)
+    return (f'ReLU in place of {len(places)} ReLU6: the output of the example changed by '
+        f'{apart:.1e} of its largest value')
+
+def _is_relu6(m): return isinstance(m, nn.Hardtanh) and m.min_val == 0
+
 def equalize_(
     model:nn.Module, # Any float model, changed in place
     example:object,  # A batch as the model takes it: shows what feeds what, and proves it
+    *,
+    relu6:str='keep', # 'keep' each ReLU6, or 'relu': an nn.ReLU takes its place first
 )->LayerReport:      # What was scaled, and why other layers were not
     """Channels of equal range in weights (arXiv:1906.04721). Raises ValueError if it cannot.
 
     Parameters:
         model (nn.Module): Any float model, changed in place
         example (object): A batch as the model takes it: shows what feeds what, and proves it
+        relu6 (str = 'keep'): 'keep' each ReLU6, or 'relu': an nn.ReLU takes its place first
 
     Returns:
         LayerReport: What was scaled, and why other layers were not
@@ -472,6 +494,19 @@ def equalize_(
         [('0', '2'), ('2', '-')]
     """
     check_model(model, 'equalize_')
+    check_choice(relu6, 'equalize_', 'relu6', ('keep', 'relu'))
+    undo = _Undo()
+    try:
+        if any(isinstance(m, Quantizer) for m in model.modules()): relu6 = 'keep'
+        note = _without_relu6(model, example, undo) if relu6 == 'relu' else ''
+        report = _equalized(model, example)
+    except BaseException:
+        undo()
+        raise
+    return LayerReport(report.rows, note)
+
+def _equalized(model, example):
+    "The same, once it is known what stands between the layers."
     def change(flow, names, undo):
         shared,layers = _shared(model),{m: n for m,n in names.items() if _is_layer(m)}
         norms = {m: _norm_behind(flow, m, names, shared) for m in layers}
