@@ -255,8 +255,8 @@ def test_relu6_becomes_relu_if_asked():
     """The output is that of the network with ReLU; nothing changes where no value is clipped; what is no ReLU6 stays,
     and after an error everything is there again. Any seed."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU6(), nn.Linear(8, 8), nn.Hardtanh(), nn.Linear(8, 8), nn.Hardtanh(0, 1),
-        nn.Linear(8, 2)).double()
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU6(), nn.Linear(8, 8), nn.Hardtanh(), nn.Linear(8, 8),
+        nn.Hardtanh(0, 1), nn.Linear(8, 2)).double()
     plain,x = copy.deepcopy(model),drawn(3, 4).double()*100
     plain[1],plain[5] = nn.ReLU(),nn.ReLU()
     report = R.equalize_(model, x, relu6='relu')
