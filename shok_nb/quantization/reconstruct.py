@@ -471,7 +471,8 @@ def _tasks_of_blocks(model, blocks, tasks):
         raise TypeError('reconstruct_: blocks must be a class or a list of names, got '
             f'{type(blocks).__name__}')
     for n in names:
-        if not isinstance(n, str) or n not in modules: raise ValueError(f'reconstruct_: blocks: no module is called {n!r}')
+        if not isinstance(n, str) or n not in modules:
+            raise ValueError(f'reconstruct_: blocks: no module is called {n!r}')
     def within(n, block): return block == '' or n == block or n.startswith(f'{block}.')
     for n in names:
         if sum(within(n, block) for block in names) > 1:
@@ -575,8 +576,8 @@ def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, 
     m = model.get_submodule(name)
     made = _BlockCalls(name, model, teacher, batches, calls.get(name, {}))
     def row(before, after, note):
-        short = [float(f'{v:.3g}') for v in (before, after)]
-        return Reconstructed(name or '(model)', type(m).__name__, *short, note)
+        was,now = (float(f'{v:.3g}') for v in (before, after))
+        return Reconstructed(name or '(model)', type(m).__name__, was, now, note)
     def error():
         found = [_block_error(m, *pair) for pair in made]
         if not found or None in found: return math.nan
