@@ -34,6 +34,7 @@ from .quantization.models import parameter_groups as parameter_groups
 from .quantization.models import quantize_model_ as quantize_model_
 from .quantization.deploy import deploy_ as deploy_
 from .quantization.equalize import equalize_ as equalize_, smooth_ as smooth_
+from .quantization.rotate import rotate_ as rotate_
 from .quantization.closest import *
 from .quantization.relaxed import *
 from .quantization.reconstruct import reconstruct_ as reconstruct_

@@ -208,9 +208,14 @@ def of_closest():
     yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(start=NONE, sweeps=COUNT)
 
 def of_equalize():
-    yield 'equalize_', lambda: dict(model=network(), example=X), dict(model=NOTHING, example=kind('sparse'))
+    yield 'equalize_', lambda: dict(model=network(), example=X, relu6='relu'), dict(model=NOTHING,
+        example=kind('sparse'), relu6=NOTHING)
     def valid(): return dict(model=nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), calibrate=[X], alpha=.5)
     yield 'smooth_', valid, dict(model=NOTHING, calibrate=NOTHING, alpha=POSITIVE | COUNT)
+
+def of_rotate():
+    yield 'rotate_', lambda: dict(model=network(), example=X, rotation='hadamard', seed=0), dict(model=NOTHING,
+        example=kind('sparse'), rotation=kind('function'), seed=COUNT)
 
 def of_relaxed():
     valid = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01, method='ste',
@@ -221,9 +226,9 @@ def of_relaxed():
 
 def of_reconstruct():
     def valid(): return dict(model=quantized(), calibrate=[X], method='gptq', teacher=network(), damping=.01, fits=1,
-        resume=False, progress=print)
+        blocks=['0'], steps=1, resume=False, progress=print)
     yield 'reconstruct_', valid, dict(model=NOTHING, calibrate=NOTHING, method=NOTHING, teacher=NONE,
-        damping=POSITIVE, fits=COUNT, resume=FLAG, progress=NONE | kind('cls'))
+        damping=POSITIVE, fits=COUNT, blocks=NONE, steps=NOTHING, resume=FLAG, progress=NONE | kind('cls'))
 
 def of_schedules():
     valid = dict(init_value=3., end_value=12., transition_steps=10, transition_begin=0)
@@ -449,8 +454,8 @@ def calls():
     found = list(methods())
     for module in ('ste', 'floats', 'blocks', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'neighbours',
             'dither', 'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
-            'models', 'integers', 'deploy', 'runtime', 'closest', 'equalize', 'relaxed', 'reconstruct', 'harness',
-            'gradient_quality', 'which', 'source_coding'):
+            'models', 'integers', 'deploy', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct',
+            'harness', 'gradient_quality', 'which', 'source_coding'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

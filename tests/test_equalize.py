@@ -252,6 +252,27 @@ def test_what_is_refused_is_told_and_stays(name):
     assert same == (not mapped(report))
 
 
+def test_relu6_becomes_relu_if_asked():
+    """The output is that of the network with ReLU; nothing changes where no value is clipped; what is no ReLU6 stays,
+    and after an error everything is there again. Any seed."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU6(), nn.Linear(8, 8), nn.Hardtanh(), nn.Linear(8, 8),
+        nn.Hardtanh(0, 1), nn.Linear(8, 2)).double()
+    plain,x = copy.deepcopy(model),drawn(3, 4).double()*100
+    plain[1],plain[5] = nn.ReLU(),nn.ReLU()
+    report = R.equalize_(model, x, relu6='relu')
+    assert mapped(report) == {'0': '2', '4': '6'} and notes(report)['2'] == 'hardtanh reads it'
+    assert report.note.startswith('ReLU in place of 2 ReLU6: the output of the example changed by ')
+    torch.testing.assert_close(model(x), plain(x))
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU6(), nn.Linear(8, 2))
+    assert 'changed by 0.0e+00 ' in R.equalize_(model, drawn(3, 4)/100, relu6='relu').note
+    model = nn.Sequential(Elsewhere(), nn.ReLU6()).train()
+    was = look(model)
+    with pytest.raises(ValueError, match='the output would change'): R.equalize_(model, drawn(2, 2, 3, 3), relu6='relu')
+    assert same_look(was, look(model))
+    assert R.equalize_(nn.Linear(4, 2), drawn(3, 4), relu6='relu').note == ''
+
+
 def test_a_weight_with_two_names():
     model = Tied()
     was = copy.deepcopy(model.state_dict())
@@ -385,6 +406,7 @@ def test_bad_input():
     bad(ValueError, '^smooth_: the model does not take calibrate', R.smooth_, model, [x[:, :3]])
     bad(ValueError, '^equalize_: the model does not take example', R.equalize_, model, x[:, :3])
     bad(TypeError, '^equalize_: model must be', R.equalize_, 3, x)
+    with pytest.raises(ValueError, match='^equalize_: relu6 must be one of'): R.equalize_(model, x, relu6='relu7')
     assert same_look(was, look(model))
     R.quantize_model_(model, 8, 8, calibrate=[x])
     bad(ValueError, 'smooth_ comes before quantize_model_', R.smooth_, model, [x])

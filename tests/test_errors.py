@@ -115,6 +115,7 @@ FIRST = dict(straight_through=(X, X), alpha_blend=(X, X, .5), adaround=(X, X), f
     gptq=(X, torch.eye(3), 1.), coordinate_descent=(X, torch.eye(3), 1.),
     learn_codes=(X, torch.eye(3), 1.), reconstruct_=(torch.nn.Linear(3, 2), [X]),
     equalize_=(torch.nn.Linear(3, 2), X), smooth_=(torch.nn.Linear(3, 2), [X]),
+    rotate_=(torch.nn.Linear(3, 2), X),
     apot_levels=(4,), parameter_groups=(torch.nn.Linear(3, 2),), adaround_beta=(1, 10),
     ulp=(X, 'e4m3'), float_round=(X, 'e4m3'), levels_round=(X, [-1., 0., 1.]))
 NO_TENSOR = {'fsq_codes', 'dead_share'}                                     # of floats: they have tests of their own

@@ -907,6 +907,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'quantization_
     'reproducible': 'stochastic random recipes',
     'resnet': 'residual', 'skip connection': 'residual', 'soft rounding': 'soft', 'straight through estimator': 'ste',
     'smoothquant': 'equalize', 'cross-layer equalization': 'equalize', 'outliers': 'equalize calibrate',
+    'quarot': 'rotate', 'hadamard rotation': 'rotate',
     'rate distortion': 'source_coding', 'binary network': 'binary', 'parity': 'binary',
     'fixed point': 'fake_quantize glossary', 'fp8': 'floats glossary', 'mxfp4': 'blocks', 'codebook': 'codebooks'}
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.fx.node import map_arg
-from ..engine.arguments import check_knob, check_model
+from ..engine.arguments import check_choice, check_knob, check_model
 from ..engine.pieces import _wide
 from .deploy import _behind, _foldable
 from shok_nb.quantization.flow import (
@@ -333,11 +333,12 @@ def _check_same(fn, before, after):
             raise ValueError(f'{fn}: the output would change by {apart:.1e} of its largest '
                 'value; the model is as it was')
 
-def _changed(fn, model, arg, example, change):
+def _changed(fn, model, arg, example, change, others=()):
     "What `change` reports; everything is put back where it fails or the output is another."
     if any(isinstance(m, Quantizer) for m in model.modules()):
         raise ValueError(f'{fn}: the model is quantized; {fn} comes before quantize_model_')
-    names = {m: n or '(model)' for n,m in model.named_modules() if _is_layer(m) or _is_norm(m)}
+    names = {m: n or '(model)' for n,m in model.named_modules()
+        if _is_layer(m) or _is_norm(m) or isinstance(m, others)}
     with _evaluating(model), torch.no_grad():
         try: before = _outputs(model, example)
         except Exception as e:
@@ -355,19 +356,19 @@ def _changed(fn, model, arg, example, change):
     return LayerReport(rows)
 
 # %% ../../nbs/quantization/61_equalize.ipynb #61a1bd75
-def _largest_inputs(model, names, readers, batches):
+def _largest_inputs(fn, model, names, readers, batches):
     "The largest size of each column that enters these layers."
     seen = {}
     def hook(m, args, kwargs):
         x = args[0] if args else kwargs['input']
         if not x.isfinite().all():
-            raise ValueError(f'smooth_: nan or infinity enters {names[m]}; see calibrate')
+            raise ValueError(f'{fn}: nan or infinity enters {names[m]}; see calibrate')
         x = x.detach().abs().movedim(_channel_axis(m, x.ndim), -1).double()
         most = torch.atleast_2d(x).flatten(0, -2).amax(0)
         seen[m] = torch.maximum(seen[m], most) if m in seen else most
     hooks = [m.register_forward_pre_hook(hook, with_kwargs=True) for m in readers]
     try:
-        for i,batch in enumerate(batches): _feed(model, _checked_batch(i, batch, 'smooth_'))
+        for i,batch in enumerate(batches): _feed(model, _checked_batch(i, batch, fn))
     finally:
         for h in hooks: h.remove()
     return seen
@@ -415,7 +416,8 @@ def smooth_(
     def change(flow, names, undo):
         shared,layers = _shared(model),{m: n for m,n in names.items() if _is_layer(m)}
         found = [_source(flow, names, m, layers, shared) for m in names]
-        seen = _largest_inputs(model, names, {r for s in found for r in s.readers}, batches)
+        readers = {r for s in found for r in s.readers}
+        seen = _largest_inputs('smooth_', model, names, readers, batches)
         return [_smoothed(s, names, seen, alpha, undo) for s in found]
     return _changed('smooth_', model, 'calibrate', _checked_batch(0, first, 'smooth_'), change)
 
@@ -448,15 +450,37 @@ def _norm_behind(flow, m, names, shared):
     if norm is None or any(id(p) in shared for p in norm.parameters()): return None
     return norm
 
+def _without_relu6(model, example, undo):
+    "ReLU in place of each ReLU6, and what that changes, in words."
+    places = [(m, k) for m in model.modules() for k,c in m._modules.items() if _is_relu6(c)]
+    if not places: return ''
+    def run():
+        with _evaluating(model), torch.no_grad(): return _outputs(model, example)
+    try: before = run()
+    except Exception as e:
+        told = f'the model does not take example: {_first_line(e)}'
+        raise ValueError(f'equalize_: {told}') from e
+    for m,k in places:
+        undo.entry(m._modules, k)
+        m._modules[k] = nn.ReLU(m._modules[k].inplace).train(m._modules[k].training)
+    apart = max((_gap(a, b) for a,b in zip(run(), before)), default=0.)
+    return (f'ReLU in place of {len(places)} ReLU6: the output of the example changed by '
+        f'{apart:.1e} of its largest value')
+
+def _is_relu6(m): return isinstance(m, nn.Hardtanh) and m.min_val == 0
+
 def equalize_(
     model:nn.Module, # Any float model, changed in place
     example:object,  # A batch as the model takes it: shows what feeds what, and proves it
+    *,
+    relu6:str='keep', # 'keep' each ReLU6, or 'relu': an nn.ReLU takes its place first
 )->LayerReport:      # What was scaled, and why other layers were not
     """Channels of equal range in weights (arXiv:1906.04721). Raises ValueError if it cannot.
 
     Parameters:
         model (nn.Module): Any float model, changed in place
         example (object): A batch as the model takes it: shows what feeds what, and proves it
+        relu6 (str = 'keep'): 'keep' each ReLU6, or 'relu': an nn.ReLU takes its place first
 
     Returns:
         LayerReport: What was scaled, and why other layers were not
@@ -470,6 +494,19 @@ def equalize_(
         [('0', '2'), ('2', '-')]
     """
     check_model(model, 'equalize_')
+    check_choice(relu6, 'equalize_', 'relu6', ('keep', 'relu'))
+    undo = _Undo()
+    try:
+        if any(isinstance(m, Quantizer) for m in model.modules()): relu6 = 'keep'
+        note = _without_relu6(model, example, undo) if relu6 == 'relu' else ''
+        report = _equalized(model, example)
+    except BaseException:
+        undo()
+        raise
+    return LayerReport(report.rows, note)
+
+def _equalized(model, example):
+    "The same, once it is known what stands between the layers."
     def change(flow, names, undo):
         shared,layers = _shared(model),{m: n for m,n in names.items() if _is_layer(m)}
         norms = {m: _norm_behind(flow, m, names, shared) for m in layers}

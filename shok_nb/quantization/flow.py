@@ -237,8 +237,8 @@ def _packet(node): return getattr(node.target, 'overloadpacket', None)
 
 class _Flow:
     "Every use of what leaves the watched modules, by torch's own graph of one example."
-    def __init__(self, graph, modules):
-        self.modules = modules
+    def __init__(self, graph, modules, parameters=()):
+        self.modules,self.parameters = modules,dict(parameters)
         self.places = {}
         for node in graph.nodes:
             if node.target is _here: self.places.setdefault(node.args[1], []).append(node)
@@ -322,7 +322,9 @@ def _flow(model, example, modules, quantizers=()):
             read = {_aten._local_scalar_dense.default, _aten.item.default}
             if any(n.target in read for n in program.graph.nodes):
                 raise _NoFlow('the model reads a value as a number')
-            graph = program.run_decompositions({}).graph    # writing becomes a new value
+            program = program.run_decompositions({})        # writing becomes a new value
+            known = program.graph_signature.inputs_to_parameters
     except _NoFlow: raise
     except Exception as e: raise _NoFlow(_first_line(e)) from None
-    return _Flow(graph, modules)
+    known = {node: name.removeprefix('model.') for node,name in known.items()}
+    return _Flow(program.graph, modules, known)

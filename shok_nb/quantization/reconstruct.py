@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 from shok_nb.engine.arguments import (
     check_callable,
     check_choice,
@@ -26,7 +27,7 @@ from shok_nb.engine.arguments import (
 from ..engine.pieces import _wide
 from ..nn import remove_rounding_
 from .closest import _damped, coordinate_descent, gptq
-from .flow import _evaluating, _feed
+from .flow import _evaluating, _feed, _tensors
 from shok_nb.quantization.models import (
     _CELLS,
     _LINEAR,
@@ -458,6 +459,159 @@ def _on_grid(task):
     raw = task.layer.parametrizations[task.weight].original.data[task.rows]
     return torch.equal(raw, getattr(task.layer, task.weight).detach()[task.rows])
 
+# %% ../../nbs/quantization/64_reconstruct.ipynb #7b10c002
+def _tasks_of_blocks(model, blocks, tasks):
+    "The tasks within each block, by its name. Raises for what is no block."
+    if blocks is None: return {}
+    modules = dict(model.named_modules())
+    if isinstance(blocks, type):
+        names = [n for n,m in modules.items() if isinstance(m, blocks)]
+    elif isinstance(blocks, (list, tuple)): names = [*blocks]
+    else:
+        raise TypeError('reconstruct_: blocks must be a class or a list of names, got '
+            f'{type(blocks).__name__}')
+    for n in names:
+        if not isinstance(n, str) or n not in modules:
+            raise ValueError(f'reconstruct_: blocks: no module is called {n!r}')
+    def within(n, block): return block == '' or n == block or n.startswith(f'{block}.')
+    for n in names:
+        if sum(within(n, block) for block in names) > 1:
+            raise ValueError(f'reconstruct_: blocks: {n!r} is in another block or twice')
+    found = {n: [t for t in tasks if within(t.name, n)] for n in names}
+    found = {n: ts for n,ts in found.items() if ts}
+    if found: return found
+    told = getattr(blocks, '__name__', names)
+    raise ValueError(f'reconstruct_: blocks: no quantized weight in {told}')
+
+def _turns(tasks, of_block, steps):
+    "What is done, in its order: each task, and a block behind its last one."
+    for i,task in enumerate(tasks):
+        yield partial(_reconstructed, task)
+        for name,own in of_block.items():
+            if task in own and not any(t in own for t in tasks[i+1:]):
+                yield partial(_fitted_block, name, own, steps)
+
+# %% ../../nbs/quantization/64_reconstruct.ipynb #7b10c003
+_KEPT = 1 << 26                     # values of the inputs and targets of a block kept at once
+
+def _copied(tree):
+    return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, tree)
+
+def _calls_of(model, name, batch, often, leaving):
+    "What enters a module, or the tensors that leave it, call by call."
+    found,m = [],model.get_submodule(name)
+    def keep(what):
+        found.append(what)
+        if len(found) >= often: raise _Reached
+    def leaves(m, args, out): keep(_copied([*_tensors(out)]))
+    def enters(m, args, kwargs): keep(_copied((args, kwargs)))
+    if leaving: h = m.register_forward_hook(leaves)
+    else: h = m.register_forward_pre_hook(enters, with_kwargs=True)
+    try: _feed(model, batch)
+    except _Reached: pass
+    finally: h.remove()
+    return found
+
+class _BlockCalls:
+    "Inputs and targets of a block; only so many are kept, the others are made again."
+    def __init__(self, name, model, teacher, batches, often):
+        self.of,self.batches,self.often = (name, model, teacher),batches,often
+        self.kept,self.room = {},_KEPT
+    def __iter__(self):
+        name,model,teacher = self.of
+        for i,n in self.often.items():
+            pairs = self.kept.get(i)
+            if pairs is None:
+                pairs = [*zip(_calls_of(model, name, self.batches[i], n, False),
+                    _calls_of(teacher, name, self.batches[i], n, True))]
+                size = sum(t.numel() for t in _tensors(pairs))
+                if size <= self.room: self.kept[i],self.room = pairs,self.room-size
+            yield from pairs
+
+def _block_error(m, given, wanted)->Any:
+    "Squared error of a block and the power of its targets; None for other shapes."
+    args,kwargs = _copied(given)
+    out = [*_tensors(m(*args, **kwargs))]
+    pairs = [(a, b) for a,b in zip(out, wanted) if b.is_floating_point()]
+    if len(out) != len(wanted) or any(a.shape != b.shape for a,b in pairs): return None
+    return (sum(((a-b).float().square().sum() for a,b in pairs), torch.zeros(())),
+        sum(b.float().square().sum() for _,b in pairs))
+
+# %% ../../nbs/quantization/64_reconstruct.ipynb #7b10c004
+def _learned_in(tasks):
+    "The tensors of a block that change, each with its first rate."
+    found = {}
+    for t in tasks:
+        q,raw = _maker(t.layer, t.weight),t.layer.parametrizations[t.weight].original
+        step = q.grid()[0].mean().item()
+        found[raw] = .01*step
+        if q.learn: found[q.log_scale] = .003
+        bias = getattr(t.layer, 'in_proj_bias' if t.weight != 'weight' else 'bias', None)
+        if isinstance(bias, nn.Parameter): found[bias] = .01*(bias.abs().mean()+step).item()
+    return found
+
+def _descend(m, calls, rates, steps):
+    "Adam on what a block learns: a generator of its iterations."
+    opt = torch.optim.Adam([dict(params=[p], lr=lr, first=lr) for p,lr in rates.items()])
+    made,k = iter(calls),0
+    while k < steps:
+        pair = next(made, None)
+        if pair is None:
+            made = iter(calls)
+            continue
+        with torch.enable_grad():
+            found = _block_error(m, *pair)
+            if found is None: return
+            loss = found[0]/found[1]
+        if not loss.requires_grad: return       # a rounding without a gradient
+        found = torch.autograd.grad(loss, [*rates], allow_unused=True)
+        for p,g in zip(rates, found): p.grad = g
+        for group in opt.param_groups: group['lr'] = group['first']*(1-k/steps)
+        opt.step()
+        k += 1
+        yield k
+
+def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, undo):
+    "A line of the report for one block, which is no worse than before."
+    m = model.get_submodule(name)
+    made = _BlockCalls(name, model, teacher, batches, calls.get(name, {}))
+    def row(before, after, note):
+        was,now = (float(f'{v:.3g}') for v in (before, after))
+        return Reconstructed(name or '(model)', type(m).__name__, was, now, note)
+    def error():
+        found = [_block_error(m, *pair) for pair in made]
+        if not found or None in found: return math.nan
+        power = max(sum(p.item() for _,p in found), 1e-300)
+        return sum(e.item() for e,_ in found)/power
+    before = error()
+    if math.isnan(before): return row(math.nan, math.nan, 'no targets of the same shapes')
+    rates = _learned_in(tasks)
+    was = [(p.data, p.detach().clone()) for p in rates]
+    undo += was
+    best,least,flags = was,before,[p.requires_grad for p in rates]
+    grads = [p.grad for p in rates]
+    try:
+        for p in rates: p.requires_grad_()
+        for k in _descend(m, made, rates, steps):
+            if k % 20 and k < steps: continue
+            found = error()
+            if found < least: best,least = [(p.data, p.detach().clone()) for p in rates],found
+    finally:
+        for p,flag,g in zip(rates, flags, grads): p.requires_grad,p.grad = flag,g
+    for t,v in best: t.copy_(v)
+    after = _onto_grid(tasks, error, before) if best is not was else before
+    if not after < before:
+        for t,v in was: t.copy_(v)
+    return row(before, min(after, before), f'block of {len(tasks)}')
+
+def _onto_grid(tasks, error, before):
+    "The error with weights that are points of their grids; nan if there are none."
+    for t in tasks:
+        q,raw = _maker(t.layer, t.weight),t.layer.parametrizations[t.weight].original.data
+        raw.copy_(q(raw))
+        if not torch.equal(q(raw), raw): return math.nan
+    return error()
+
 # %% ../../nbs/quantization/64_reconstruct.ipynb #64f00019
 def reconstruct_(
     model:nn.Module,    # What `quantize_model_` has prepared; its weights change in place
@@ -469,6 +623,9 @@ def reconstruct_(
     teacher:nn.Module|None=None, # The float network; None: the model without its quantizers
     damping:float=.01,  # As for `gptq`
     fits:int=3,         # How often scales are fitted to the codes, and codes chosen again
+    # Modules whose outputs are fitted as a whole after their layers: a class, or names
+    blocks:type|list[str]|None=None,
+    steps:int=100,      # Iterations of Adam for each block
     resume:bool=False,  # Leave layers whose weights are on their grids already?
     progress:Callable|None=None, # Called with each line of the report, such as `print`
 )->LayerReport:         # The error of each layer before and after
@@ -484,6 +641,9 @@ def reconstruct_(
             quantizers
         damping (float = .01): As for `gptq`
         fits (int = 3): How often scales are fitted to the codes, and codes chosen again
+        blocks (type|list[str]|None = None): Modules whose outputs are fitted as a whole after
+            their layers: a class, or names
+        steps (int = 100): Iterations of Adam for each block
         resume (bool = False): Leave layers whose weights are on their grids already?
         progress (Callable|None = None): Called with each line of the report, such as `print`
 
@@ -504,6 +664,7 @@ def reconstruct_(
     damping = check_knob(damping, None, 'reconstruct_', 'damping', 0., open=True, finite=True)
     fits = check_count(fits, 'reconstruct_', 'fits', 0)
     settings = _Settings(how, damping, fits)
+    steps = check_count(steps, 'reconstruct_', 'steps', 1)
     check_flag(resume, 'reconstruct_', 'resume')
     if progress is not None: check_callable(progress, 'reconstruct_', 'progress')
     batches = _batches_of(calibrate)
@@ -511,17 +672,19 @@ def reconstruct_(
     if not tasks:
         raise ValueError(f'reconstruct_: no quantized weight in {type(model).__name__}; '
             'quantize_model_ first')
+    of_block = _tasks_of_blocks(model, blocks, tasks)
     teacher = _teacher_of(model, teacher)
     rows = [Reconstructed(n, '-', math.nan, math.nan, told) for n,told in why.items()]
     undo,done = [],0
     try:
         with _evaluating(model), _evaluating(teacher), torch.no_grad():
-            calls = _order(model, {t.at for t in tasks}, batches)
+            calls = _order(model, {t.at for t in tasks} | {*of_block}, batches)
             if not calls: raise ValueError('reconstruct_: no batch reaches a quantized layer')
             place = {n: i for i,n in enumerate(calls)}
-            for task in sorted(tasks, key=lambda t: place.get(t.at, len(place))):
-                if resume and _on_grid(task): continue
-                row = _reconstructed(task, model, teacher, batches, calls, settings, undo)
+            order = sorted(tasks, key=lambda t: place.get(t.at, len(place)))
+            todo = [t for t in order if not (resume and _on_grid(t))]
+            for do in _turns(todo, of_block, steps):
+                row = do(model, teacher, batches, calls, settings, undo)
                 rows.append(row)
                 done = len(undo)
                 if progress: progress(row)
