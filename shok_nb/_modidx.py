@@ -1092,6 +1092,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'shok_nb/quantization/between.py'),
                                               'shok_nb.quantization.between._concatenation': ( 'quantization/between.html#_concatenation',
                                                                                                'shok_nb/quantization/between.py'),
+                                              'shok_nb.quantization.between._curve': ( 'quantization/between.html#_curve',
+                                                                                       'shok_nb/quantization/between.py'),
                                               'shok_nb.quantization.between._ending': ( 'quantization/between.html#_ending',
                                                                                         'shok_nb/quantization/between.py'),
                                               'shok_nb.quantization.between._first_names': ( 'quantization/between.html#_first_names',
