@@ -709,7 +709,8 @@ class Curved(nn.Module):
         self.curve,self.fc = curve,nn.Linear(4, 3)
     def forward(self, x): return self.fc(self.c(self.curve(self.b(self.curve(self.a(x))))).relu().mean((2, 3)))
 
-CURVES = dict(gelu=F.gelu, tanh=lambda x: F.gelu(x, approximate='tanh'), silu=F.silu, hardswish=F.hardswish, mish=F.mish)
+CURVES = dict(gelu=F.gelu, tanh=lambda x: F.gelu(x, approximate='tanh'), silu=F.silu, hardswish=F.hardswish,
+    mish=F.mish)
 
 @pytest.mark.parametrize('curve', first(CURVES))
 def test_zero_points_in_the_runtime(curve, tmp_path):
