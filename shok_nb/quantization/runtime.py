@@ -286,7 +286,7 @@ def _with_bias(conv, norm, bias):
     ir.convenience.replace_nodes_and_values(norm.graph, norm, [norm, conv], [made], old, new)
 
 def _tidy(graph):
-    "Constants have the names of the model; what nobody reads or all readers infer is left out."
+    "Constants have the names of the model; what no reader needs is left out."
     made = [v for n in graph.all_nodes() for v in n.outputs]
     taken = {v.name for v in (*made, *graph.inputs)}
     for name,value in [*graph.initializers.items()]:
