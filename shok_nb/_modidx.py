@@ -1378,6 +1378,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                 'shok_nb/quantization/deploy.py'),
                                              'shok_nb.quantization.deploy._whys': ( 'quantization/deploy.html#_whys',
                                                                                     'shok_nb/quantization/deploy.py'),
+                                             'shok_nb.quantization.deploy._with_codes': ( 'quantization/deploy.html#_with_codes',
+                                                                                          'shok_nb/quantization/deploy.py'),
                                              'shok_nb.quantization.deploy._within_int32': ( 'quantization/deploy.html#_within_int32',
                                                                                             'shok_nb/quantization/deploy.py'),
                                              'shok_nb.quantization.deploy._without_quantizer': ( 'quantization/deploy.html#_without_quantizer',

@@ -795,7 +795,8 @@ def quantize_model_(
     # module that keeps the shape, such as `Rounding(dorefa_weight, bits=2)`; bits and float
     # formats mean per channel and learned
     weights:int|tuple|str|nn.Module|None=8,
-    # The same for what enters a layer, one each; None leaves them floats
+    # The same for what enters a layer, one each; None leaves them floats. Bits mean a zero
+    # point too where that takes a third of the squared error
     activations:int|tuple|str|nn.Module|None=8,
     *,
     # Batches to calibrate the activations on, as a loader's; without them their grids wait for
@@ -817,7 +818,8 @@ def quantize_model_(
             as `Rounding(dorefa_weight, bits=2)`; bits and float formats mean per channel and
             learned
         activations (int|tuple|str|nn.Module|None = 8): The same for what enters a layer, one
-            each; None leaves them floats
+            each; None leaves them floats. Bits mean a zero point too where that takes a third
+            of the squared error
         calibrate (Iterable|None = None): Batches to calibrate the activations on, as a
             loader's; without them their grids wait for a state to be loaded, and a forward
             before that raises
