@@ -15,6 +15,7 @@ import math
 import multiprocessing
 import os
 import platform
+import re
 import signal
 import sys
 import tempfile
@@ -149,13 +150,17 @@ def a_batch(kind):
 
 def from_transformers(name):
     "A tiny network of transformers and two batches."
+    import torch
     import transformers
     config,model,options,kind = NETWORKS[name]
     options = dict(options)
     experts = options.pop('experts_implementation', None)
     made = getattr(transformers, f'{config}Config')(**options)
     if experts: made._experts_implementation = experts
-    return getattr(transformers, model)(made).eval(),[a_batch(kind) for _ in range(2)]
+    model,batches = getattr(transformers, model)(made),[a_batch(kind) for _ in range(2)]
+    if any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules()):
+        with torch.no_grad(): model(**batches[0])   # the statistics: without them nothing is left of the input
+    return model.eval(),batches
 
 def every():
     "The names of all networks, by library."
@@ -337,7 +342,8 @@ def measured(name, setting, row, folder):
 
 def told(e):
     "An error in a line, without the paths of a machine."
-    line = (str(e).strip() or type(e).__name__).splitlines()[0]
+    line = re.sub(r'\x1b\[[0-9;]*m', '', str(e)).strip()       # colours
+    line = (line or type(e).__name__).splitlines()[0]
     return f'{type(e).__name__}: {line.replace(str(Path.home()), "~")}'[:300]
 
 def worker(name, setting, pipe):

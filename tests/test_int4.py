@@ -210,6 +210,67 @@ def test_size(weights, most, tmp_path):
     size = sum(f.stat().st_size for f in tmp_path.glob('model.onnx*'))
     assert counted(fused, 2) and held/8 < size <= most*held
 
+class Normed(nn.Module):
+    "Convolutions with a normalization each: four that join their scales, and three that must stay."
+    def __init__(self):
+        super().__init__()
+        self.plain,self.depth = nn.Conv2d(3, 8, 3, bias=False),nn.Conv2d(8, 8, 3, groups=8)
+        self.blocks,self.turns = nn.Conv2d(8, 6, (1, 16), padding=(0, 8)),nn.Conv2d(6, 6, 1)
+        self.twice,self.shared = nn.Conv2d(6, 6, 1),nn.Conv2d(6, 6, 1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(n, eps=.01) for n in (8, 8, 6, 6, 6, 6, 6)])
+    def forward(self, x):
+        plain,depth,blocks,turns,twice,*shared = self.norms
+        x = depth(self.depth(plain(self.plain(x)).relu())).relu()
+        x = turns(self.turns(blocks(self.blocks(x)).relu()))
+        y = self.twice(x)
+        x = y.relu() + twice(y)
+        for norm in shared: x = norm(self.shared(x)).relu()
+        return x
+
+@pytest.mark.parametrize('bits', [4, 8])
+def test_normalizations_join_the_scales(bits, tmp_path):
+    """A file has no normalization behind codes that it alone takes, but for a negative factor: readers want positive
+    scales. What a convolution gives elsewhere stays as it was, and so do two normalizations behind one weight."""
+    torch.manual_seed(0)
+    model,x = Normed(),values(4, 3, 12, 12)
+    with torch.no_grad():
+        for n in model.norms:
+            for t in (n.weight, n.running_var): t.uniform_(.5, 2.)
+            for t in (n.bias, n.running_mean): t.normal_()
+        model.norms[3].weight[2] = -1.
+    quantized(model, Quantizer(bits, block=16), x)
+    with torch.no_grad(): wanted = model(x)
+    deploy_(model, x)
+    file,_,call = written(model, x, tmp_path)
+    names = {t.name: onnx.numpy_helper.to_array(t) for t in file.graph.initializer}
+    found = [n for n in file.graph.node if n.op_type == 'BatchNormalization']
+    assert len(found) == 4 and torch.allclose(call(x), wanted, atol=1e-4)
+    other = values(4, 3, 12, 12, seed=1)
+    assert torch.allclose(call(other), model(other).detach(), atol=1e-4)
+    for name,norm in zip(('plain', 'depth', 'blocks'), model.norms):
+        factor = norm.weight/(norm.running_var+norm.eps).sqrt()
+        made = getattr(model, name).parametrizations.weight[0]
+        scale = names[f'{name}.weight.0.scale_scaled']
+        assert np.allclose(scale, (made.scale*factor.view(-1, *[1]*(made.scale.ndim-1))).detach(), rtol=1e-6)
+        bias = getattr(model, name).bias
+        shift = norm.bias-norm.running_mean*factor + (0 if bias is None else bias*factor)
+        assert np.allclose(names[f'{name}.weight.0.scale_bias'], shift.detach(), atol=1e-6)
+
+def test_names_in_a_file(tmp_path):
+    "Constants have the names that they have in the model, unless an input has it; nothing is said of other shapes."
+    class Called(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x,self.first = nn.Parameter(values(8)),nn.Linear(8, 8)
+        def forward(self, x): return self.first(x*self.x)
+    model,x = Called(),values(5, 8)
+    quantized(model, 4, x)
+    deploy_(model, x)
+    file,_,call = written(model, x, tmp_path)
+    assert {t.name for t in file.graph.initializer} == {
+        'model.x', 'first.bias', 'first.weight_int4_turned', 'first.weight.0.scale'}
+    assert not file.graph.value_info and torch.allclose(call(x), model(x).detach(), atol=1e-5)
+
 @pytest.mark.slow
 @pytest.mark.parametrize('block', [16, 32, 64, 128, 256, 512])
 def test_blocks_of_the_kernel(block, tmp_path):

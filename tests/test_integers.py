@@ -697,6 +697,62 @@ def test_curves_behind_a_linear_stay():
     report = quantize_model_(model, calibrate=[torch.randn(64, 8, generator=generator())])
     assert [r.kind for r in report.rows] == ['Linear', 'Linear']
 
+class Curved(nn.Module):
+    "Convolutions with a function of each value between them."
+    def __init__(self, curve):
+        super().__init__()
+        self.a,self.b,self.c = nn.Conv2d(3, 8, 3, padding=1),nn.Conv2d(8, 6, 3, padding=1),nn.Conv2d(6, 4, 3)
+        self.curve,self.fc = curve,nn.Linear(4, 3)
+    def forward(self, x): return self.fc(self.c(self.curve(self.b(self.curve(self.a(x))))).relu().mean((2, 3)))
+
+CURVES = dict(gelu=F.gelu, tanh=lambda x: F.gelu(x, approximate='tanh'), silu=F.silu, hardswish=F.hardswish,
+    mish=F.mish)
+
+@pytest.mark.parametrize('curve', first(CURVES))
+def test_zero_points_in_the_runtime(curve, tmp_path):
+    """What a smooth function gives has a zero point of its own, neither 0 nor 128 in uint8. Padding is that code too.
+    All convolutions are integers, and all outputs are equal."""
+    torch.manual_seed(0)
+    model = Curved(CURVES[curve]).eval()
+    report = quantize_model_(model, calibrate=[inputs(64)])
+    moved = {r.name: r.activations for r in report.rows if 'zero point' in r.activations}
+    assert {'b', 'c'} <= {*moved}
+    report = deploy_(model, inputs(8))
+    assert [r.kernel for r in report.rows if r.kind == 'Conv2d'] == ['QLinearConv']*3
+    call,found = in_runtime(model, inputs(8), tmp_path)
+    assert found['QLinearConv'] == 3 and not {'Conv', 'FusedConv'} & {*found}
+    assert all(int(m.input_zero_point) not in (0, 128) for m in (model.b, model.c))
+    x = inputs(2000, 1)*1.3
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+
+class Decoder(nn.Module):
+    "A transposed convolution between two others, and a convolution that is called twice."
+    def __init__(self):
+        super().__init__()
+        self.a,self.up,self.twice = nn.Conv2d(3, 6, 3),nn.ConvTranspose2d(6, 8, 2, 2),nn.Conv2d(8, 8, 3, padding=1)
+        self.last = nn.Conv2d(8, 2, 1)
+    def forward(self, x):
+        x = self.up(self.a(x).relu()).relu()
+        return self.last(self.twice(self.twice(x).relu()).relu()).mean((2, 3))
+
+def test_layers_of_floats_take_codes(tmp_path):
+    """The runtime has no integer kernel for a transposed convolution, and the report says so. What comes before it
+    gives codes all the same: those of the quantizer that stays. A layer that is called twice is two integer kernels."""
+    torch.manual_seed(0)
+    model = Decoder().eval()
+    quantize_model_(model, calibrate=[inputs(64)])
+    report = deploy_(model, inputs(8))
+    rows = {r.name: (r.activations, r.kernel) for r in report.rows}
+    assert rows['up'] == ('floats: no integer kernel', 'floats')
+    assert rows['a'] == rows['twice'] == ('codes to codes', 'QLinearConv')
+    call,found = in_runtime(model, inputs(8), tmp_path)
+    assert found['QLinearConv'] == 4 and found['ConvTranspose'] == 1 and not found['Conv'] + found['FusedConv']
+    codes = []
+    with torch.no_grad():
+        model.up.register_forward_pre_hook(lambda m, args: codes.append(args[0]))
+        model(inputs(100, 1))
+        assert torch.equal(codes[0], model.a(inputs(100, 1)).relu())       # it gives what it gets
+
 def test_nothing_between_layers_if_it_fails():
     "A curve that writes in place still does when the model is given back."
     model = weighing(*(f for f in (WEIGHING['efficient'][0], Weighs(8, nn.Sigmoid()))))

@@ -615,6 +615,76 @@ def test_activations_per_channel():
             quantize_model_(model, 8, q, calibrate=[X])
         assert type(model[0]) is nn.Linear
 
+SMOOTH = dict(gelu=nn.GELU, silu=nn.SiLU, hardswish=nn.Hardswish, mish=nn.Mish, leaky=nn.LeakyReLU)
+PLAIN = dict(relu=nn.ReLU, softplus=nn.Softplus, tanh=nn.Tanh, none=nn.Identity)
+
+def behind(activation, bits=8):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 64), activation(), nn.Linear(64, 3)).eval()
+    x = torch.randn(256, 6, generator=generator())
+    return model,x,quantize_model_(model, 8, bits, calibrate=[x])
+
+@pytest.mark.parametrize('activation', (SMOOTH | PLAIN).values(), ids=SMOOTH | PLAIN)
+def test_zero_points_where_they_help(activation):
+    """Behind what leaves few values below 0, and nowhere else. On six seeds the squared error was divided by 2.7 to 3.5
+    there, and by at most 1.2 elsewhere."""
+    model,x,report = behind(activation)
+    first,last = (model[i].input_quantizer for i in (0, 2))
+    assert not first.has_zero_point and last.has_zero_point == (activation in SMOOTH.values())
+    assert ['with zero point' in r.activations for r in report.rows] == [False, last.has_zero_point]
+    y = activation()(model[0](x)).detach()
+    plain,moved = (Quantizer(8, signed=None, zero_point=z).calibrate_(y) for z in (False, True))
+    error = [(q(y)-y).square().mean() for q in (plain, moved)]
+    assert (1.5*error[1] < error[0]) == last.has_zero_point
+    if not last.has_zero_point: return
+    assert torch.equal(last.grid()[1], moved.grid()[1])
+    model(x).square().sum().backward()
+    assert last.zero_point.grad != 0
+
+def test_no_zero_point_unasked():
+    "In a Quantizer or in codes that are given, with values that are on a grid without one, and beside an axis."
+    x = nn.GELU()(X)
+    for given in (Quantizer(8, signed=None), (-128, 127), Quantizer(8, axis=1)):
+        model = layers()
+        quantize_model_(model, 8, given, calibrate=[x])
+        assert not any(m.has_zero_point for m in model.modules() if isinstance(m, Quantizer))
+    model = layers()
+    quantize_model_(model, 8, 8, calibrate=[torch.arange(-1., 5).repeat(4, 1)], ends=(-128, 127))
+    assert not model[0].input_quantizer.has_zero_point
+
+def test_states_with_and_without_a_zero_point():
+    "Each loads into each: the outputs are those of where it was saved, also from files that are older."
+    makes = dict(moved=lambda: behind(nn.GELU)[0], plain=lambda: behind(lambda: nn.ReLU())[0],
+        waits=lambda: behind(nn.GELU, None)[0])
+    x = torch.randn(64, 6, generator=generator(1))
+    def gelu(model):
+        model[1] = nn.GELU()
+        return model
+    for one in ('moved', 'plain'):
+        saved = gelu(makes[one]())
+        for other in ('moved', 'plain', 'waits'):
+            model = gelu(makes[other]())
+            if other == 'waits':
+                remove_rounding_(model)
+                quantize_model_(model)
+            model.load_state_dict(saved.state_dict())
+            assert torch.equal(model(x), saved(x)), (one, other)
+            assert model[2].input_quantizer.has_zero_point == ('moved' in (one, other))
+            again = gelu(makes[one]())
+            again.load_state_dict(copy.deepcopy(model.state_dict()))
+            assert torch.equal(again(x), saved(x))
+    frozen = gelu(makes['plain']()).requires_grad_(False)
+    frozen.load_state_dict(gelu(makes['moved']()).state_dict())
+    assert not any(p.requires_grad for p in frozen.parameters())
+
+def test_a_refused_state_moves_nothing():
+    "A state of 4 bits with a zero point, into 8 bits without."
+    model,_,_ = behind(nn.ReLU)
+    before = told(model)
+    with pytest.raises(RuntimeError, match='Quantizer: the state at 2.input_quantizer'):
+        model.load_state_dict(behind(nn.GELU, 4)[0].state_dict())
+    assert not model[2].input_quantizer.has_zero_point and told(model) == before
+
 class Twice(nn.Module):
     def forward(self, w): return 2*w
 

@@ -303,13 +303,19 @@ def _windows(node):
     if not given.get('stride'): given['stride'] = None             # () and None: no overlap
     return 'pool',nn.AvgPool2d(**given),(x,)
 
+def _curve(node):
+    "A layer for a smooth function of each value, or None."
+    kind,x = _CURVES.get(node.target),node.args[:1]
+    if kind: return ('curve', kind(), x) if x else None
+    return ('curve', nn.GELU(**node.kwargs), x) if len(node.args) == 1 else None    # F.gelu
+
 def _layer_for(node):
     "A layer that does what this node does, and the nodes that enter it; or None."
     if node.op not in ('call_function', 'call_method'): return None
     what:Any = node.target
     if what in _ADD and _two(node): return 'add',Add(),node.args
     if what in _MULTIPLY and _two(node): return 'multiply',Multiply(),node.args
-    if what in _CURVES and node.args: return 'curve',_CURVES[what](),node.args[:1]
+    if what in _CURVES or what is F.gelu: return _curve(node)
     if what in _RELU and node.args: return 'relu',nn.ReLU(),node.args[:1]
     if what is F.relu6 and node.args: return 'relu',nn.ReLU6(),node.args[:1]
     if what in (torch.cat, torch.concat): return _concatenation(node)

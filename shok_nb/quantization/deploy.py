@@ -267,11 +267,16 @@ def _stays(m, relus, layer):
     if layer.out_zero_point != 0: return False
     return type(m) is nn.ReLU or bool((6/layer.out_scale).round() >= 255)
 
+def _with_codes(model):
+    "Quantizers of activations whose codes the runtime has, also before a layer of floats."
+    found = (getattr(m, 'input_quantizer', None) for m in model.modules())
+    return {q for q in found if isinstance(q, Quantizer) and q.ready and not _no_grid(q)}
+
 def _flow_or_none(model, example, layers, operations):
     "Who feeds whom, or None and why it is not known."
     if not layers: return None,''
     quantizers = [m.input_quantizer for m in layers]
-    quantizers += [q for qs in operations.values() for q in qs]
+    quantizers += [q for qs in operations.values() for q in qs] + [*_with_codes(model)]
     norms = [m for m in model.modules() if _foldable(m)]
     watched = *layers,*quantizers,*norms,*operations,*_relus(model)
     inner = [m for m in model.modules() if type(m) in (Quantizer, _Formatted)]
@@ -302,11 +307,11 @@ def _quantizers(m, operations):
     "What quantizes the inputs of a layer or of an operation."
     return operations[m] if m in operations else [m.input_quantizer]
 
-def _hand_on(flow, made, operations, relus):
+def _hand_on(flow, made, operations, relus, stay):
     "What reaches quantizers of one grid, and nobody else, gives codes on that grid."
     pools = [m for m in operations if _is_pool(m)]        # they read codes in any case
     while True:
-        entering = {q for m in (*made, *pools) for q in _quantizers(m, operations)}
+        entering = stay.union(*(_quantizers(m, operations) for m in (*made, *pools)))
         for m,one in made.items(): one.next = _next(flow, m, one, entering, relus)
         lost = [m for m,one in made.items() if m in operations and one.next is None]
         if not lost: break
@@ -324,7 +329,7 @@ def _planned(model, flow, layers, operations, because):
         else: found = _made_or_why(flow, m, name, norms)
         if isinstance(found, str): because[m] = found
         else: made[m] = found
-    if flow: _hand_on(flow, made, operations, {*_relus(model)})
+    if flow: _hand_on(flow, made, operations, {*_relus(model)}, _with_codes(model))
     else: made = {m: one for m,one in made.items() if m not in operations}
     for m in operations:
         if m not in made: because.setdefault(m, 'what comes next takes no codes')

@@ -365,8 +365,10 @@ def _of_format(word, what, default):
 
 def _prototypes(weights, activations, ends):
     "The quantizers to copy, checked."
+    by_bits = isinstance(activations, int)
     weights = _prototype(weights, 'weights', axis=0, learn=True)
     activations = _prototype(activations, 'activations', signed=None, learn=True)
+    if by_bits: activations._set(moves=True)
     given = [p for p in (weights, activations) if p is not None]
     if not given: raise ValueError('quantize_model_: weights and activations are both None')
     _check_ends(ends, given)
@@ -463,6 +465,12 @@ def _held(m, weight):
         return f'is made by spectral_norm; torch.nn.utils.remove_spectral_norm{own}'
     if weight not in m._parameters and weight not in m._buffers: return 'is no Parameter'
 
+def _normed(m, weight):
+    "Is this weight made of a direction and a length alone, as torch's weight_norm makes it?"
+    kinds = {type(q) for q in m.parametrizations[weight]}
+    theirs = 'torch.nn.utils.parametrizations','_WeightNorm'
+    return all((k.__module__, k.__name__) == theirs for k in kinds)
+
 def _check_weight(m, layer, weight, rounded):
     "Raises where a weight has no values, or cannot be quantized if it is `rounded`."
     t,told = getattr(m, weight, None),None
@@ -470,7 +478,8 @@ def _check_weight(m, layer, weight, rounded):
     elif nn.parameter.is_lazy(t): told = 'has no shape; call the model once'
     elif t.is_meta: told = 'is on the meta device and has no values; load them first'
     elif rounded:
-        told = _held(m, weight)
+        if not parametrize.is_parametrized(m, weight) or not _normed(m, weight):
+            told = _held(m, weight)
         if isinstance(m, nn.Embedding) and m.sparse:
             told = 'gets sparse gradients, which rounding cannot pass on; set sparse = False'
     if told: raise ValueError(f'quantize_model_: {_of(layer, weight)} {told}')
@@ -608,7 +617,16 @@ def _of_values(q, layer, values, axis):
     if not isinstance(q, Quantizer): return q
     x,column = check_input(values.joined(), 'Quantizer'),None if axis is None else 1
     _calibrated(q, f'the input of {layer}', lambda q: q._calibrate(x, column))
-    return q
+    return _moved(q, x) if q.moves and q.signed and isinstance(q.bits, int) else q
+
+@torch.no_grad()
+def _moved(q, x):
+    "The same with a zero point, if that takes a third of the squared error of these values."
+    x,twin = x.to(_wide(x.dtype)),q._changed()
+    twin._move()
+    twin._calibrate(x, None)
+    plain,moved = ((grid(x)-x).square().mean() for grid in (q, twin))
+    return twin if 3*moved < 2*plain else q
 
 def _take_over(own, of_inputs):
     "The user's own quantizers get the grids that were found for them. Nothing here fails."
@@ -668,6 +686,7 @@ def _codes(q):
     "What a quantizer makes, in words."
     if not isinstance(q, Quantizer): return ' '.join(str(q).split())
     of = '' if q.block is None or q.format else f', blocks of {q.block}'
+    if q.has_zero_point: of += ' with zero point'
     return str(q.format or f'{q.range()[0]} to {q.range()[1]}')+of
 
 def _input_codes(q): return _codes(q) if getattr(q, 'ready', True) else 'waits for a state'
@@ -776,7 +795,8 @@ def quantize_model_(
     # module that keeps the shape, such as `Rounding(dorefa_weight, bits=2)`; bits and float
     # formats mean per channel and learned
     weights:int|tuple|str|nn.Module|None=8,
-    # The same for what enters a layer, one each; None leaves them floats
+    # The same for what enters a layer, one each; None leaves them floats. Bits mean a zero
+    # point too where that takes a third of the squared error
     activations:int|tuple|str|nn.Module|None=8,
     *,
     # Batches to calibrate the activations on, as a loader's; without them their grids wait for
@@ -798,7 +818,8 @@ def quantize_model_(
             as `Rounding(dorefa_weight, bits=2)`; bits and float formats mean per channel and
             learned
         activations (int|tuple|str|nn.Module|None = 8): The same for what enters a layer, one
-            each; None leaves them floats
+            each; None leaves them floats. Bits mean a zero point too where that takes a third
+            of the squared error
         calibrate (Iterable|None = None): Batches to calibrate the activations on, as a
             loader's; without them their grids wait for a state to be loaded, and a forward
             before that raises

@@ -145,6 +145,7 @@ class _Grid(_Float32Buffers):
     block:int|None
     learn:bool
     has_zero_point:bool
+    moves:bool = False           # may a zero point come later, with the data or a state?
     ready:bool
     scale:Tensor
     log_scale:Tensor
@@ -174,6 +175,14 @@ class _Grid(_Float32Buffers):
     def _hold(self, name, t):
         if self.learn: self.register_parameter(name, nn.Parameter(t))
         else: self.register_buffer(name, t)
+
+    def _move(self):
+        "From now on there is a zero point. It is 0, so the grid is as it was."
+        if self.has_zero_point: return
+        scale = getattr(self, self._scale_name())
+        self._set(has_zero_point=True)
+        self._hold('zero_point', torch.zeros_like(scale.detach()))
+        self.zero_point.requires_grad_(scale.requires_grad)
 
     def __setattr__(self, name, value:Any):
         "What a grid is made of is set once."
@@ -244,12 +253,20 @@ class _Stored(_Grid):
             if given.shape != now.shape:
                 self._write(own, torch.ones(given.shape, device=now.device))
 
+    def _follow(self, state_dict, prefix):
+        "A zero point comes with a state; where a state has none it is 0."
+        scale,name = state_dict.get(prefix+self._scale_name()),prefix+'zero_point'
+        if not self.moves or not isinstance(scale, Tensor): return
+        if name in state_dict: self._move()
+        elif self.has_zero_point: state_dict[name] = torch.zeros_like(scale)
+
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys,
         unexpected_keys, error_msgs):
         "A saved grid has the shape that calibration gave it. Another layout is refused."
         rest = local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         saved,name = state_dict.get(prefix+'layout'),prefix+self._scale_name()
         if not isinstance(saved, Tensor) or saved.is_meta or name not in state_dict:
+            self._follow(state_dict, prefix)
             kept = {k: v for k,v in state_dict.items() if k != prefix+'layout'}
             return super()._load_from_state_dict(kept, prefix, *rest)
         if unlike := self._unlike(saved):
@@ -257,6 +274,7 @@ class _Stored(_Grid):
             error_msgs.append(f'Quantizer: the state at {where} has {unlike[0]}; '
                 f'this one has {unlike[1]}; make it as the saved one was made')
             return
+        self._follow(state_dict, prefix)
         self._make_room(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
         ready,signed = bool(saved[5]),self.asked

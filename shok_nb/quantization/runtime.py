@@ -158,8 +158,6 @@ def _write_int4(graph):
     for node in [*graph.all_nodes()]:
         if node.op_type == 'DequantizeLinear': _for_matrices(graph, node)
     graph.opset_imports.pop('shok_nb', None)
-    for name,value in [*graph.initializers.items()]:
-        if not value.uses() and not value.is_graph_output(): del graph.initializers[name]
 
 def _dequantized(graph, node, value):
     "INT4 enters a DequantizeLinear, and its zero points are INT4 too."
@@ -246,6 +244,63 @@ def _unclipped(graph, node):
     old,new = node.outputs,made[-1].outputs
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], made, old, new)
 
+# %% ../../nbs/quantization/51_runtime.ipynb #d20c6e41
+def _scaled_by(norm):
+    "The convolution and the scales of the codes whose sums this normalization alone takes."
+    conv = norm.inputs[0].producer()
+    if conv is None or conv.op_type != 'Conv' or not _has_one_use(conv.outputs[0]): return None
+    codes = conv.inputs[1].producer()
+    if codes is None or codes.op_type != 'DequantizeLinear': return None
+    one_use = _has_one_use(codes.outputs[0]) and _has_one_use(codes.inputs[1])
+    return (conv, codes) if one_use and not _options(norm).get('training_mode') else None
+
+def _has_one_use(value): return len([*value.uses()]) == 1 and not value.is_graph_output()
+
+def _is_of_rows(codes, scale, many):
+    "Has each of so many rows scales of its own?"
+    if scale is None or scale.ndim == 0 or len(scale) != many: return False
+    return scale.ndim > 1 or _options(codes).get('axis', 1) == 0
+
+def _fold_norm(graph, norm):
+    "A normalization behind a convolution of codes becomes a part of their scales and a bias."
+    found,held = _scaled_by(norm),[_held(v) for v in norm.inputs[1:]]
+    if found is None or any(v is None for v in held): return
+    (conv,codes),(weight,bias,mean,var) = found,(v.astype('float64') for v in held)
+    factor = weight/(var+_options(norm).get('epsilon', 1e-5))**.5
+    added = [_held(v) for v in conv.inputs[2:3] if v is not None]
+    value,scale = codes.inputs[1],_held(codes.inputs[1])
+    if not _is_of_rows(codes, scale, len(factor)): return
+    if any(v is None for v in added) or not (factor > 0).all(): return
+    if added: bias = bias+added[0]*factor
+    scale = scale*factor.reshape(-1, *[1]*(scale.ndim-1))
+    bias = (bias-mean*factor).astype('float32')
+    codes.replace_input_with(1, _constant(graph, value, scale.astype('float32'), 'scaled'))
+    _with_bias(conv, norm, _constant(graph, value, bias, 'bias'))
+
+def _with_bias(conv, norm, bias):
+    "One convolution with this bias in place of both."
+    import onnx_ir as ir
+    made = ir.node('Conv', [*conv.inputs[:2], bias], _options(conv))
+    old,new = norm.outputs[:1],made.outputs
+    new[0].type,new[0].shape,new[0].name = old[0].type,old[0].shape,old[0].name
+    ir.convenience.replace_nodes_and_values(norm.graph, norm, [norm, conv], [made], old, new)
+
+def _tidy(graph):
+    "Constants have the names of the model; what no reader needs is left out."
+    made = [v for n in graph.all_nodes() for v in n.outputs]
+    taken = {v.name for v in (*made, *graph.inputs)}
+    for name,value in [*graph.initializers.items()]:
+        if value.is_graph_output(): continue
+        del graph.initializers[name]
+        if not value.uses(): continue
+        plain = name.removeprefix('model.').replace('.parametrizations.', '.')
+        plain = plain.replace('.original', '')
+        if plain not in taken | {*graph.initializers}: value.name = plain
+        value.shape = value.type = None
+        graph.register_initializer(value)
+    for value in made:
+        if not value.is_graph_output(): value.shape = value.type = None
+
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00020
 def _formats(model):
     "The quantizers of weights whose grid is a format's, by their places."
@@ -309,6 +364,9 @@ def _exported(model, inputs, together, axes):
             dynamic_shapes=dict(given=shapes) if names else None)
     graph = program.model.graph
     if four: _write_int4(graph)
+    for node in [*graph.all_nodes()]:
+        if node.op_type == 'BatchNormalization': _fold_norm(graph, node)
+    _tidy(graph)
     values = *graph.initializers.values(),*graph.inputs
     for said in (graph, *values): said.metadata_props.clear()
     for node in graph.all_nodes():
