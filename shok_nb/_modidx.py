@@ -2209,8 +2209,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'shok_nb/quantization/reconstruct.py'),
                                                   'shok_nb.quantization.reconstruct._collect': ( 'quantization/reconstruct.html#_collect',
                                                                                                  'shok_nb/quantization/reconstruct.py'),
-                                                  'shok_nb.quantization.reconstruct._copied': ( 'quantization/reconstruct.html#_copied',
-                                                                                                'shok_nb/quantization/reconstruct.py'),
                                                   'shok_nb.quantization.reconstruct._cost': ( 'quantization/reconstruct.html#_cost',
                                                                                               'shok_nb/quantization/reconstruct.py'),
                                                   'shok_nb.quantization.reconstruct._descend': ( 'quantization/reconstruct.html#_descend',

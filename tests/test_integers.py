@@ -708,7 +708,7 @@ class Curved(nn.Module):
 CURVES = dict(gelu=F.gelu, tanh=lambda x: F.gelu(x, approximate='tanh'), silu=F.silu, hardswish=F.hardswish,
     mish=F.mish)
 
-@pytest.mark.parametrize('curve', first(CURVES))
+@pytest.mark.parametrize('curve', slow_after(CURVES, 2))
 def test_zero_points_in_the_runtime(curve, tmp_path):
     """What a smooth function gives has a zero point of its own, neither 0 nor 128 in uint8. Padding is that code too.
     All convolutions are integers, and all outputs are equal."""

@@ -368,7 +368,7 @@ def _prototypes(weights, activations, ends):
     by_bits = isinstance(activations, int)
     weights = _prototype(weights, 'weights', axis=0, learn=True)
     activations = _prototype(activations, 'activations', signed=None, learn=True)
-    if by_bits: activations._set(moves=True)
+    if by_bits and isinstance(activations, Quantizer): activations._set(moves=True)
     given = [p for p in (weights, activations) if p is not None]
     if not given: raise ValueError('quantize_model_: weights and activations are both None')
     _check_ends(ends, given)

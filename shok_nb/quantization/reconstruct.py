@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
 from shok_nb.engine.arguments import (
     check_callable,
     check_choice,
@@ -494,17 +493,14 @@ def _turns(tasks, of_block, steps):
 # %% ../../nbs/quantization/64_reconstruct.ipynb #7b10c003
 _KEPT = 1 << 26                     # values of the inputs and targets of a block kept at once
 
-def _copied(tree):
-    return tree_map(lambda t: t.clone() if isinstance(t, torch.Tensor) else t, tree)
-
 def _calls_of(model, name, batch, often, leaving):
     "What enters a module, or the tensors that leave it, call by call."
     found,m = [],model.get_submodule(name)
     def keep(what):
         found.append(what)
         if len(found) >= often: raise _Reached
-    def leaves(m, args, out): keep(_copied([*_tensors(out)]))
-    def enters(m, args, kwargs): keep(_copied((args, kwargs)))
+    def leaves(m, args, out): keep([t.clone() for t in _tensors(out)])
+    def enters(m, args, kwargs): keep(copy.deepcopy((args, kwargs)))
     if leaving: h = m.register_forward_hook(leaves)
     else: h = m.register_forward_pre_hook(enters, with_kwargs=True)
     try: _feed(model, batch)
@@ -530,7 +526,7 @@ class _BlockCalls:
 
 def _block_error(m, given, wanted)->Any:
     "Squared error of a block and the power of its targets; None for other shapes."
-    args,kwargs = _copied(given)
+    args,kwargs = copy.deepcopy(given)          # a block may write into what enters it
     out = [*_tensors(m(*args, **kwargs))]
     pairs = [(a, b) for a,b in zip(out, wanted) if b.is_floating_point()]
     if len(out) != len(wanted) or any(a.shape != b.shape for a,b in pairs): return None

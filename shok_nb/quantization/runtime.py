@@ -258,18 +258,19 @@ def _has_one_use(value): return len([*value.uses()]) == 1 and not value.is_graph
 
 def _is_of_rows(codes, scale, many):
     "Has each of so many rows scales of its own?"
-    if scale is None or scale.ndim == 0 or len(scale) != many: return False
+    if scale.ndim == 0 or len(scale) != many: return False
     return scale.ndim > 1 or _options(codes).get('axis', 1) == 0
 
 def _fold_norm(graph, norm):
     "A normalization behind a convolution of codes becomes a part of their scales and a bias."
     found,held = _scaled_by(norm),[_held(v) for v in norm.inputs[1:]]
-    if found is None or any(v is None for v in held): return
-    (conv,codes),(weight,bias,mean,var) = found,(v.astype('float64') for v in held)
+    held = [v.astype('float64') for v in held if v is not None]
+    if found is None or len(held) < 4: return
+    (conv,codes),(weight,bias,mean,var) = found,held
     factor = weight/(var+_options(norm).get('epsilon', 1e-5))**.5
     added = [_held(v) for v in conv.inputs[2:3] if v is not None]
     value,scale = codes.inputs[1],_held(codes.inputs[1])
-    if not _is_of_rows(codes, scale, len(factor)): return
+    if scale is None or not _is_of_rows(codes, scale, len(factor)): return
     if any(v is None for v in added) or not (factor > 0).all(): return
     if added: bias = bias+added[0]*factor
     scale = scale*factor.reshape(-1, *[1]*(scale.ndim-1))
