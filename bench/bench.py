@@ -393,7 +393,7 @@ def run(job, a):
         first,failed,made = compiled(cs, clock, a, job)
         out |= dict(tables=made, compiled=[dict(part=job, first=first, failed=failed)])
     elif base == 'grids': out['grids'] = list(on_grids(clock, a, job))
-    elif base == 'layers': out['layers'] = [dict(part=job) | layer(clock, n) for n in a.sizes]
+    elif base == 'layers': out['layers'] = [dict(part=job) | layer(clock, n) for n in a.sizes if n <= 4096]
     elif job == 'peers-layers': out['layers_beside'],versions,missing = layers_of_others(clock, a, job)
     elif job == 'peers-grids': out['beside'],versions,missing = on_grids_of_others(clock, a, job)
     else: out['tables'] = list(tables(cs, clock, a, job, a.memory))
