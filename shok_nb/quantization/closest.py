@@ -88,7 +88,10 @@ def _checked_gram(fn, gram, w):
 def _damped(gram, damping):
     """In float64, with a share of the mean of its diagonal on it; the identity where there
     were no inputs."""
-    h = gram.to(torch.float64, copy=True)
+    return _damp_(gram.to(torch.float64, copy=True), damping)
+
+def _damp_(h, damping):
+    "The same in place of `h`, which is zero where there were no inputs."
     most = h.diagonal().mean()
     h.diagonal().add_(1. if most == 0 else damping*most)
     return h
@@ -134,9 +137,7 @@ def _backward_factor(gram, order, share, fn):
     "The Gram matrix in this order, damped and factored, each row over its diagonal."
     h = torch.empty(gram.shape, dtype=torch.float64, device=gram.device)
     for a in range(0, len(h), _RUN): h[a:a+_RUN] = gram[order[a:a+_RUN]][:, order]
-    most = h.diagonal().mean()
-    h.diagonal().add_(1. if most == 0 else share*most)
-    _factor_(h, fn)
+    _factor_(_damp_(h, share), fn)
     return h.div_(h.diagonal().clone()[:, None])
 
 def _nearest_plane(lattice, factor):

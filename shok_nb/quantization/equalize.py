@@ -333,6 +333,13 @@ def _check_same(fn, before, after):
             raise ValueError(f'{fn}: the output would change by {apart:.1e} of its largest '
                 'value; the model is as it was')
 
+def _outputs_before(fn, model, arg, example):
+    "The tensors of the output; raises for an example that the model does not take."
+    try: return _outputs(model, example)
+    except Exception as e:
+        told = f'the model does not take {arg}: {_first_line(e)}'
+        raise ValueError(f'{fn}: {told}') from e
+
 def _changed(fn, model, arg, example, change, others=()):
     "What `change` reports; everything is put back where it fails or the output is another."
     if any(isinstance(m, Quantizer) for m in model.modules()):
@@ -340,10 +347,7 @@ def _changed(fn, model, arg, example, change, others=()):
     names = {m: n or '(model)' for n,m in model.named_modules()
         if _is_layer(m) or _is_norm(m) or isinstance(m, others)}
     with _evaluating(model), torch.no_grad():
-        try: before = _outputs(model, example)
-        except Exception as e:
-            told = f'the model does not take {arg}: {_first_line(e)}'
-            raise ValueError(f'{fn}: {told}') from e
+        before = _outputs_before(fn, model, arg, example)
         try: flow = _flow(model, example, [*names])
         except _NoFlow as e: raise ValueError(f'{fn}: the model has no graph: {e}') from None
         undo = _Undo()
@@ -454,16 +458,13 @@ def _without_relu6(model, example, undo):
     "ReLU in place of each ReLU6, and what that changes, in words."
     places = [(m, k) for m in model.modules() for k,c in m._modules.items() if _is_relu6(c)]
     if not places: return ''
-    def run():
-        with _evaluating(model), torch.no_grad(): return _outputs(model, example)
-    try: before = run()
-    except Exception as e:
-        told = f'the model does not take example: {_first_line(e)}'
-        raise ValueError(f'equalize_: {told}') from e
+    with _evaluating(model), torch.no_grad():
+        before = _outputs_before('equalize_', model, 'example', example)
     for m,k in places:
         undo.entry(m._modules, k)
         m._modules[k] = nn.ReLU(m._modules[k].inplace).train(m._modules[k].training)
-    apart = max((_gap(a, b) for a,b in zip(run(), before)), default=0.)
+    with _evaluating(model), torch.no_grad(): after = _outputs(model, example)
+    apart = max((_gap(a, b) for a,b in zip(after, before)), default=0.)
     return (f'ReLU in place of {len(places)} ReLU6: the output of the example changed by '
         f'{apart:.1e} of its largest value')
 

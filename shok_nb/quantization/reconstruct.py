@@ -208,17 +208,25 @@ def _order(model, names, batches):
             for h in hooks: h.remove()
     return calls
 
-def _entering_calls(model, task, batch, often):
-    "What enters it, call by call, for one batch."
-    found,m = [],model.get_submodule(task.at)
-    def hook(m, args, kwargs):
-        found.append(task.entering(m, args, kwargs).detach())
+def _call_by_call(model, batch, often, hooked):
+    "What the hook that `hooked(keep)` sets hands to `keep`; the model runs no further."
+    found = []
+    def keep(what):
+        found.append(what)
         if len(found) >= often: raise _Reached
-    h = m.register_forward_pre_hook(hook, with_kwargs=True)
+    h = hooked(keep)
     try: _feed(model, batch)
     except _Reached: pass
     finally: h.remove()
     return found
+
+def _entering_calls(model, task, batch, often):
+    "What enters it, call by call, for one batch."
+    def hooked(keep):
+        def hook(m, args, kwargs): keep(task.entering(m, args, kwargs).detach())
+        m = model.get_submodule(task.at)
+        return m.register_forward_pre_hook(hook, with_kwargs=True)
+    return _call_by_call(model, batch, often, hooked)
 
 _CHUNK = 1 << 23                    # values of windows made at once
 
@@ -495,18 +503,13 @@ _KEPT = 1 << 26                     # values of the inputs and targets of a bloc
 
 def _calls_of(model, name, batch, often, leaving):
     "What enters a module, or the tensors that leave it, call by call."
-    found,m = [],model.get_submodule(name)
-    def keep(what):
-        found.append(what)
-        if len(found) >= often: raise _Reached
-    def leaves(m, args, out): keep([t.clone() for t in _tensors(out)])
-    def enters(m, args, kwargs): keep(copy.deepcopy((args, kwargs)))
-    if leaving: h = m.register_forward_hook(leaves)
-    else: h = m.register_forward_pre_hook(enters, with_kwargs=True)
-    try: _feed(model, batch)
-    except _Reached: pass
-    finally: h.remove()
-    return found
+    m = model.get_submodule(name)
+    def hooked(keep):
+        def leaves(m, args, out): keep([t.clone() for t in _tensors(out)])
+        def enters(m, args, kwargs): keep(copy.deepcopy((args, kwargs)))
+        if leaving: return m.register_forward_hook(leaves)
+        return m.register_forward_pre_hook(enters, with_kwargs=True)
+    return _call_by_call(model, batch, often, hooked)
 
 class _BlockCalls:
     "Inputs and targets of a block; only so many are kept, the others are made again."
@@ -595,12 +598,12 @@ def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, 
     finally:
         for p,flag,g in zip(rates, flags, grads): p.requires_grad,p.grad = flag,g
     for t,v in best: t.copy_(v)
-    after = _onto_grid(tasks, error, before) if best is not was else before
+    after = _onto_grid(tasks, error) if best is not was else before
     if not after < before:
         for t,v in was: t.copy_(v)
     return row(before, min(after, before), f'block of {len(tasks)}')
 
-def _onto_grid(tasks, error, before):
+def _onto_grid(tasks, error):
     "The error with weights that are points of their grids; nan if there are none."
     for t in tasks:
         q,raw = _maker(t.layer, t.weight),t.layer.parametrizations[t.weight].original.data

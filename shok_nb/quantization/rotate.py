@@ -409,6 +409,5 @@ def rotate_(
             for m,into in folds.items(): _fold_into(m, into, undo)
             _turn_all(stream, _matrix_of(rotation, stream, g), undo)
         after = seen()
-        return [_line(m, names, found.get(m), before, after) for m in names
-            if m in found]
+        return [_line(m, names, found[m], before, after) for m in names if m in found]
     return _changed('rotate_', model, 'example', example, change, (nn.Embedding,))
