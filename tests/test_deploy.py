@@ -114,7 +114,7 @@ def powers_of_two(model):
         size = 2**-6 if 'param' in n else 2**-4
         q.set_grid_(torch.full_like(scale.detach(), size))
 
-@pytest.mark.parametrize('name', ['mlp', pytest.param('cnn', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', slow_after(['mlp', 'cnn']))
 def test_ties(name, tmp_path):
     make,shape = NETWORKS[name]
     torch.manual_seed(0)

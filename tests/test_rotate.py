@@ -3,13 +3,11 @@ refused, fails or is interrupted leaves every bit where it was."""
 import copy
 import pytest
 import torch
+from test_equalize import drawn, look, mapped, notes, same_look
 from torch import nn
 from torch.nn import functional as F
 import shok_nb as R
 from shok_nb.quantization.rotate import _hadamard, _keeping_the_sum, _orthogonal
-
-
-def drawn(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def changed(model, seed=0):
@@ -19,10 +17,6 @@ def changed(model, seed=0):
     with torch.no_grad():
         for p in model.parameters(): p += .3*torch.randn(p.shape, generator=g, dtype=p.dtype)
     return model
-
-
-def mapped(report): return {r.name: r.into for r in report.rows if r.into != '-'}
-def notes(report): return {r.name: r.note for r in report.rows if r.into == '-'}
 
 
 class MyNorm(nn.Module):
@@ -196,16 +190,6 @@ def test_what_is_refused_is_told_and_stays(name):
     if name == 'a largest norm': return             # its table changes in each call
     if not mapped(report): assert all(torch.equal(v, was[k]) for k,v in model.state_dict().items())
     else: assert name == 'tied' and mapped(report) == {'v': 'out'}
-
-
-def look(model):
-    "Everything that must be as it was."
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
-    kept = [(n, id(p), p.requires_grad) for n,p in model.named_parameters()]
-    return [(n, id(m), m.training) for n,m in model.named_modules()],hooks,kept,copy.deepcopy(model.state_dict())
-
-
-def same_look(a, b): return a[:3] == b[:3] and all(torch.equal(a[3][k], b[3][k]) for k in a[3].keys() | b[3].keys())
 
 
 class Counting(nn.Module):
