@@ -302,6 +302,43 @@ def _tidy(graph):
     for value in made:
         if not value.is_graph_output(): value.shape = value.type = None
 
+# %% ../../nbs/quantization/51_runtime.ipynb #d20c6e42
+_MOVING = {'Expand', 'Flatten', 'Identity', 'MaxPool', 'Reshape', 'Slice', 'Split', 'Squeeze',
+    'Transpose', 'Unsqueeze'}
+
+def _comes_from_codes(value):
+    "Are these values of codes, which may have moved to other places?"
+    node = value.producer()
+    while node is not None and node.op_type in _MOVING: node = node.inputs[0].producer()
+    return node is not None and node.op_type == 'DequantizeLinear'
+
+def _becomes_codes(value):
+    "Are codes made of these values, behind a ReLU or at other places, too?"
+    for user,at in value.uses():
+        if user.op_type == 'QuantizeLinear': return True
+        if at != 0 or user.op_type not in {'Clip', 'Relu'} | _MOVING: continue
+        if any(map(_becomes_codes, user.outputs)): return True
+    return False
+
+def _has_float_numbers(node):
+    "Are the weights or the bias of a layer no codes?"
+    made = [v.producer() for v in node.inputs[1:] if v is not None]
+    return any(m is None or m.op_type != 'DequantizeLinear' for m in made)
+
+def _keep_floats(node):
+    "A Sum of one tensor behind floats between codes: without it the runtime rounds them."
+    import onnx_ir as ir
+    if node.op_type not in ('Conv', 'ConvTranspose', 'Gemm'): return
+    out = node.outputs[0]
+    if not _has_float_numbers(node) or not _comes_from_codes(node.inputs[0]): return
+    if not _becomes_codes(out): return
+    kept = ir.node('Sum', [out])
+    value = kept.outputs[0]
+    value.type,value.shape = out.type,out.shape
+    ir.convenience.replace_all_uses_with(out, value)
+    kept.replace_input_with(0, out)
+    node.graph.insert_after(node, kept)
+
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00020
 def _formats(model):
     "The quantizers of weights whose grid is a format's, by their places."
@@ -367,6 +404,7 @@ def _exported(model, inputs, together, axes):
     if four: _write_int4(graph)
     for node in [*graph.all_nodes()]:
         if node.op_type == 'BatchNormalization': _fold_norm(graph, node)
+    for node in [*graph.all_nodes()]: _keep_floats(node)
     _tidy(graph)
     values = *graph.initializers.values(),*graph.inputs
     for said in (graph, *values): said.metadata_props.clear()
