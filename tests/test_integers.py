@@ -757,6 +757,9 @@ class Added(nn.Module):
     "A product of matrices and a bias in one call of torch, the bias twice."
     def forward(self, x): return torch.addmm(torch.arange(5.)/7, x, torch.arange(30.).view(6, 5).sin(), beta=2)
 
+class Affine(nn.Module):
+    def forward(self, x): return x*torch.arange(1., 6).view(5, 1, 1)+.5
+
 def with_norm(conv): return nn.Sequential(conv, nn.BatchNorm2d(5), nn.ReLU())
 
 FLOAT_LAYERS = {
@@ -766,7 +769,8 @@ FLOAT_LAYERS = {
     'norm': (with_norm(nn.Conv2d(3, 5, 3)), (3, 9, 9)), 'flat': (nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten()),
     (3, 9, 9)), 'unflat': (nn.Sequential(nn.Unflatten(1, (3, 4)), nn.Conv2d(3, 5, 3), nn.ReLU6()), (12, 8)),
     'pool': (nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(3, 5, 3), nn.MaxPool2d(2)), (3, 12, 12)),
-    'ConvTranspose2d': (nn.ConvTranspose2d(3, 5, 3), (3, 5, 5))}
+    'ConvTranspose2d': (nn.ConvTranspose2d(3, 5, 3), (3, 5, 5)),
+    'affine': (nn.Sequential(nn.Conv2d(3, 5, 3), Affine()), (3, 9, 9))}
 
 @pytest.mark.parametrize('layer, shape', FLOAT_LAYERS.values(), ids=FLOAT_LAYERS)
 def test_a_layer_of_floats_between_codes(layer, shape, tmp_path):

@@ -305,6 +305,8 @@ def _tidy(graph):
 # %% ../../nbs/quantization/51_runtime.ipynb #d20c6e42
 _MOVING = {'Expand', 'Flatten', 'Identity', 'MaxPool', 'Reshape', 'Slice', 'Split', 'Squeeze',
     'Transpose', 'Unsqueeze'}
+# What the runtime makes a part of the layer before it
+_JOINING = {'Add', 'BatchNormalization', 'Clip', 'Mul', 'Relu'}
 
 def _comes_from_codes(value):
     "Are these values of codes, which may have moved to other places?"
@@ -313,10 +315,10 @@ def _comes_from_codes(value):
     return node is not None and node.op_type == 'DequantizeLinear'
 
 def _becomes_codes(value):
-    "Are codes made of these values, behind a ReLU or at other places, too?"
-    for user,at in value.uses():
+    "Are codes made of these values, behind what joins the layer or at other places, too?"
+    for user,_ in value.uses():
         if user.op_type == 'QuantizeLinear': return True
-        if at != 0 or user.op_type not in {'Clip', 'Relu'} | _MOVING: continue
+        if user.op_type not in _JOINING | _MOVING: continue
         if any(map(_becomes_codes, user.outputs)): return True
     return False
 
