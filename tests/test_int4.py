@@ -269,6 +269,7 @@ def test_names_in_a_file(tmp_path):
     file,_,call = written(model, x, tmp_path)
     assert {t.name for t in file.graph.initializer} == {
         'model.x', 'first.bias', 'first.weight_int4_turned', 'first.weight.0.scale'}
+    assert all(n.name == n.output[0] and not n.name.startswith('_symbolic') for n in file.graph.node)
     assert not file.graph.value_info and torch.allclose(call(x), model(x).detach(), atol=1e-5)
 
 @pytest.mark.slow

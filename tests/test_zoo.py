@@ -21,6 +21,9 @@ def test_the_table():
     for r in rows:
         assert r['setting'] in zoo.SETTINGS and ('error' in r) != all(k in r for k in keys), r['model']
         assert 'error' not in r or 'stage' in r or 'process' in r['error'] or 'seconds' in r['error']
+        most = .27 if r['setting'] == zoo.SETTINGS[0] else .16
+        assert 'error' in r or r['parameters'] < 1e6 or r['size'] <= most, r['model']
+        assert 'error' in r or r['runtime'] <= r.get('nudged', zoo.EXPLAIN), r['model']
     assert not re.search(r'/(home|root|tmp|work|usr)/', zoo.TABLE.read_text('utf-8'))
 
 def test_rows_come_back(tmp_path, monkeypatch):

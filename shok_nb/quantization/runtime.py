@@ -300,7 +300,10 @@ def _tidy(graph):
         value.shape = value.type = None
         graph.register_initializer(value)
     for value in made:
+        short = 'v' + value.name.removeprefix('_symbolic').removeprefix('_')
+        if value.name.startswith('_symbolic') and short not in taken: value.name = short
         if not value.is_graph_output(): value.shape = value.type = None
+    for node in graph.all_nodes(): node.name = node.outputs[0].name
 
 # %% ../../nbs/quantization/51_runtime.ipynb #d20c6e42
 _MOVING = {'Expand', 'Flatten', 'Identity', 'MaxPool', 'Reshape', 'Slice', 'Split', 'Squeeze',
