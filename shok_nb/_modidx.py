@@ -2265,6 +2265,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                  'shok_nb/quantization/reconstruct.py'),
                                                   'shok_nb.quantization.reconstruct._set': ( 'quantization/reconstruct.html#_set',
                                                                                              'shok_nb/quantization/reconstruct.py'),
+                                                  'shok_nb.quantization.reconstruct._shifted': ( 'quantization/reconstruct.html#_shifted',
+                                                                                                 'shok_nb/quantization/reconstruct.py'),
                                                   'shok_nb.quantization.reconstruct._spread': ( 'quantization/reconstruct.html#_spread',
                                                                                                 'shok_nb/quantization/reconstruct.py'),
                                                   'shok_nb.quantization.reconstruct._targets': ( 'quantization/reconstruct.html#_targets',

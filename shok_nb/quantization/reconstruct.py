@@ -42,10 +42,10 @@ from .relaxed import learn_codes
 # %% ../../nbs/quantization/65_reconstruct.ipynb #64f00006
 class _Sums:
     "What the error of a group of rows depends on, summed over batches, in float64."
-    def __init__(self, weight):
+    def __init__(self, weight, shifted):
         rows,n = weight.shape
         zeros = partial(torch.zeros, dtype=torch.float64, device=weight.device)
-        self.weight = weight
+        self.weight,self.shifted = weight,shifted   # by how much is the bias another one?
         self.gram,self.pull = zeros(n, n),zeros(n, rows)
         self.rest,self.power,self.count = zeros(rows),zeros(rows),0
         self.x,self.r = zeros(n),zeros(rows)
@@ -56,8 +56,8 @@ class _Sums:
         self.x += x.sum(0).double()
         self.power += (wanted@w.mT).square().sum(0).double()
         self.count += len(x)
-        if x is wanted or torch.equal(x, wanted): return
-        r = (x-wanted)@w.mT
+        if torch.equal(x, wanted) and not self.shifted.any(): return
+        r = (x-wanted)@w.mT + self.shifted.to(x.dtype)
         self.pull += (x.mT@r).double()
         self.rest += r.square().sum(0).double()
         self.r += r.sum(0).double()
@@ -241,9 +241,10 @@ def _chunked(m, x, wanted):
     if x.ndim == len(m.kernel_size)+1: n = len(x)           # no batch: channels are not cut
     for a in range(0, len(x), n): yield rows(x[a:a+n]),rows(wanted[a:a+n])
 
-def _collect(task, pairs, weights, own):
+def _collect(task, pairs, weights, shifted, own):
     "The sums of each group; None where both networks send other shapes."
-    sums = [_Sums(w) for w in _matrices(task.layer, weights)]
+    matrices = _matrices(task.layer, weights)
+    sums = [*map(_Sums, matrices, shifted.unflatten(0, (len(matrices), -1)))]
     for x,wanted in pairs():
         if not own and (x is None or wanted is None or x.shape != wanted.shape): return None
         if x is None: continue
@@ -382,6 +383,12 @@ def _bias_of(task)->Any:
         rows = slice(i*n, i*n+n)
     return bias.data[rows]
 
+def _shifted(task, floats, weights):
+    "By how much the bias differs from that of the float layer, for each row."
+    zeros = weights.new_zeros(_matrices(task.layer, weights).shape[:2].numel())
+    own,was = _bias_of(task),_bias_of(task._replace(layer=floats))
+    return (zeros if own is None else own) - (zeros if was is None else was)
+
 def _set(task, matrices, q, raw, undo):
     "The weights in the layer; raises if it does not compute with exactly these."
     shape = raw[task.rows].shape
@@ -429,10 +436,11 @@ def _reconstructed(task, model, teacher, batches, calls, settings, undo):
     floats = teacher.get_submodule(task.name)
     weights = getattr(floats, task.weight).detach()[task.rows]
     notes:list = []
-    sums:Any = _collect(task, pairs, weights, own=False)
+    shifted = _shifted(task, floats, weights)
+    sums:Any = _collect(task, pairs, weights, shifted, own=False)
     if sums is None:
         notes.append('targets of its own inputs')
-        sums = _collect(task, pairs, weights, own=True)
+        sums = _collect(task, pairs, weights, shifted, own=True)
     if sums[0].count < len(sums[0].gram):
         notes.append(f'{sums[0].count} inputs for {len(sums[0].gram)} weights')
     return row(*_weigh(task, sums, q, raw, settings, undo), ', '.join(notes))
