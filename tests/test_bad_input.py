@@ -226,9 +226,10 @@ def of_relaxed():
 
 def of_reconstruct():
     def valid(): return dict(model=quantized(), calibrate=[X], method='gptq', teacher=network(), damping=.01, fits=1,
-        blocks=['0'], steps=1, resume=False, progress=print)
+        blocks=['0'], steps=1, activations=False, resume=False, progress=print)
     yield 'reconstruct_', valid, dict(model=NOTHING, calibrate=NOTHING, method=NOTHING, teacher=NONE,
-        damping=POSITIVE, fits=COUNT, blocks=NONE, steps=NOTHING, resume=FLAG, progress=NONE | kind('cls'))
+        damping=POSITIVE, fits=COUNT, blocks=NONE, steps=NOTHING, activations=FLAG, resume=FLAG,
+        progress=NONE | kind('cls'))
 
 def of_schedules():
     valid = dict(init_value=3., end_value=12., transition_steps=10, transition_begin=0)

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 import torch
 from torch import nn
@@ -36,16 +36,16 @@ from shok_nb.quantization.models import (
     _checked_batch,
     _conv1d,
 )
-from .quantizer import Quantizer
+from .quantizer import _OWN, Quantizer
 from .relaxed import learn_codes
 
 # %% ../../nbs/quantization/65_reconstruct.ipynb #64f00006
 class _Sums:
     "What the error of a group of rows depends on, summed over batches, in float64."
-    def __init__(self, weight):
+    def __init__(self, weight, shifted):
         rows,n = weight.shape
         zeros = partial(torch.zeros, dtype=torch.float64, device=weight.device)
-        self.weight = weight
+        self.weight,self.shifted = weight,shifted   # by how much is the bias another one?
         self.gram,self.pull = zeros(n, n),zeros(n, rows)
         self.rest,self.power,self.count = zeros(rows),zeros(rows),0
         self.x,self.r = zeros(n),zeros(rows)
@@ -56,8 +56,8 @@ class _Sums:
         self.x += x.sum(0).double()
         self.power += (wanted@w.mT).square().sum(0).double()
         self.count += len(x)
-        if x is wanted or torch.equal(x, wanted): return
-        r = (x-wanted)@w.mT
+        if torch.equal(x, wanted) and not self.shifted.any(): return
+        r = (x-wanted)@w.mT + self.shifted.to(x.dtype)
         self.pull += (x.mT@r).double()
         self.rest += r.square().sum(0).double()
         self.r += r.sum(0).double()
@@ -241,9 +241,10 @@ def _chunked(m, x, wanted):
     if x.ndim == len(m.kernel_size)+1: n = len(x)           # no batch: channels are not cut
     for a in range(0, len(x), n): yield rows(x[a:a+n]),rows(wanted[a:a+n])
 
-def _collect(task, pairs, weights, own):
+def _collect(task, pairs, weights, shifted, own):
     "The sums of each group; None where both networks send other shapes."
-    sums = [_Sums(w) for w in _matrices(task.layer, weights)]
+    matrices = _matrices(task.layer, weights)
+    sums = [*map(_Sums, matrices, shifted.unflatten(0, (len(matrices), -1)))]
     for x,wanted in pairs():
         if not own and (x is None or wanted is None or x.shape != wanted.shape): return None
         if x is None: continue
@@ -382,6 +383,12 @@ def _bias_of(task)->Any:
         rows = slice(i*n, i*n+n)
     return bias.data[rows]
 
+def _shifted(task, floats, weights):
+    "By how much the bias differs from that of the float layer, for each row."
+    zeros = weights.new_zeros(_matrices(task.layer, weights).shape[:2].numel())
+    own,was = _bias_of(task),_bias_of(task._replace(layer=floats))
+    return (zeros if own is None else own) - (zeros if was is None else was)
+
 def _set(task, matrices, q, raw, undo):
     "The weights in the layer; raises if it does not compute with exactly these."
     shape = raw[task.rows].shape
@@ -429,10 +436,11 @@ def _reconstructed(task, model, teacher, batches, calls, settings, undo):
     floats = teacher.get_submodule(task.name)
     weights = getattr(floats, task.weight).detach()[task.rows]
     notes:list = []
-    sums:Any = _collect(task, pairs, weights, own=False)
+    shifted = _shifted(task, floats, weights)
+    sums:Any = _collect(task, pairs, weights, shifted, own=False)
     if sums is None:
         notes.append('targets of its own inputs')
-        sums = _collect(task, pairs, weights, own=True)
+        sums = _collect(task, pairs, weights, shifted, own=True)
     if sums[0].count < len(sums[0].gram):
         notes.append(f'{sums[0].count} inputs for {len(sums[0].gram)} weights')
     return row(*_weigh(task, sums, q, raw, settings, undo), ', '.join(notes))
@@ -490,9 +498,13 @@ def _tasks_of_blocks(model, blocks, tasks):
     told = getattr(blocks, '__name__', names)
     raise ValueError(f'reconstruct_: blocks: no quantized weight in {told}')
 
-def _turns(tasks, of_block, steps):
-    "What is done, in its order: each task, and a block behind its last one."
+def _turns(tasks, of_input, of_block, steps):
+    "In their order: the range of an input, the tasks that read it, a block behind its last."
     for i,task in enumerate(tasks):
+        before = {t.at for t in tasks[:i]}
+        for q,names in of_input.items():
+            if task.at in names and not before & {*names}:
+                yield partial(_fitted_range, q, names)
         yield partial(_reconstructed, task)
         for name,own in of_block.items():
             if task in own and not any(t in own for t in tasks[i+1:]):
@@ -508,7 +520,7 @@ def _calls_of(model, name, batch, often, leaving):
         def leaves(m, args, out): keep([t.clone() for t in _tensors(out)])
         def enters(m, args, kwargs): keep(copy.deepcopy((args, kwargs)))
         if leaving: return m.register_forward_hook(leaves)
-        return m.register_forward_pre_hook(enters, with_kwargs=True)
+        return m.register_forward_pre_hook(enters, with_kwargs=True, prepend=True)
     return _call_by_call(model, batch, often, hooked)
 
 class _BlockCalls:
@@ -527,14 +539,22 @@ class _BlockCalls:
                 if size <= self.room: self.kept[i],self.room = pairs,self.room-size
             yield from pairs
 
-def _block_error(m, given, wanted)->Any:
+def _block_error(m, given, wanted, enters=None)->Any:
     "Squared error of a block and the power of its targets; None for other shapes."
     args,kwargs = copy.deepcopy(given)          # a block may write into what enters it
+    if enters: args,kwargs = enters(args, kwargs)
     out = [*_tensors(m(*args, **kwargs))]
     pairs = [(a, b) for a,b in zip(out, wanted) if b.is_floating_point()]
     if len(out) != len(wanted) or any(a.shape != b.shape for a,b in pairs): return None
     return (sum(((a-b).float().square().sum() for a,b in pairs), torch.zeros(())),
         sum(b.float().square().sum() for _,b in pairs))
+
+def _error_over_power(m, made, enters=None):
+    "Of the outputs of a module over all of its calls; nan without targets of their shapes."
+    found = [_block_error(m, given, wanted, enters) for given,wanted in made]
+    if not found or None in found: return math.nan
+    power = max(sum(p.item() for _,p in found), 1e-300)
+    return sum(e.item() for e,_ in found)/power
 
 # %% ../../nbs/quantization/65_reconstruct.ipynb #7b10c004
 def _learned_in(tasks):
@@ -577,11 +597,7 @@ def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, 
     def row(before, after, note):
         was,now = (float(f'{v:.3g}') for v in (before, after))
         return Reconstructed(name or '(model)', type(m).__name__, was, now, note)
-    def error():
-        found = [_block_error(m, *pair) for pair in made]
-        if not found or None in found: return math.nan
-        power = max(sum(p.item() for _,p in found), 1e-300)
-        return sum(e.item() for e,_ in found)/power
+    def error(): return _error_over_power(m, made)
     before = error()
     if math.isnan(before): return row(math.nan, math.nan, 'no targets of the same shapes')
     rates = _learned_in(tasks)
@@ -611,6 +627,74 @@ def _onto_grid(tasks, error):
         if not torch.equal(q(raw), raw): return math.nan
     return error()
 
+# %% ../../nbs/quantization/65_reconstruct.ipynb #a1c24f02
+def _readers(model):
+    "The modules that read what each quantizer of an input gives, by their names."
+    found:dict[Any, list] = {}
+    for name,m in model.named_modules():
+        q = getattr(m, 'input_quantizer', None)
+        if not isinstance(q, Quantizer) or not q.ready or q.format in _OWN: continue
+        found.setdefault(q, []).append(name)
+    return found
+
+def _stretch_(q, was, octaves):
+    "The lower and the upper end of a range times powers of two; one power without zero point."
+    (scale,code),(first,last) = was,q.range()
+    if code is None: return q.set_grid_(scale*2**octaves[0])
+    low,high = ((end-code)*scale*2**o for end,o in zip((first, last), octaves))
+    scale = (high-low)/(last-first)
+    q.set_grid_(scale, (first-low/scale).round().clamp(first, last))
+
+def _best_octaves(error, apart):
+    """The pair of powers of two of least `error`: of both ends together from -6 to 1 in
+    steps of 1/2, then around the best in steps of 1/4 to 1/32, of each end too if `apart`."""
+    seen = {}
+    def of(at):
+        if at not in seen: seen[at] = error(at)
+        return seen[at]
+    at = min([(0., 0.), *((k/2, k/2) for k in range(-12, 3))], key=of)
+    moves = [(1, 1), (-1, -1)] + ([(1, 0), (-1, 0), (0, 1), (0, -1)] if apart else [])
+    step = 1/4
+    while step >= 1/32 and len(seen) < 80:
+        beside = min(((at[0]+a*step, at[1]+b*step) for a,b in moves), key=of)
+        if of(beside) < of(at): at = beside
+        else: step /= 2
+    return at,of(at)
+
+def _said(q):
+    "The ends of its range."
+    (scale,code),(first,last) = q.grid(),q.range()
+    low,high = ((end-(0 if code is None else code))*scale for end in (first, last))
+    return f'{low.min():.3g} to {high.max():.3g}'
+
+def _fitted_range(q, names, model, teacher, batches, calls, settings, undo):
+    "A line of the report for the input of these modules, whose range is no worse than before."
+    names = [n for n in names if n in calls]
+    def row(before, after, note):
+        if names[1:]: note += f'; read by {", ".join(names[1:])} too'
+        was,now = (float(f'{v:.3g}') for v in (before, after))
+        return Reconstructed(names[0], 'input', was, now, note)
+    if not {*names} <= dict(teacher.named_modules()).keys():
+        return row(math.nan, math.nan, 'the float network has no such module')
+    made = {n: _BlockCalls(n, model, teacher, batches, calls[n]) for n in names}
+    kept,told = _kept(q),_said(q)
+    grid = tuple(t if t is None else t.clone() for t in q.grid())
+    def enters(args, kwargs):
+        if args: return (q(args[0]), *args[1:]),kwargs
+        return args,kwargs | dict(input=q(kwargs['input']))
+    def error(octaves=None):
+        if octaves: _stretch_(q, grid, octaves)
+        layers = ((teacher.get_submodule(n), m) for n,m in made.items())
+        return sum(_error_over_power(layer, m, enters) for layer,m in layers)
+    undo += kept
+    before = error()
+    if math.isnan(before): return row(before, before, 'no targets of the same shapes')
+    at,after = _best_octaves(error, q.has_zero_point)
+    _stretch_(q, grid, at)
+    if after < before: return row(before, after, f'range {_said(q)}, was {told}')
+    _put_back(kept)
+    return row(before, before, f'range {told}')
+
 # %% ../../nbs/quantization/65_reconstruct.ipynb #64f00019
 def reconstruct_(
     model:nn.Module,    # What `quantize_model_` has prepared; its weights change in place
@@ -625,6 +709,7 @@ def reconstruct_(
     # Modules whose outputs are fitted as a whole after their layers: a class, or names
     blocks:type|list[str]|None=None,
     steps:int=100,      # Iterations of Adam for each block
+    activations:bool=False, # Choose the range of each input by the outputs behind it too?
     resume:bool=False,  # Leave layers whose weights are on their grids already?
     progress:Callable|None=None, # Called with each line of the report, such as `print`
 )->LayerReport:         # The error of each layer before and after
@@ -643,6 +728,8 @@ def reconstruct_(
         blocks (type|list[str]|None = None): Modules whose outputs are fitted as a whole after
             their layers: a class, or names
         steps (int = 100): Iterations of Adam for each block
+        activations (bool = False): Choose the range of each input by the outputs behind it
+            too?
         resume (bool = False): Leave layers whose weights are on their grids already?
         progress (Callable|None = None): Called with each line of the report, such as `print`
 
@@ -664,6 +751,7 @@ def reconstruct_(
     fits = check_count(fits, 'reconstruct_', 'fits', 0)
     settings = _Settings(how, damping, fits)
     steps = check_count(steps, 'reconstruct_', 'steps', 1)
+    check_flag(activations, 'reconstruct_', 'activations')
     check_flag(resume, 'reconstruct_', 'resume')
     if progress is not None: check_callable(progress, 'reconstruct_', 'progress')
     batches = _batches_of(calibrate)
@@ -672,17 +760,19 @@ def reconstruct_(
         raise ValueError(f'reconstruct_: no quantized weight in {type(model).__name__}; '
             'quantize_model_ first')
     of_block = _tasks_of_blocks(model, blocks, tasks)
+    of_input = _readers(model) if activations else {}
     teacher = _teacher_of(model, teacher)
     rows = [Reconstructed(n, '-', math.nan, math.nan, told) for n,told in why.items()]
     undo,done = [],0
     try:
         with _evaluating(model), _evaluating(teacher), torch.no_grad():
-            calls = _order(model, {t.at for t in tasks} | {*of_block}, batches)
+            looked_at = {t.at for t in tasks} | {*of_block, *chain(*of_input.values())}
+            calls = _order(model, looked_at, batches)
             if not calls: raise ValueError('reconstruct_: no batch reaches a quantized layer')
             place = {n: i for i,n in enumerate(calls)}
             order = sorted(tasks, key=lambda t: place.get(t.at, len(place)))
             todo = [t for t in order if not (resume and _on_grid(t))]
-            for do in _turns(todo, of_block, steps):
+            for do in _turns(todo, of_input, of_block, steps):
                 row = do(model, teacher, batches, calls, settings, undo)
                 rows.append(row)
                 done = len(undo)
