@@ -54,7 +54,9 @@ def pytest_collection_finish():
     gc.freeze()
 
 def pytest_collection_modifyitems(items):
-    "`-k soft` finds the groups in which there is a soft one."
+    """`-k soft` finds the groups in which there is a soft one. The types come first: they take the longest of the tests
+    that need no other, and at the end the other worker would wait for them."""
+    items.sort(key=lambda i: i.path.name != 'test_types.py')
     for i in items:
         group = getattr(i, 'callspec', None) and i.callspec.params.get('group')
         i.extra_keyword_matches.update(getattr(group, 'ids', ()))        # a group of rows, found by the name of each

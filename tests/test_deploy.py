@@ -73,10 +73,9 @@ def session(model, example, folder):
 OURS = {'Round', 'Div', 'Clip', 'Mul', 'Floor', 'Where'}
 
 QUICK = ('mlp', 8), ('cnn', 4), ('line', (-1, 1))            # each network and each kind of codes once
-EVERY = [pytest.param(n, w, id=f'{n}-{w}', marks=[pytest.mark.slow]*((n, w) not in QUICK))
-    for n in NETWORKS for w in (8, 4, (-1, 1))]
+EVERY = slow_after(dict.fromkeys([*QUICK, *((n, w) for n in NETWORKS for w in (8, 4, (-1, 1)))]), len(QUICK))
 
-@pytest.mark.parametrize('name, weights', EVERY)
+@pytest.mark.parametrize('name, weights', EVERY, ids=str)
 def test_runtime(name, weights, tmp_path):
     make,shape = NETWORKS[name]
     model,report = deployed(make, shape, weights)

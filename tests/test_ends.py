@@ -6,6 +6,7 @@ import math
 from functools import partial
 import pytest
 import torch
+from estimators import slow_after
 import shok_nb as R
 from shok_nb import fsq
 from shok_nb.estimators.gradient import normalize_grad
@@ -323,8 +324,8 @@ def test_ends_of_halves(name, dtype):
 DOUBLES = [k for k in CASES if k[1] == torch.float64 and k[0] != 'sigmoid_sum_round']
 
 @pytest.mark.parametrize('slopes', ('other' if own() == 1 else 'own',), indirect=True)             # those of 2.14
-@pytest.mark.parametrize('group', [pytest.param(DOUBLES[i:i+8], id=DOUBLES[i][0], marks=[pytest.mark.slow]*(i > 0))
-    for i in range(0, len(DOUBLES), 8)])
+@pytest.mark.parametrize('group', slow_after([DOUBLES[i:i+8] for i in range(0, len(DOUBLES), 8)]),
+    ids=lambda group: group[0][0])
 def test_ends_compiled(group):
     "Eight functions to a graph; compiled gradients, and the gradients of compiled functions."
     rows = [(CASES[k][0], tensors(CASES[k][1], k[1])) for k in group]

@@ -26,7 +26,7 @@ def zero(**kw): return Quantizer(4, zero_point=True, init='minmax', **kw)
 WEIGHTS = dict(channels=4, three=3, two=2, ternary=(-1, 1), one=Quantizer(4), block16=Quantizer(4, block=16),
     block32=Quantizer(4, block=32), zeros=zero(axis=0), block_zeros=zero(block=16), one_zero=zero())
 QUICK = 'channels', 'block32', 'block_zeros', 'two'
-EVERY = [pytest.param(k, id=k, marks=[pytest.mark.slow]*(k not in QUICK)) for k in WEIGHTS]
+EVERY = slow_after(dict.fromkeys([*QUICK, *WEIGHTS]), len(QUICK))
 
 def mlp():
     return nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 64, bias=False), nn.ReLU6(), nn.Linear(64, 7))

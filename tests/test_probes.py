@@ -25,6 +25,7 @@ from estimators import (
     since,
     slope,
     slopes,
+    slow_after,
     variants,
     with_knobs,
 )
@@ -135,7 +136,7 @@ def check_transform(group, inner, backend):
         want = slope(f, X)
         assert torch.allclose(g, want, atol=1e-5*want.abs().max(), rtol=0), r.name
 
-@pytest.mark.parametrize('inner', (pytest.param('grad', marks=pytest.mark.slow), 'vmap of grad', 'jvp'))
+@pytest.mark.parametrize('inner', slow_after(['vmap of grad', 'jvp', 'grad'], 2))
 @grouped(variants(lambda r: r.linear), quick=1)
 def test_compiled_transform(group, inner):
     check_transform(group, inner, 'aot_eager')

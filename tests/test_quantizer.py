@@ -654,27 +654,27 @@ def test_no_zero_point_unasked():
 
 def test_states_with_and_without_a_zero_point():
     "Each loads into each: the outputs are those of where it was saved, also from files that are older."
-    makes = dict(moved=lambda: behind(nn.GELU)[0], plain=lambda: behind(lambda: nn.ReLU())[0],
-        waits=lambda: behind(nn.GELU, None)[0])
+    made = dict(moved=behind(nn.GELU)[0], plain=behind(nn.ReLU)[0], waits=behind(nn.GELU, None)[0])
     x = torch.randn(64, 6, generator=generator(1))
-    def gelu(model):
+    def gelu(name):
+        model = copy.deepcopy(made[name])
         model[1] = nn.GELU()
         return model
     for one in ('moved', 'plain'):
-        saved = gelu(makes[one]())
+        saved = gelu(one)
         for other in ('moved', 'plain', 'waits'):
-            model = gelu(makes[other]())
+            model = gelu(other)
             if other == 'waits':
                 remove_rounding_(model)
                 quantize_model_(model)
             model.load_state_dict(saved.state_dict())
             assert torch.equal(model(x), saved(x)), (one, other)
             assert model[2].input_quantizer.has_zero_point == ('moved' in (one, other))
-            again = gelu(makes[one]())
+            again = gelu(one)
             again.load_state_dict(copy.deepcopy(model.state_dict()))
             assert torch.equal(again(x), saved(x))
-    frozen = gelu(makes['plain']()).requires_grad_(False)
-    frozen.load_state_dict(gelu(makes['moved']()).state_dict())
+    frozen = gelu('plain').requires_grad_(False)
+    frozen.load_state_dict(gelu('moved').state_dict())
     assert not any(p.requires_grad for p in frozen.parameters())
 
 def test_a_refused_state_moves_nothing():

@@ -8,7 +8,7 @@ import math
 from functools import partial
 import pytest
 import torch
-from estimators import FLOATS, INDUCTOR, SEED, generator, grouped, leaves, near, same, slope, slopes
+from estimators import FLOATS, INDUCTOR, SEED, generator, grouped, leaves, near, same, slope, slopes, slow_after
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
@@ -225,7 +225,7 @@ def in_one_graph(group, backend, **kw):
     return lambda *xs, seed=SEED: g(seed, *xs)
 
 @together
-@pytest.mark.parametrize('backend', (pytest.param('eager', marks=pytest.mark.slow), *BACKENDS[1:]))
+@pytest.mark.parametrize('backend', slow_after(['aot_eager', 'eager', 'inductor']))
 def test_compiled(group, backend):
     "Compiled equals eager: the value, the slope, and both under torch.func."
     n,x = len(group),torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan])])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import pytest
 import torch
+from estimators import slow_after
 from torch import nn
 from torch.nn import functional as F
 import shok_nb as R
@@ -336,10 +337,8 @@ def same_state(a, b): return a.keys() == b.keys() and all(torch.equal(a[k], b[k]
 
 ZERO_POINT = R.Quantizer(4, axis=0, zero_point=True, signed=False)
 
-LATE = [pytest.param(w, marks=pytest.mark.slow) for w in (3, 8, ZERO_POINT)]
-
 @pytest.mark.parametrize('name', MODELS)
-@pytest.mark.parametrize('weights', [2, *LATE], ids=str)
+@pytest.mark.parametrize('weights', slow_after([2, 3, 8, ZERO_POINT]), ids=str)
 def test_no_layer_gets_worse_and_the_network_gets_better(name, weights):
     """Each layer's own error never grows: a promise. That of the network falls for any seed of ten, as it should."""
     floats,model,x = made(name, weights)

@@ -2,7 +2,7 @@
 import math
 import pytest
 import torch
-from estimators import FLOATS, INDUCTOR, generator, same, slope
+from estimators import FLOATS, generator, same, slope, slow_after
 from processes import join_group, spawn
 from shok_nb.engine.random import uniform_like
 from shok_nb.estimators.gradient import normalize_grad, quantize_grad, scale_grad
@@ -101,7 +101,7 @@ def test_nested(f):
     assert torch.equal(g, torch.full_like(g, g[0])) and g[0] in (.5, 1.)
 
 @EACH
-@pytest.mark.parametrize('backend', [pytest.param('eager', marks=pytest.mark.slow), 'aot_eager', INDUCTOR])
+@pytest.mark.parametrize('backend', slow_after(['aot_eager', 'eager', 'inductor']))
 def test_compiled(f, scale, backend):
     leaf,g = torch.randn(7, generator=generator()).requires_grad_(),torch.randn(7, generator=generator(1))
     compiled = torch.compile(f, backend=backend, fullgraph=True)
