@@ -1,6 +1,7 @@
 """Codes for a whole network: every layer's matrices are its own outputs, no error grows, nothing is lost."""
 import copy
 import math
+import os
 import subprocess
 import sys
 import pytest
@@ -79,7 +80,7 @@ def test_gptq_works_on_copies(rows, columns):
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_gptq_needs_no_more_than_it_says():
     """In a Python of its own, at 4096 x 4096: beside its arguments at most twice the weights and the Gram matrix, the
-    result included. It is .93 of that here; one more matrix would make it 1.4."""
+    result included. It is .90 of that here; one more matrix would make it 1.4."""
     code = """if True:
         import re, torch, shok_nb as R
         torch.set_num_threads(1)
@@ -89,7 +90,9 @@ def test_gptq_needs_no_more_than_it_says():
         before = most()
         R.gptq(w, h, .1)
         print((most()-before)/(2*(w.nbytes+h.nbytes)))"""
-    said = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+    # without the setting glibc keeps what was given back, sometimes: the same code had .96 and 1.13
+    env = os.environ | dict(MALLOC_MMAP_THRESHOLD_='65536')
+    said = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, env=env).stdout
     assert .5 < float(said) < 1.
 
 

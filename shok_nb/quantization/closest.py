@@ -26,12 +26,14 @@ class _Lattice(NamedTuple):
         "The point of the grid next to `t`, which stands for the weights of input `i`."
         scale,low,high = self.scale[i],_of(self.low, i),_of(self.high, i)
         return (t/scale).round_().clamp_(low, high).mul_(scale)
-    def rows(self, some):
-        "Of some rows of weights, in float64."
+    def rows(self, some, order=None):
+        "Of some rows of weights, in float64; with an order of the inputs, a copy."
         def part(t):
             if not isinstance(t, Tensor): return t
-            if t.stride(0): return t[:, some].contiguous().double()
-            return t[:1, some].double().expand(len(t), -1)      # the same for all inputs
+            one_for_all = not t.stride(0) and t is not self.target
+            if one_for_all: return t[:1, some].double().expand(len(t), -1)
+            t = t[:, some].contiguous()
+            return (t if order is None else t[order]).double()
         return _Lattice(*map(part, self))
     def inputs(self, order):
         "In another order of inputs; what is the same for all of them stays as it is."
@@ -141,24 +143,30 @@ def _backward_factor(gram, order, share, fn):
     return h.div_(h.diagonal().clone()[:, None])
 
 def _nearest_plane(lattice, factor):
-    "Babai's point for every row of weights, the last weight first, in place of the targets."
+    """Babai's point for every row of weights, the last weight first, in place of the targets.
+    Where all weights of a row have one step, that step is the unit meanwhile."""
+    units = not lattice.scale.stride(0)
+    if units: lattice.target.div_(lattice.scale[0])
     error = lattice.target.clone()                 # or, until it is decided, what is wanted
-    _decide(lattice, factor, error, 0, len(error))
-    return lattice.target
+    _decide(lattice, units, factor, error, 0, len(error))
+    return lattice.target.mul_(lattice.scale[0]) if units else lattice.target
 
-def _decide(lattice, factor, error, a, b):
+def _decide(lattice, units, factor, error, a, b):
     "The weights from `b` down to `a`: the later half, what it makes of the others, and they."
     if b-a > _RUN//2:
         m = (a+b)//2
-        _decide(lattice, factor, error, m, b)
+        _decide(lattice, units, factor, error, m, b)
         error[a:m].addmm_(factor[a:m, m:b], error[m:b])
-        return _decide(lattice, factor, error, a, m)
-    errors = error[a:b].mT
-    rows = zip(error[a:b].unbind(), lattice.target[a:b].unbind(), factor[a:b, a:b].unbind())
-    for i,(e,t,f) in reversed([*enumerate(rows)]):
-        point = lattice.near(torch.addmv(e, errors[:, i+1:], f[i+1:]), a+i)
-        torch.sub(t, point, out=e)
-        t.copy_(point)
+        return _decide(lattice, units, factor, error, a, m)
+    target,errors = lattice.target[a:b],error[a:b]
+    points = torch.empty_like(errors)
+    rows = zip(*(v.unbind() for v in (errors, target, points, factor[a:b, a:b])))
+    for i,(e,t,p,f) in reversed([*enumerate(rows)]):
+        torch.addmv(e, errors[i+1:].mT, f[i+1:], out=p)
+        if units: p.round_().clamp_(_of(lattice.low, a+i), _of(lattice.high, a+i))
+        else: p.copy_(lattice.near(p, a+i))
+        torch.sub(t, p, out=e)
+    target.copy_(points)
 
 # %% ../../nbs/quantization/63_closest.ipynb #353bdf82
 def _picked(t, which): return t.gather(1, which[..., None].expand(-1, -1, t.shape[-1]))
@@ -241,7 +249,7 @@ def gptq(
     else: points = _beams(h, order, share, beam)
     out = torch.empty_like(w)
     for part in _parts(lattice, beam):
-        out[part] = points(lattice.rows(part).inputs(order)).to(w.dtype)[order.argsort()].mT
+        out[part] = points(lattice.rows(part, order)).to(w.dtype)[order.argsort()].mT
     return out
 
 def _planes(h, order, share):
