@@ -272,6 +272,20 @@ def test_names_in_a_file(tmp_path):
     assert all(n.name == n.output[0] and not n.name.startswith('_symbolic') for n in file.graph.node)
     assert not file.graph.value_info and torch.allclose(call(x), model(x).detach(), atol=1e-5)
 
+def test_names_of_your_own(tmp_path):
+    "A constant of the model keeps its name where a value of the graph would have it."
+    class Called(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.v,self.v1,self.first = nn.Parameter(values(8)),nn.Parameter(values(8)+1),nn.Linear(8, 8)
+        def forward(self, x): return self.first(x*self.v)*self.v1
+    model,x = Called(),values(5, 8)
+    quantize_model_(model, 8, 8, calibrate=[x])
+    deploy_(model, x)
+    file,_,call = written(model, x, tmp_path)
+    assert {'v', 'v1'} <= {t.name for t in file.graph.initializer}
+    assert torch.allclose(call(x), model(x).detach(), atol=1e-5)
+
 @pytest.mark.slow
 @pytest.mark.parametrize('block', [16, 32, 64, 128, 256, 512])
 def test_blocks_of_the_kernel(block, tmp_path):

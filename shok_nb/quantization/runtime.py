@@ -299,6 +299,7 @@ def _tidy(graph):
         if plain not in taken | {*graph.initializers}: value.name = plain
         value.shape = value.type = None
         graph.register_initializer(value)
+    taken |= {*graph.initializers}
     for value in made:
         short = 'v' + value.name.removeprefix('_symbolic').removeprefix('_')
         if value.name.startswith('_symbolic') and short not in taken: value.name = short
@@ -319,10 +320,13 @@ def _comes_from_codes(value):
 
 def _becomes_codes(value):
     "Are codes made of these values, behind what joins the layer or at other places, too?"
-    for user,_ in value.uses():
-        if user.op_type == 'QuantizeLinear': return True
-        if user.op_type not in _JOINING | _MOVING: continue
-        if any(map(_becomes_codes, user.outputs)): return True
+    values,seen = [value],set()
+    while values:
+        for user,_ in values.pop().uses():
+            if user.op_type == 'QuantizeLinear': return True
+            if user in seen or user.op_type not in _JOINING | _MOVING: continue
+            seen.add(user)
+            values += user.outputs
     return False
 
 def _has_float_numbers(node):
