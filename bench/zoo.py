@@ -245,14 +245,19 @@ def integer_share(file, given):
     share = {op: round(n/total, 4) for op,n in by_kernel.most_common()}
     return share,round(sum(n for op,n in by_kernel.items() if op in INTEGER)/total, 4)
 
-def run_onnx(file, feed, row):
-    "What the runtime computes, and the kernels it uses."
+def computed(file, feed):
+    "What the file is given, and what the runtime computes of it."
     import torch
     from shok_nb import onnx_session
     run = onnx_session(file)
     given = {k.name: feed[k.name].numpy() for k in run.get_inputs()}
+    return given,[torch.as_tensor(a) for a in run.run(None, given)]
+
+def run_onnx(file, feed, row):
+    "What the runtime computes, and the kernels it uses."
+    given,found = computed(file, feed)
     row['kernels'],row['integer'] = integer_share(file, given)
-    return [torch.as_tensor(a) for a in run.run(None, given)]
+    return found
 
 def seconds_of(files, given, rounds=15):
     "The fastest run of each file in one thread, taken in turns."
@@ -308,17 +313,13 @@ class InRuntime:
     "All codes of activations in the runtime: for each grid those of every QuantizeLinear on it, with its place."
     def __init__(self, file, feed):
         import onnx
-        import onnxruntime as ort
         import torch
         from onnx import numpy_helper
-        model = onnx.load(str(file))
+        model,telling = onnx.load(str(file)),Path(file).with_name('codes.onnx')
         made = [n for n in model.graph.node if n.op_type == 'QuantizeLinear']
         for n in made: model.graph.output.append(onnx.helper.make_empty_tensor_value_info(n.output[0]))
-        options = ort.SessionOptions()
-        options.intra_op_num_threads,options.log_severity_level = 1,3
-        run = ort.InferenceSession(model.SerializeToString(), options, providers=['CPUExecutionProvider'])
-        given = {k.name: feed[k.name].numpy() for k in run.get_inputs()}
-        values = [torch.as_tensor(a) for a in run.run(None, given)]
+        onnx.save(model, telling)
+        _,values = computed(telling, feed)
         held = {t.name: torch.tensor(numpy_helper.to_array(t)) for t in model.graph.initializer}
         self.outputs,self.codes = values[:-len(made)],{}
         for at,(n,v) in enumerate(zip(made, values[-len(made):], strict=True)):
