@@ -80,6 +80,12 @@ def test_slope_at_infinity():
         assert torch.func.vmap(torch.func.grad(f))(x).tolist() == [want]*2
         assert torch.func.jvp(f, (x,), (torch.ones(2),))[1].tolist() == [want]*2
 
+def test_knob_at_infinity():
+    "The value there is no matter of the knob, in every way."
+    x,a = torch.tensor([INF, -INF]),leaf(.5)
+    assert grads(gentle(x, a), a)[0] == 0
+    for v in x: assert torch.func.grad(lambda a: gentle(v, a))(a.detach()) == 0
+
 @ways
 @pytest.mark.parametrize('dtype', HALVES, ids=str)
 def test_half_precision(dtype, way):
@@ -202,6 +208,9 @@ def test_dtypes_of_gradients():
             x,s,a = leaf([.3, 1.7], dtype),leaf(.5, knob),leaf(.5, knob)
             y = gentle(x, a, step=s)
             assert y.dtype == dtype and [g.dtype for g in grads(y, x, s, a)] == [dtype, knob, knob]
+            wanted = True, True, False, True
+            with torch.no_grad(): asked = bent.backward(torch.ones_like(x), x, s, 0., a, needs=wanted)
+            assert [g if g is None else g.dtype for g in asked] == [dtype, knob, None, knob]
 
 def test_second_derivative():
     "Of a slope that depends on x, by a second backward with a graph, a third, and none where none is asked for."

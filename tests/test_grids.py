@@ -20,6 +20,7 @@ import torch
 from estimators import slow_after
 import shok_nb as R
 from shok_nb.catalog import catalog
+from shok_nb.engine.grid import Grid
 from shok_nb.engine.replay import no_replay
 from shok_nb.grids import floats
 
@@ -126,6 +127,10 @@ def test_every_estimator(r, grid):
     assert torch.allclose(transformed(X), g, atol=1e-9)
     if not seeded: assert torch.equal(torch.vmap(f)(X.view(4, 64)).flatten(), f(X.view(4, 64)).flatten())
     if r.on_grid and grid in ('floats', 'levels', 'powers'): assert torch.equal(GRIDS[grid](R.round_ste)(y), y)
+
+def test_a_grid_of_ones_own_says_how_it_lies():
+    class Nowhere(Grid): pass
+    with pytest.raises(NotImplementedError): R.round_ste(X, step=Nowhere())
 
 def test_stays_in_pieces():
     "In pieces, replayed, as one and compiled: the same values and gradients, bit for bit."
@@ -235,6 +240,8 @@ def test_learned_levels(gradient):
         ys = [R.levels_round(x, k, f, gradient=gradient, **kw) for k in (levels, levels.clone().requires_grad_())]
         both = [torch.autograd.grad((y*w).sum(), x)[0] for y in ys]
         assert torch.equal(*ys) and torch.allclose(*both, atol=1e-12)
+        of_a_transform = torch.func.grad(lambda x: (R.levels_round(x, levels, f, gradient=gradient, **kw)*w).sum())
+        assert torch.allclose(of_a_transform(x.detach()), both[0], atol=1e-12)
     leaf = levels.clone().requires_grad_()
     odd = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.float64, requires_grad=True)
     y = R.levels_round(odd, leaf, gradient=gradient)

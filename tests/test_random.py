@@ -102,6 +102,12 @@ def test_addresses_beyond_32_bits():
         got = _numbers(torch.tensor(at), _keys(SEED), 0, torch.float32)
         assert [u.item() for u in got] == [(w>>8)/2**24 for w in published((at % 2**32, at >> 32, 0, 0), (7, 2**8))]
 
+def test_keys_stay_with_the_seed():
+    "On its device; one without values stands for a GPU, and refuses to meet the CPU."
+    from shok_nb.engine.random import _keys
+    keys = _keys(torch.empty((), dtype=torch.int64, device='meta'))
+    assert len(keys) == 20 and all(k.is_meta for k in keys)
+
 def test_addresses_of_a_sharded_tensor():
     "Those of the whole, here on a mesh of one process; several are for test_distributed.py."
     dist = torch.distributed
