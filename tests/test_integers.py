@@ -897,19 +897,24 @@ def test_squeezed(tmp_path):
 
 @pytest.mark.parametrize('size', slow_after([((3, 6),), 4, 3, 9, 2], 2), ids=str)
 def test_a_pooling_to_a_size(size, tmp_path):
-    "As AlexNet and VGG pool: it changes nothing or repeats values, so codes pass. Means of several do not."
+    """As AlexNet and VGG pool: it changes nothing or repeats values, so codes pass. Windows of two lengths take codes and
+    give floats; their sums in another order may change a code of the Linear, seen in none of 10,000 outputs."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.MaxPool2d(2, 1, ceil_mode=True),
         nn.AdaptiveAvgPool2d(size), nn.Flatten(), nn.LazyLinear(5)).eval()
     model(inputs(2))
-    quantize_model_(model, calibrate=[inputs(64)])
-    report,passes = deploy_(model, inputs(8)),size not in (4, 2)
-    assert report.rows[0].kernel == ('QLinearConv' if passes else 'Conv: no codes leave')
+    with torch.no_grad(): floats = model(inputs(64))
+    report,passes = quantize_model_(model, calibrate=[inputs(64)]),size not in (4, 2)
+    assert [r.name for r in report.rows] == ['0', '5', '3'][:2 if passes else 3]
+    with torch.no_grad(): assert (model(inputs(64))-floats).norm() < .03*floats.norm()
+    rows = {r.name: r for r in deploy_(model, inputs(8)).rows}
+    assert rows['0'].kernel == 'QLinearConv' and rows['0'].activations == 'codes to codes'
+    assert passes or rows['3'].activations == 'floats: its windows differ in length'
     call,found = in_runtime(model, inputs(8), tmp_path)
-    assert found['QLinearConv'] == passes
+    assert found['QLinearConv'] == 1 and not {'Conv', 'FusedConv'} & {*found}
     x = inputs(2000, 1)*1.3
-    with torch.no_grad(): y = model(x)
-    if passes: assert np.array_equal(call(x), y.numpy())
+    with torch.no_grad(): y = model(x).numpy()
+    assert np.array_equal(call(x), y) if passes else (call(x) != y).mean() < 1e-3
 
 def test_your_own_quantizer_is_calibrated():
     model = nn.Sequential(nn.Linear(4, 4), Quantizer(8, signed=None), nn.ReLU(), nn.Linear(4, 2))

@@ -323,8 +323,8 @@ def _layer_for(node):
     if what is F.avg_pool2d: return _windows(node)
     if what is F.adaptive_avg_pool2d:
         size = [*node.args[1:], *node.kwargs.values()]
-        whole = size in ([1], [(1, 1)], [[1, 1]])
-        return ('pool', nn.AdaptiveAvgPool2d(1), node.args[:1]) if whole else None
+        if len(size) != 1 or len(node.all_input_nodes) != 1: return None
+        return 'pool',nn.AdaptiveAvgPool2d(size[0]),node.args[:1]
 
 # %% ../../nbs/quantization/54_between.ipynb #9544a2ca
 def _length(v): return len(v) if isinstance(v, (dict, list, set)) else 0
@@ -406,6 +406,15 @@ def _is_pool(m):
     "Is this a pooling by the average of the whole picture?"
     return type(m) is Mean or type(m) is nn.AdaptiveAvgPool2d and m.output_size in (1, (1, 1))
 
+def _is_to_size(m):
+    "Is this a pooling by averages to some size, which takes codes and gives floats?"
+    return type(m) is nn.AdaptiveAvgPool2d and not _is_pool(m)
+
+def _unequal(m, x):
+    "Are there windows of several lengths in a pooling to a size?"
+    sizes = m.output_size if isinstance(m.output_size, tuple) else (m.output_size,)*2
+    return any(k and n%k and k%n for n,k in zip(x.shape[2:], sizes))
+
 def _is_of_windows(m):
     "Is this a pooling by the average of windows, as the runtime knows it?"
     if type(m) is not nn.AvgPool2d or m.divisor_override is not None: return False
@@ -424,7 +433,7 @@ def _is_curve(m):
     "Is this a function of each value that is no ReLU?"
     return type(m) in _SMOOTH
 
-_OF_ONE = _is_pool,_is_of_windows,_is_curve,_is_scaling
+_OF_ONE = _is_pool,_is_to_size,_is_of_windows,_is_curve,_is_scaling
 
 def _operations_of(model):
     "The operations in a model that could be integers, and the places of their inputs."
@@ -497,8 +506,9 @@ def _only_tensors(model, example, operations):
     def see(m, args, kwargs):
         called.add(m)
         if not all(isinstance(t, Tensor) and t.is_floating_point() for t in args): odd.add(m)
-        pools = _is_pool(m) or _is_of_windows(m)
+        pools = _is_pool(m) or _is_to_size(m) or _is_of_windows(m)
         if pools and getattr(args[0], 'ndim', 4) != 4: odd.add(m)
+        elif _is_to_size(m) and not _unequal(m, args[0]): odd.add(m)
     _run_watched(model, example, operations, see)
     return {m: places for m,places in operations.items() if m in called-odd}
 
@@ -516,8 +526,8 @@ class _Choice:
     def fits(self, m):
         "Can the inputs and the output of this operation be integers?"
         users = self.flow.reached(self.flow.outputs(m))
-        if not _is_pool(m) or users:                      # its mean may leave, as floats
-            if not users or not {*users} <= self.sites(): return False
+        leaves = _is_to_size(m) or _is_pool(m) and not users       # its means, as floats
+        if not leaves and (not users or not {*users} <= self.sites()): return False
         enters = [n.args[0] for place in self.operations[m] for n in self.flow.inputs(place)]
         origins = {self.flow.origin(n) for n in enters}
         if _is_scaling(m) and all(map(self.folds, enters)): return False

@@ -29,6 +29,7 @@ from shok_nb.quantization.between import (
     _is_curve,
     _is_of_windows,
     _is_pool,
+    _is_to_size,
     _is_scaling,
     _operations_of,
 )
@@ -772,6 +773,7 @@ def _no_operation(m, quantizers):
     "Why this operation cannot be one of integers, or None."
     told = [t for q in quantizers if (t := _no_grid(q))]
     if told: return told[0]
+    if _is_to_size(m): return 'its windows differ in length'
     if _is_scaling(m) and not _foldable(m): return 'a normalization of its own'
     own = [k for k in m.modules() if not isinstance(k, Quantizer)]
     if any(map(_hooks_of, own)): return 'it has a hook'
