@@ -897,8 +897,8 @@ def test_squeezed(tmp_path):
 
 @pytest.mark.parametrize('size', slow_after([((3, 6),), 4, 3, 9, 2], 2), ids=str)
 def test_a_pooling_to_a_size(size, tmp_path):
-    """As AlexNet and VGG pool: it changes nothing or repeats values, so codes pass. Windows of two lengths take codes and
-    give floats; their sums in another order may change a code of the Linear, seen in none of 10,000 outputs."""
+    """As AlexNet and VGG pool: it changes nothing or repeats values, so codes pass. Windows of two lengths take codes
+    and give floats; sums in another order may change a code of the Linear, seen in none of 10,000 outputs."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3, 4), nn.ReLU(), nn.MaxPool2d(2, 1, ceil_mode=True),
         nn.AdaptiveAvgPool2d(size), nn.Flatten(), nn.LazyLinear(5)).eval()

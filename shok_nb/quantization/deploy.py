@@ -29,8 +29,8 @@ from shok_nb.quantization.between import (
     _is_curve,
     _is_of_windows,
     _is_pool,
-    _is_to_size,
     _is_scaling,
+    _is_to_size,
     _operations_of,
 )
 from shok_nb.quantization.flow import (
