@@ -2409,6 +2409,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'shok_nb/quantization/runtime.py'),
                                               'shok_nb.quantization.runtime._check_input_tensor': ( 'quantization/runtime.html#_check_input_tensor',
                                                                                                     'shok_nb/quantization/runtime.py'),
+                                              'shok_nb.quantization.runtime._check_lengths': ( 'quantization/runtime.html#_check_lengths',
+                                                                                               'shok_nb/quantization/runtime.py'),
                                               'shok_nb.quantization.runtime._check_path': ( 'quantization/runtime.html#_check_path',
                                                                                             'shok_nb/quantization/runtime.py'),
                                               'shok_nb.quantization.runtime._checked_axes': ( 'quantization/runtime.html#_checked_axes',

@@ -379,6 +379,23 @@ def test_a_length_that_the_model_needs(tmp_path):
         to_onnx(model, torch.randn(3, 8, 4), tmp_path/'m.onnx', dynamic={1: 'length'})
     assert not [*tmp_path.iterdir()]
 
+class Counts(nn.Module):
+    "A model that uses a length of its input as a number, which the exporter writes into the file."
+    def __init__(self, axis):
+        super().__init__()
+        self.axis = axis
+    def forward(self, x, unused): return x.transpose(0, self.axis).reshape(int(x.shape[self.axis]), -1)*2
+
+@pytest.mark.parametrize('axis, how', [(0, 'any_batch=False'), (1, 'without it in dynamic')])
+def test_a_length_that_is_a_number(axis, how, tmp_path):
+    "Such a file was written with one length, and nothing said so. An input that nobody reads has no say."
+    model,x = Counts(axis).eval(),(torch.randn(3, 4, 2), torch.randn(3, 4))
+    told = f'takes length {3+axis} only along axis {axis} of x, .* or export {how}'
+    with pytest.raises(ValueError, match=f'^to_onnx: the file {told}'):
+        to_onnx(model, x, tmp_path/'m.onnx', dynamic={axis: 'long'})
+    assert not [*tmp_path.iterdir()]
+    to_onnx(model, x, tmp_path/'m.onnx', any_batch=axis > 0)
+
 BAD = [({3}, TypeError, 'dynamic must be a dict, got set'), ({1: 2}, (TypeError, ValueError), 'dynamic'),
     (dict(x={1: 'n'}), ValueError, "dynamic names 'x', the inputs are input"),
     (dict(input={7: 'n'}), ValueError, 'two or more along axis 7'),
@@ -415,3 +432,27 @@ def test_half_precision_in_the_runtime(tmp_path):
     run = onnx_session(to_onnx(model, x, tmp_path/'model.onnx'))
     made = torch.from_numpy(run.run(None, {run.get_inputs()[0].name: x.numpy()})[0])
     with torch.no_grad(): assert made.dtype == torch.float16 and (made-model(x)).abs().max() < .004
+
+class Windows(nn.Module):
+    "Attention within windows, with a bias and a mask that are added, as in a Swin of transformers."
+    def __init__(self):
+        super().__init__()
+        self.qkv,self.out = nn.Linear(8, 24),nn.Linear(8, 4)
+        self.bias = nn.Parameter(torch.randn(1, 2, 4, 4))
+        self.register_buffer('mask', torch.randn(2, 1, 4, 4))
+    def forward(self, x):
+        x = x.view(-1, 4, 8)
+        mask = self.bias + self.mask.expand(x.shape[0]//2, 2, 1, 4, 4).reshape(-1, 1, 4, 4)
+        q,k,v = (t.view(-1, 4, 2, 4).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, mask)
+        return self.out(y.transpose(1, 2).reshape(x.shape))
+
+def test_attention_in_windows(tmp_path):
+    "The kernels of a CPU lay an attention out as the operators of a file do not: there the reshape had no view."
+    torch.manual_seed(0)
+    model,x = Windows().eval(),torch.randn(6, 8, 8)
+    quantize_model_(model, calibrate=[x])
+    deploy_(model, x)
+    run = onnx_session(to_onnx(model, x, tmp_path/'windows.onnx'))
+    found, = run.run(None, dict(x=x[:3].numpy()))
+    with torch.no_grad(): assert (torch.from_numpy(found)-model(x[:3])).abs().max() < 1e-5

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import ParametrizationList
 from ..engine.arguments import _ask, _what, check_count, check_flag, check_model
 from shok_nb.quantization.flow import (
@@ -106,6 +107,16 @@ def _checked_names(named):
     if all(isinstance(v, str) and v.isidentifier() for v in values): return named
     raise TypeError('to_onnx: dynamic must name axes by their numbers, such as '
         f'{{1: "length"}}, got {named!r}')
+
+def _check_lengths(graph, axes):
+    "Raises where an axis that may have any length has one in the file."
+    for value in graph.inputs:
+        for a in axes[value.name] if value.uses() else ():
+            if not isinstance(value.shape[a], int): continue
+            told = f'takes length {value.shape[a]} only along axis {a} of {value.name}'
+            how = 'any_batch=False' if a == 0 else 'without it in dynamic'
+            raise ValueError(f'to_onnx: the file {told}, since the model uses this length '
+                f'as a number, as len(x) is: write x.shape[{a}], or export {how}')
 
 def _check_path(path, fn, arg):
     "Raises for what is no name of a file."
@@ -404,7 +415,8 @@ def _exported(model, inputs, together, axes):
     shapes:Any = {k: {a: lengths[name] for a,name in v.items()} for k,v in axes.items()}
     blocks = any(isinstance(m, Dequantize) and m.block is not None for m in model.modules())
     quiet,as_is = _quiet('torch', 'ERROR'),_as_computed(model)
-    with quiet, as_is, _evaluating(model), _as_values(model), _in_file(model) as four:
+    plain = sdpa_kernel(SDPBackend.MATH)     # its layout is that of what a file holds
+    with quiet, as_is, plain, _evaluating(model), _as_values(model), _in_file(model) as four:
         flat = _Flat(model, together).eval()
         program:Any = torch.onnx.export(flat, kwargs=dict(given=inputs), dynamo=True,
             verbose=False, input_names=[*inputs], opset_version=21 if blocks or four else 20,
@@ -533,6 +545,7 @@ def to_onnx(
     _check_formats(model)
     _ask('to_onnx', 'onnxscript')
     program = _exported(model, inputs, together, axes)
+    _check_lengths(program.model.graph, axes)
     to = Path(file)
     with tempfile.TemporaryDirectory(dir=to.parent) as folder:
         made = Path(folder)/to.name
