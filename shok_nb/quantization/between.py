@@ -549,6 +549,7 @@ class _Choice:
             groups = [g for g in groups if not g & users] + [users.union(*met)]
         return groups
 
+# %% ../../nbs/quantization/54_between.ipynb #ade819dd
 class _Between:
     "What lies between layers and gets grids: sites by name, and whose grid a site shares."
     def __init__(self, operations=(), sites=(), shared=()):
@@ -572,6 +573,7 @@ def _read_right(model, example, owners, before):
     some = of([k for k in {*map(type, owners)} if right(of([k]))])
     return some if right(some) else {}
 
+# %% ../../nbs/quantization/54_between.ipynb #3fdac686
 def _chosen(model, example, layers):
     "The names of operations to quantize, and of sites that share, in a model read as a whole."
     operations = _only_tensors(model, example, _operations_of(model))
@@ -595,6 +597,7 @@ def _kept(model, owners, chosen):
         if m in owners: keep.setdefault(m, set()).add(name)
     return keep
 
+# %% ../../nbs/quantization/54_between.ipynb #40ac9358
 def _place_between(model, example, layers):
     "Rewrite the forwards whose operations are to be quantized; what has been found."
     try: owners = _read_right(model, example, *_readers(model, example))

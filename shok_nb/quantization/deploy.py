@@ -402,6 +402,7 @@ def _on_grid(out, quantizer, y):
     loose = .5 if half else .02
     return bool(((whole <= 1) & ((apart-whole).abs() <= loose) | (wanted != wanted)).all())
 
+# %% ../../nbs/quantization/50_deploy.ipynb #75260427
 def _judge_operation(made, xs, out, call):
     "What is wrong with a call of an integer operation, or None; its gap is kept."
     for i,(x,before) in enumerate(zip(xs, made.inputs[call])):
@@ -439,6 +440,7 @@ def _judge(made, xs, out, call):
         return 'hands on other codes than the next layer reads'
     made.gap = max(made.gap, _gap(y, was))
 
+# %% ../../nbs/quantization/50_deploy.ipynb #145d5edb
 def _proved(model, example, layers, outputs):
     "Run what was made, with each layer judged and then replaced by what it was."
     hooks = []
@@ -741,6 +743,7 @@ def _row(name, m, made, stored, because, names):
     kernel,gap = one.layer.kernel,f'{one.gap:.1e}'
     return Deployed(name, kind, _kept(one.layer), way, norm, kernel, gap)
 
+# %% ../../nbs/quantization/50_deploy.ipynb #b373aeb3
 def _note(before, after, why):
     "The last line of the report."
     if before is None: told = 'the outputs could not be compared'
@@ -763,6 +766,7 @@ def _calls(model, example, layers):
         if isinstance(m, nn.MultiheadAttention): calls.times[m.out_proj] = calls.times[m]
     return calls
 
+# %% ../../nbs/quantization/50_deploy.ipynb #664f2263
 def _operations(model):
     "What lies between layers and has quantizers at all its inputs, with them."
     found = {m: [getattr(p, 'input_quantizer', None) for p in places]
