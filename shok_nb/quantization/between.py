@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from .flow import _evaluating, _feed, _flow, _gap, _NoFlow, _tensors
+from .operators import _both
 
 # %% ../../nbs/quantization/54_between.ipynb #5ab0000a
 class _Operation(nn.Module):
@@ -324,7 +325,7 @@ def _layer_for(node):
     if what is F.adaptive_avg_pool2d:
         size = [*node.args[1:], *node.kwargs.values()]
         if len(size) != 1 or len(node.all_input_nodes) != 1: return None
-        return 'pool',nn.AdaptiveAvgPool2d(size[0]),node.args[:1]
+        return 'pool',nn.AdaptiveAvgPool2d(_both(size[0])),node.args[:1]
 
 # %% ../../nbs/quantization/54_between.ipynb #9544a2ca
 def _length(v): return len(v) if isinstance(v, (dict, list, set)) else 0
@@ -404,7 +405,8 @@ def _restore(owner):
 # %% ../../nbs/quantization/54_between.ipynb #5ab00012
 def _is_pool(m):
     "Is this a pooling by the average of the whole picture?"
-    return type(m) is Mean or type(m) is nn.AdaptiveAvgPool2d and m.output_size in (1, (1, 1))
+    if type(m) is Mean: return True
+    return type(m) is nn.AdaptiveAvgPool2d and _both(m.output_size) == (1, 1)
 
 def _is_to_size(m):
     "Is this a pooling by averages to some size, which takes codes and gives floats?"
@@ -412,13 +414,12 @@ def _is_to_size(m):
 
 def _unequal(m, x):
     "Are there windows of several lengths in a pooling to a size?"
-    sizes = m.output_size if isinstance(m.output_size, tuple) else (m.output_size,)*2
-    return any(k and n%k and k%n for n,k in zip(x.shape[2:], sizes))
+    return any(k and n%k and k%n for n,k in zip(x.shape[2:], _both(m.output_size)))
 
 def _is_of_windows(m):
     "Is this a pooling by the average of windows, as the runtime knows it?"
     if type(m) is not nn.AvgPool2d or m.divisor_override is not None: return False
-    padded = m.padding not in (0, (0, 0))
+    padded = _both(m.padding) != (0, 0)
     return not (m.ceil_mode and m.count_include_pad and padded)
 
 _NORMS = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d

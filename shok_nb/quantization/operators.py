@@ -333,7 +333,7 @@ def _check_windows(pool):
     raise ValueError('IntegerAveragePool: pool must have no divisor_override, '
         f'got {pool.divisor_override}')
 
-def _both(v): return v if isinstance(v, tuple) else (v, v)
+def _both(v): return tuple(v) if isinstance(v, (tuple, list)) else (v, v)
 
 class IntegerAveragePool(_Operator):
     """The mean of each window on codes, as QLinearAveragePool. Raises as `IntegerMean` does.
