@@ -171,7 +171,7 @@ def quantize_model_(
         rows = [*_report_rows(model, found, *why, of_weights, of_inputs, between)]
         _take_over(own, of_inputs)
         _attach(model, found | between.sites, of_weights, of_inputs)
-        if calibrate is None and _fills_a_byte(activations): _await(model, activations)
+        if calibrate is None and _fits_a_byte(activations): _await(model, activations)
     _warn_of_optimizers(model)
     return LayerReport(rows, _without_blocks(weights, of_weights))
 
@@ -661,7 +661,7 @@ def _as_it_is(x): return x
 
 def _sites_between(model, layers, prototype, batches):
     "What lies between these layers and is to be quantized with them; and the batches."
-    if not layers or batches is None or not _fills_a_byte(prototype):
+    if not layers or batches is None or not _fits_a_byte(prototype):
         return _Between(),batches
     first,batches = _first_of(batches)
     if first is None: return _Between(),batches
@@ -740,11 +740,11 @@ class _Arriving:
             one = first.setdefault((saved.data_ptr(), *q._written()), q)
             if one is not q: m.input_quantizer = one
 
-def _fills_a_byte(prototype):
-    "Do these activations have one scale and 256 codes?"
+def _fits_a_byte(prototype):
+    "Do these activations have one scale and at most 256 codes, of which one is 0?"
     if not isinstance(prototype, Quantizer) or prototype.axis is not None: return False
     low,high = prototype.range()
-    return high-low == 255
+    return prototype.format is None and high-low <= 255 and low <= 0 <= high
 
 def _await(model, prototype):
     "A state that is loaded may name what lies between layers."

@@ -359,6 +359,43 @@ def _keep_floats(node):
     kept.replace_input_with(0, out)
     node.graph.insert_after(node, kept)
 
+# %% ../../nbs/quantization/51_runtime.ipynb #b51c0de2
+def _dequantized_before(value, zero):
+    "The DequantizeLinear that these values come from, moved at most, and were they not moved?"
+    node,direct = value.producer(),True
+    while node is not None and node.op_type in _MOVING | {'Relu'}:
+        if node.op_type == 'Relu' and zero: break       # it would change codes below that of 0
+        direct = direct and node.op_type in ('Identity', 'Relu')
+        node = node.inputs[0].producer()
+    return (node, direct) if node is not None and node.op_type == 'DequantizeLinear' else None
+
+def _same_constants(a, b):
+    "Are these constants of two operators the same numbers?"
+    pairs = [(_held(v), _held(w)) for v,w in zip(a, b, strict=True)]
+    return all(v is not None and w is not None and (v == w).all() for v,w in pairs)
+
+def _clip_once(clip):
+    "Codes that come from codes of the same grid need no second Clip, and often nothing at all."
+    quantize = clip.inputs[0].producer() if clip.op_type == 'Clip' else None
+    if quantize is None or quantize.op_type != 'QuantizeLinear': return
+    x,*grid = quantize.inputs
+    found = _dequantized_before(x, _held(grid[1]))
+    if found is None or not _same_constants(found[0].inputs[1:], grid): return
+    codes = found[0].inputs[0]
+    first = codes.producer()
+    if first is None or first.op_type != 'Clip': return
+    if not _same_constants(first.inputs[2:], clip.inputs[2:]): return
+    _put(clip, quantize.outputs[0])
+    if not found[1]: return
+    _put(quantize, codes)
+    _drop_unread(x)
+
+def _drop_unread(value):
+    "What computes a value that nobody reads goes, and what computes its input."
+    while (node := value.producer()) and not (value.uses() or value.is_graph_output()):
+        value = node.inputs[0]
+        node.graph.remove(node, safe=True)
+
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00020
 def _formats(model):
     "The quantizers of weights whose grid is a format's, by their places."
@@ -425,6 +462,7 @@ def _exported(model, inputs, together, axes):
     if four: _write_int4(graph)
     for node in [*graph.all_nodes()]:
         if node.op_type == 'BatchNormalization': _fold_norm(graph, node)
+    for node in [*graph.all_nodes()]: _clip_once(node)
     for node in [*graph.all_nodes()]: _keep_floats(node)
     _tidy(graph)
     values = *graph.initializers.values(),*graph.inputs
