@@ -669,6 +669,7 @@ def _sites_between(model, layers, prototype, batches):
 
 def _input_grids(model, layers, prototype, bits, batches, between, own):
     "A quantizer for what enters each layer and each site between them, and why some get none."
+    bits = bits | _bits_between(layers, prototype, bits, between)
     def fresh(n):
         return own[n]._changed() if n in own else _copied(prototype, bits=bits.get(n))
     if not layers and not own or batches is None:
@@ -683,6 +684,13 @@ def _input_grids(model, layers, prototype, bits, batches, between, own):
             q = fresh(n).to(values.rows[0].device)
             grids[n] = _of_values(q, n, values, None if n in own else axis)
     return grids,whys
+
+def _bits_between(layers, prototype, bits, between):
+    "What lies between layers has 8 bits, or those of the layer that reads the same tensor."
+    few = isinstance(prototype, Quantizer) and isinstance(prototype.bits, int)
+    usual = 8 if few and prototype.bits < 8 else None
+    sites = {n: between.shared.get(n, n) for n in between.sites if n not in layers}
+    return {n: bits.get(at) if at in layers else usual for n,at in sites.items()}
 
 def _entering(model, layers, batches, axis):
     "What enters each of these layers, in all ranks of a process group; no batch raises."
@@ -723,11 +731,17 @@ class _Arriving:
         device = next(model.parameters()).device
         for place in _place_named(model, state, prefix, sites):
             if hasattr(place, 'input_quantizer'): continue
-            q = _copied(self.prototype).to(device).train(model.training)
-            name = _names(model)
-            q.of_a_model = _of(name[place], 'input_quantizer')
+            name = _of(_names(model)[place], 'input_quantizer')
+            q = self.like(state[f'{prefix}{name}.layout']).to(device).train(model.training)
+            q.of_a_model = name
             _quantize_input(place, q)
         self.tie(model, state, prefix, sites)
+
+    def like(self, layout):
+        "A quantizer with as many bits as a saved one."
+        if not isinstance(self.prototype.bits, int): return _copied(self.prototype)
+        low,high = layout[:2].tolist()
+        return _copied(self.prototype, bits=(high-low).bit_length())
 
     def tie(self, model, state, prefix, sites):
         "Quantizers whose tensors are one in the state are one, as where it was saved."
