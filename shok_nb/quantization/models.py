@@ -732,16 +732,17 @@ class _Arriving:
         for place in _place_named(model, state, prefix, sites):
             if hasattr(place, 'input_quantizer'): continue
             name = _of(_names(model)[place], 'input_quantizer')
-            q = self.like(state[f'{prefix}{name}.layout']).to(device).train(model.training)
-            q.of_a_model = name
+            q = self.like(state.get(f'{prefix}{name}.layout')).to(device)
+            q.train(model.training).of_a_model = name
             _quantize_input(place, q)
         self.tie(model, state, prefix, sites)
 
     def like(self, layout):
-        "A quantizer with as many bits as a saved one."
-        if not isinstance(self.prototype.bits, int): return _copied(self.prototype)
+        "A quantizer with as many bits as a saved one, if its codes fit a byte."
+        if not isinstance(layout, torch.Tensor): return _copied(self.prototype)
         low,high = layout[:2].tolist()
-        return _copied(self.prototype, bits=(high-low).bit_length())
+        few = isinstance(self.prototype.bits, int) and 0 < high-low < 256
+        return _copied(self.prototype, bits=(high-low).bit_length() if few else None)
 
     def tie(self, model, state, prefix, sites):
         "Quantizers whose tensors are one in the state are one, as where it was saved."
