@@ -728,8 +728,9 @@ class _Arriving:
     def __init__(self, prototype): self.prototype = prototype
     def __call__(self, model, state, prefix, *rest):
         sites = [n.rstrip('.') for n in _ending(state, prefix, 'input_quantizer.layout')]
-        device = next(model.parameters()).device
-        for place in _place_named(model, state, prefix, sites):
+        places = _place_named(model, state, prefix, sites)
+        device = next(model.parameters()).device if places else None
+        for place in places:
             if hasattr(place, 'input_quantizer'): continue
             name = _of(_names(model)[place], 'input_quantizer')
             q = self.like(state.get(f'{prefix}{name}.layout')).to(device)

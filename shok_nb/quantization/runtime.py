@@ -375,7 +375,7 @@ def _same_constants(a, b):
     return all(v is not None and w is not None and (v == w).all() for v,w in pairs)
 
 def _clip_once(clip):
-    "Codes that come from codes of the same grid need no second Clip, and often nothing at all."
+    "Codes that come from codes of the same grid need no second Clip, and often nothing."
     quantize = clip.inputs[0].producer() if clip.op_type == 'Clip' else None
     if quantize is None or quantize.op_type != 'QuantizeLinear': return
     x,*grid = quantize.inputs
