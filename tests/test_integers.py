@@ -551,6 +551,8 @@ def test_few_codes_in_other_networks(make, want, of, tmp_path):
     with torch.no_grad(): model(inputs(64))
     report = in_codes(model, FEW[of], inputs(128))
     call,found = in_runtime(model, inputs(16), tmp_path)
+    moves = {'DequantizeLinear'} if make in (Shuffles, Enlarges) else set()    # codes that are only moved
+    assert FLOATS & {*found} <= moves
     want = want | dict(QGemm=1, QLinearGlobalAveragePool=1)
     assert Counter(r.kernel for r in report.rows) == want == {k: found[k] for k in want}
     x = inputs(2000, 1)*1.2
@@ -595,7 +597,7 @@ OPERATORS = dict(add=(IntegerAdd, (10_000, 2), (10_000, 2)),
 
 @pytest.mark.parametrize('name', OPERATORS)
 def test_operators_on_few_codes(name, tmp_path):
-    "At least 10,000 values enter: all codes, the ties between them and what lies beyond. Scales of 2**n leave ties too."
+    "At least 10,000 values enter: all codes, ties between them and what lies beyond. Scales of 2**n leave ties too."
     (make,*shapes),seen = OPERATORS[name],0
     for seed,(top,zero,out,leaves) in enumerate([(15, 0, 15, 4), (200, 77, 3, 1), (1, 1, 254, 250), (255, 128, 6, 0)]):
         grids = [(torch.tensor(.25), torch.tensor(zero, dtype=torch.uint8), top)]
@@ -614,6 +616,22 @@ def test_operators_on_few_codes(name, tmp_path):
         assert codes.min() >= 0 and codes.max() <= out
         seen += len(codes)
     assert seen > 9
+
+@pytest.mark.parametrize('leaves, enters, clips', [((.5, 0, 15), (.5, 0, 15), 2), ((.5, 0, 15), (.5, 0, 9), 3),
+    ((.5, 0, 15), (.25, 0, 15), 3), ((.5, 3, 15), (.5, 3, 15), 3)], ids=['same', 'top', 'scale', 'relu'])
+def test_codes_are_clipped_once(leaves, enters, clips, tmp_path):
+    "Where a layer hands on codes of the grid that the next one reads, through a ReLU that changes none; and not else."
+    def grid(scale, zero, top): return torch.tensor(scale), torch.tensor(zero, dtype=torch.uint8), top
+    first,second = a_convolution(grid(.25, 5, 31)),nn.Conv2d(6, 2, 1)
+    first.feeds(*grid(*leaves))
+    second = IntegerLayer(second, torch.randint(-8, 8, (2, 6, 1, 1), generator=generator(), dtype=torch.int8),
+        torch.full((2,), .125), None, *grid(*enters))
+    second.feeds(*grid(.125, 0, 255))
+    model = nn.Sequential(first, nn.ReLU(), second).eval()
+    x = torch.randint(-20, 80, (400, 4, 8, 8), generator=generator())*.125
+    call,_ = in_runtime(model, x, tmp_path)
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+    assert operators(tmp_path/'model.onnx')['Clip'] == clips
 
 def test_more_codes_than_a_byte_has():
     model,x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval(),inputs(16)
