@@ -6,8 +6,9 @@
     make zoo ARGS="--failed"            those that failed, again
 
 Each network has random weights and a small input. It is quantized, deployed, written and opened in ONNX Runtime, once
-with 8 bits for weights and activations and once with 4-bit weights in blocks of 32. What is done already is not done
-again: bench/zoo.json holds a row for each network and setting, and the row of a network that fails holds the error."""
+with 8 bits for weights and activations and once with 4-bit weights in blocks of 32, and some networks with 4 bits for
+both. What is done already is not done again: bench/zoo.json holds a row for each network and setting, and the row of a
+network that fails holds the error."""
 import argparse
 import copy
 import json
@@ -27,7 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 TABLE = Path(__file__).with_name('zoo.json')
-SETTINGS = '8/8','4 in blocks of 32'
+SETTINGS = '8/8','4 in blocks of 32','4/4'
 LIMIT = 900                                     # seconds for one network in one setting
 
 # --- the networks
@@ -37,6 +38,9 @@ FAMILIES = ('alexnet', 'convnext_tiny', 'densenet121', 'efficientnet_b0', 'effic
     'inception_v3', 'maxvit_t', 'mnasnet0_5', 'mobilenet_v2', 'mobilenet_v3_small', 'regnet_x_400mf', 'resnet18',
     'resnext50_32x4d', 'shufflenet_v2_x0_5', 'squeezenet1_0', 'swin_t', 'swin_v2_t', 'vgg11', 'vit_b_16',
     'wide_resnet50_2')
+
+FOUR_BITS = ('alexnet', 'densenet121', 'efficientnet_b0', 'googlenet', 'mnasnet0_5', 'mobilenet_v2',
+    'mobilenet_v3_small', 'regnet_x_400mf', 'resnet18', 'shufflenet_v2_x0_5', 'squeezenet1_0', 'vgg11')
 
 def torchvision():
     "The package, beside a torch for CPUs: its operators are not needed here."
@@ -289,6 +293,16 @@ def beside_floats(files, name, like, many=64):
     def agrees(a): return (a.argmax(1) == wanted.argmax(1)).double().mean().item()
     return {k: dict(error=round(off(a), 5), agrees=round(agrees(a), 4)) for k,a in zip([*runs][1:], found)}
 
+def beside_floats(model, batches, ours, row):
+    "The time of a session, where that of floats is 1."
+    import onnxruntime as ort
+    import shok_nb as R
+    floats = Path(ours).with_name('floats.onnx')
+    R.to_onnx(model, batches[0], floats, any_batch=False)
+    name = ort.InferenceSession(str(floats), providers=['CPUExecutionProvider']).get_inputs()[0].name
+    best = seconds_of(dict(floats=floats, ours=Path(ours)), {name: batches[0].numpy()})
+    row['time'] = round(best['ours']/best['floats'], 3)
+
 def beside_static(model, batches, ours, row):
     "The same network by the runtime's own `quantize_static`, from the same batches: share, error, agreement and time."
     import onnxruntime as ort
@@ -318,7 +332,9 @@ def beside_static(model, batches, ours, row):
 
 def quantized(model, setting, batches):
     import shok_nb as R
-    if setting == SETTINGS[0]: return R.quantize_model_(model, 8, 8, calibrate=batches)
+    if setting != SETTINGS[1]:
+        bits = int(setting[0])
+        return R.quantize_model_(model, bits, bits, calibrate=batches)
     return R.quantize_model_(model, R.Quantizer(4, block=32), None)
 
 # --- codes that are others in the runtime
@@ -330,7 +346,9 @@ class InRuntime:
         from onnx import numpy_helper
         model,telling = onnx.load(str(file)),Path(file).with_name('codes.onnx')
         made = [n for n in model.graph.node if n.op_type == 'QuantizeLinear']
-        for n in made: model.graph.output.append(onnx.helper.make_empty_tensor_value_info(n.output[0]))
+        clipped = {n.input[0]: n.output[0] for n in model.graph.node if n.op_type == 'Clip'}
+        codes = [clipped.get(n.output[0], n.output[0]) for n in made]
+        for k in codes: model.graph.output.append(onnx.helper.make_empty_tensor_value_info(k))
         onnx.save(model, telling)
         _,values = computed(telling, feed)
         held = {t.name: torch.tensor(numpy_helper.to_array(t)) for t in model.graph.initializer}
@@ -370,30 +388,31 @@ class Ties:
         from unittest.mock import patch
         from shok_nb import Quantizer
         from shok_nb.quantization import integers, operators
-        def rounded(steps, scale, code):
-            return self.taken(steps, (steps.round()+code).clamp(0, 255), scale, code)
+        within = integers._within
+        def rounded(steps, scale, code, top):
+            return self.taken(steps, within(steps.round()+code, top), scale, code)
         def entering(m, x):
             scale,code = m.input_scale,m.input_zero_point.float()
-            return rounded(x.float()/scale, scale, code) - code
+            return rounded(x.float()/scale, scale, code, m.input_top) - code
         def leaving(m, total):
             if m.out_scale is None: return total*m._beside(m.product)
             scale,code = m.out_scale,m.out_zero_point.float()
-            return (rounded(total*m._beside(m.product/scale), scale, code)-code)*scale
+            return (rounded(total*m._beside(m.product/scale), scale, code, m.out_top)-code)*scale
         def enters(m, x, i=0):
             scale,code = m._grid(i)
-            return rounded(x.float()/scale, scale, code.float())
+            return rounded(x.float()/scale, scale, code.float(), m._top(i))
         steps = []
         def noted(v): return steps.append(v) or v.round()
         def run(m, *xs):
             steps.clear()
-            codes = m._codes(*[m._entering(x, i) for i,x in enumerate(xs)]).clamp(0, 255)
+            codes = within(m._codes(*[m._entering(x, i) for i,x in enumerate(xs)]), m.out_top)
             last = steps[-1] if steps[-1].shape == codes.shape else codes      # a concatenation has several
             scale,code = m.out_scale,m.out_zero_point.float()
             return (self.taken(last, codes, scale, code)-code)*scale
         def on_grid(m, x):
-            (scale,code),low = m.grid(),m.range()[0]
+            (scale,code),(low,high) = m.grid(),m.range()
             code = (0 if code is None else code) - low
-            return (rounded(x/scale, scale, code)-code)*scale
+            return (rounded(x/scale, scale, code, high-low)-code)*scale
         inputs = [getattr(m, 'input_quantizer', None) for m in model.modules()]
         with (patch.object(integers._Sums, '_entering', entering), patch.object(integers._Sums, '_leaving', leaving),
               patch.object(operators._Operator, '_entering', enters), patch.object(operators._Operator, '_run', run),
@@ -430,7 +449,7 @@ def measured(name, setting, row, folder):
     def outputs():
         with torch.no_grad(): return [t.clone() for t in _tensors(_feed(model, batches[0]))]
     floats = outputs()
-    compares = name not in NETWORKS and setting == SETTINGS[0]
+    compares = name not in NETWORKS and setting != SETTINGS[1]
     before = copy.deepcopy(model) if compares else None
     row['parameters'] = sum(p.numel() for p in model.parameters())
     held = sum(t.numel()*t.element_size() for t in (*model.parameters(), *model.buffers()))
@@ -450,9 +469,10 @@ def measured(name, setting, row, folder):
     feed = batches[0] if isinstance(batches[0], dict) else dict(x=batches[0])
     with stage(row, 'runtime'): found = run_onnx(file, feed, row)
     row['runtime'],row['flips'] = gap(found, deployed),differ(found, deployed)
-    if row['flips'] and setting == SETTINGS[0]: row['ties'] = ties(model, batches[0], file, feed, found)
+    if row['flips'] and setting != SETTINGS[1]: row['ties'] = ties(model, batches[0], file, feed, found)
     if before is not None:
-        with stage(row, 'static'): beside_static(before, batches, file, row)
+        beside = beside_static if setting == SETTINGS[0] else beside_floats
+        with stage(row, 'static'): beside(before, batches, file, row)
     del row['stage']
 
 def told(e):
@@ -504,7 +524,8 @@ def wanted(options, table):
     if strange := set(options.names)-set(known): raise SystemExit(f'zoo.py: no network is named {", ".join(strange)}')
     done = {(r['model'], r['setting']): r for r in table['rows']}
     pick = options.names or (known if options.all else [*names['transformers'], *FAMILIES])
-    pairs = [(n, s) for n in pick for s in SETTINGS if options.setting in (None, s)]
+    def has(n, s): return options.setting in (None, s) and (s != SETTINGS[2] or n in FOUR_BITS)
+    pairs = [(n, s) for n in pick for s in SETTINGS if has(n, s)]
     if options.failed: return [p for p in done if 'error' in done[p] and (not options.names or p[0] in options.names)]
     return pairs if options.names else [p for p in pairs if p not in done]
 
@@ -512,8 +533,9 @@ def shown(row):
     "A row on the screen."
     if 'error' in row: return f"{row['stage'] if 'stage' in row else ''}: {row['error']}"
     said = ' '.join(f'{k} {row[k]:.3g}' for k in ('quantized', 'deployed', 'runtime', 'flips', 'integer', 'size'))
+    if 'time' in row: said += f" time {row['time']:.2f}"
     if 'static' not in row: return said
-    return f"{said} time {row['time']:.2f}; quantize_static {row['static']}"
+    return f"{said}; quantize_static {row['static']}"
 
 def main():
     import onnxruntime

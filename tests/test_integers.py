@@ -14,8 +14,16 @@ from torch import nn
 from shok_nb.nn import remove_rounding_
 from shok_nb.quantization.between import Add
 from shok_nb.quantization.deploy import deploy_
+from shok_nb.quantization.integers import IntegerLayer
 from shok_nb.quantization.models import quantize_model_
-from shok_nb.quantization.operators import IntegerAdd, IntegerAveragePool, IntegerCurve, IntegerMean, IntegerMultiply
+from shok_nb.quantization.operators import (
+    IntegerAdd,
+    IntegerAveragePool,
+    IntegerConcatenate,
+    IntegerCurve,
+    IntegerMean,
+    IntegerMultiply,
+)
 from shok_nb.quantization.quantizer import Quantizer
 from shok_nb.quantization.runtime import onnx_session, to_onnx
 
@@ -240,7 +248,8 @@ def test_a_state_that_does_not_fit():
     with pytest.raises(RuntimeError, match='Unexpected key.*operations'): residual(strides=one).load_state_dict(state)
     four = residual(strides=one)
     quantize_model_(four, 8, 4)
-    with pytest.raises(RuntimeError, match='Unexpected key.*operations'): four.load_state_dict(state)
+    told = 'has codes 0 to 255.*this one has codes -8 to 7'
+    with pytest.raises(RuntimeError, match=told): four.load_state_dict(state)
     bare = waiting(strides=one)
     assert 'input_quantizer' in repr(bare.conv1)
     remove_rounding_(bare, leave_rounded=False)
@@ -509,6 +518,162 @@ def test_networks_that_weigh_channels(kind, tmp_path):
     again = deploy_(fresh, inputs(16))
     assert repr(again) == repr(report)
     with torch.no_grad(): assert torch.equal(fresh(x[:99]), model(x[:99]))
+
+# --- grids of fewer than 256 codes
+def few(): return Quantizer((0, 14), zero_point=True, init='minmax')
+FEW = {'15 codes for all': few(), '4': 4, '2': 2, '7': 7}
+
+def in_codes(model, activations, x):
+    "Quantized with four bits for weights, and deployed; what was said."
+    quantize_model_(model.eval(), 4, activations, calibrate=[x])
+    return deploy_(model, x[:16])
+
+@pytest.mark.parametrize('of', slow_after(FEW))
+def test_few_codes(of, tmp_path):
+    "Nothing computes with floats, each grid of few codes has one Clip, and inputs beyond the range are equal too."
+    model = residual()
+    report = in_codes(model, FEW[of], inputs(128))
+    call,found = in_runtime(model, inputs(16), tmp_path)
+    assert not FLOATS & {*found}, found
+    kernels = Counter(r.kernel for r in report.rows)
+    assert kernels == {k: found[k] for k in kernels} and kernels['QLinearConv'] == 8 and kernels['QLinearAdd'] == 3
+    held = [m for m in model.modules() if hasattr(m, 'out_top')]
+    tops = [m.out_top for m in held] + [model.conv1.input_top]
+    assert found['Clip'] == sum(t is not None for t in tops) == (13 if of == '15 codes for all' else 8)
+    x = inputs(2500, 1)*1.3
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+
+@pytest.mark.parametrize('make, want', slow_after(OTHERS[::-1], 2), ids=['enlarges', 'shuffles', 'branches', 'mobile'])
+@pytest.mark.parametrize('of', slow_after([*FEW][:2]))
+def test_few_codes_in_other_networks(make, want, of, tmp_path):
+    torch.manual_seed(0)
+    model = make()
+    with torch.no_grad(): model(inputs(64))
+    report = in_codes(model, FEW[of], inputs(128))
+    call,found = in_runtime(model, inputs(16), tmp_path)
+    moves = {'DequantizeLinear'} if make in (Shuffles, Enlarges) else set()    # codes that are only moved
+    assert FLOATS & {*found} <= moves
+    want = want | dict(QGemm=1, QLinearGlobalAveragePool=1)
+    assert Counter(r.kernel for r in report.rows) == want == {k: found[k] for k in want}
+    x = inputs(2000, 1)*1.2
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+
+@pytest.mark.parametrize('kind', slow_after(WEIGHING, 0))
+def test_few_codes_that_weigh_channels(kind, tmp_path):
+    curve,weighs = WEIGHING[kind]
+    model = weighing(curve, weighs())
+    report = in_codes(model, few(), inputs(128))
+    call,found = in_runtime(model, inputs(16), tmp_path)
+    kernels = Counter(r.kernel for r in report.rows)
+    assert kernels['QLinearConv'] == found['QLinearConv'] == 5 and kernels['QLinearMul'] == found['QLinearMul'] == 1
+    x = inputs(2000, 1)*1.2
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+
+class Operator(nn.Module):
+    "One operator, and nothing else."
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+    def forward(self, x, y=None): return self.op(x) if y is None else self.op(x, y)
+
+def a_convolution(grid):
+    codes = torch.randint(-8, 8, (6, 4, 3, 3), generator=generator(), dtype=torch.int8)
+    bias = torch.randint(-99, 99, (6,), generator=generator(), dtype=torch.int32)
+    return IntegerLayer(nn.Conv2d(4, 6, 3), codes, torch.full((6,), .125), bias, *grid)
+
+def a_linear(grid):
+    codes = torch.randint(-8, 8, (6, 4), generator=generator(), dtype=torch.int8)
+    return IntegerLayer(nn.Linear(4, 6), codes, torch.full((6,), .125), torch.arange(6, dtype=torch.int32), *grid)
+
+PICTURE = 50, 4, 8, 8
+OPERATORS = dict(add=(IntegerAdd, (10_000, 2), (10_000, 2)),
+    multiply=(IntegerMultiply, PICTURE, (50, 4, 1, 1)),
+    concatenate=(lambda a, b: IntegerConcatenate([a, b], 1), (10_000, 2), (10_000, 2)),
+    sigmoid=(lambda a: IntegerCurve(a, nn.Sigmoid()), (10_000, 2)),
+    silu=(lambda a: IntegerCurve(a, nn.SiLU()), PICTURE),
+    hardswish=(lambda a: IntegerCurve(a, nn.Hardswish()), PICTURE), mean=(IntegerMean, (2500, 4, 8, 8)),
+    windows=(lambda a: IntegerAveragePool(a, nn.AvgPool2d(2)), PICTURE), convolution=(a_convolution, PICTURE),
+    linear=(a_linear, (10_000, 4)))
+
+@pytest.mark.parametrize('name', OPERATORS)
+def test_operators_on_few_codes(name, tmp_path):
+    "At least 10,000 values enter: all codes, ties between them and what lies beyond. Scales of 2**n leave ties too."
+    (make,*shapes),seen = OPERATORS[name],0
+    for seed,(top,zero,out,leaves) in enumerate([(15, 0, 15, 4), (200, 77, 3, 1), (1, 1, 254, 250), (255, 128, 6, 0)]):
+        grids = [(torch.tensor(.25), torch.tensor(zero, dtype=torch.uint8), top)]
+        grids += [(torch.tensor(.5), torch.tensor(3, dtype=torch.uint8), 7)]*(len(shapes)-1)
+        op = make(*grids)
+        op.feeds(torch.tensor(.5 if seed % 2 else .0625), torch.tensor(leaves, dtype=torch.uint8), out)
+        g = generator(seed)
+        xs = [torch.randint(-2*zero-4, 2*(top-zero)+5, s, generator=g)/2*scale for s,(scale,*_) in zip(shapes, grids)]
+        model = Operator(op).eval()
+        file = to_onnx(model, dict(zip('xy', xs)), tmp_path/f'{seed}.onnx')
+        run = onnx_session(file, vnni=not SATURATES)
+        found, = run.run(None, {k: x.numpy() for k,x in zip('xy', xs)})
+        with torch.no_grad(): want = model(*xs)
+        assert np.array_equal(found, want.numpy()), f'{(found != want.numpy()).sum()} of {found.size}'
+        codes = (want/op.out_scale + leaves).unique()
+        assert codes.min() >= 0 and codes.max() <= out
+        seen += len(codes)
+    assert seen > 9
+
+@pytest.mark.parametrize('leaves, enters, clips', [((.5, 0, 15), (.5, 0, 15), 2), ((.5, 0, 15), (.5, 0, 9), 3),
+    ((.5, 0, 15), (.25, 0, 15), 3), ((.5, 3, 15), (.5, 3, 15), 3)], ids=['same', 'top', 'scale', 'relu'])
+def test_codes_are_clipped_once(leaves, enters, clips, tmp_path):
+    "Where a layer hands on codes of the grid that the next one reads, through a ReLU that changes none; and not else."
+    def grid(scale, zero, top): return torch.tensor(scale), torch.tensor(zero, dtype=torch.uint8), top
+    first,second = a_convolution(grid(.25, 5, 31)),nn.Conv2d(6, 2, 1)
+    first.feeds(*grid(*leaves))
+    second = IntegerLayer(second, torch.randint(-8, 8, (2, 6, 1, 1), generator=generator(), dtype=torch.int8),
+        torch.full((2,), .125), None, *grid(*enters))
+    second.feeds(*grid(.125, 0, 255))
+    model = nn.Sequential(first, nn.ReLU(), second).eval()
+    x = torch.randint(-20, 80, (400, 4, 8, 8), generator=generator())*.125
+    call,_ = in_runtime(model, x, tmp_path)
+    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
+    assert operators(tmp_path/'model.onnx')['Clip'] == clips
+
+def test_more_codes_than_a_byte_has():
+    model,x = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval(),inputs(16)
+    quantize_model_(model, 8, 10, calibrate=[x])
+    assert {r.activations for r in deploy_(model, x).rows} == {'floats: activations of 1024 codes'}
+
+def test_readers_with_other_largest_codes():
+    "A tensor that two layers read with 16 and 200 codes of one scale has no codes of its own."
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a,self.b,self.c = nn.Conv2d(3, 4, 3),nn.Conv2d(4, 2, 1),nn.Conv2d(4, 2, 1)
+        def forward(self, x):
+            x = self.a(x).relu()
+            return self.b(x) - self.c(x)
+    for other,way in (15, 'codes to codes'), (200, 'codes to floats'):
+        model = Two().eval()
+        quantize_model_(model, 8, Quantizer((0, 15), init='minmax'), calibrate=[inputs(16)])
+        scale = model.b.input_quantizer.grid()[0].detach()
+        model.c.input_quantizer = Quantizer((0, other)).set_grid_(scale)
+        assert deploy_(model, inputs(16)).rows[0].activations == way
+
+def test_a_state_of_few_codes():
+    "A network that waits takes 8 bits for sums and 4 for layers from a state; integers of other grids are refused."
+    model,fresh = residual(strides=(1, 2)).eval(),residual(seed=1, strides=(1, 2)).eval()
+    quantize_model_(model, 4, 4, calibrate=[inputs(64)], ends=6)
+    quantize_model_(fresh, 4, 4, ends=6)
+    ranges = {n: m.range() for n,m in model.named_modules() if isinstance(m, Quantizer) and 'input' in n}
+    assert ranges['conv1.input_quantizer'] == (-32, 31) and ranges['layers.0.conv2.input_quantizer'] == (0, 15)
+    add = 'layers.1.operations.add.inputs.{}.input_quantizer'
+    assert ranges[add.format(0)] == ranges[add.format(1)] == (-128, 127)
+    fresh.load_state_dict(saved(model.state_dict()))
+    x = inputs(50, 2)
+    with torch.no_grad(): assert torch.equal(fresh(x), model(x)) and repr(fresh) == repr(model)
+    deploy_(model, x)
+    deploy_(fresh, x)
+    fresh.load_state_dict(saved(model.state_dict()))
+    with torch.no_grad(): assert torch.equal(fresh(x), model(x))
+    eight = residual(strides=(1, 2)).eval()
+    quantize_model_(eight, calibrate=[inputs(64)])
+    deploy_(eight, x)
+    with pytest.raises(RuntimeError, match='Unexpected key.*_top'): eight.load_state_dict(model.state_dict())
 
 class Writes(nn.Module):
     "What the convolution gave is read after a curve has written over it."

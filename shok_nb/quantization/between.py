@@ -585,8 +585,8 @@ def _chosen(model, example, layers):
     try: flow = _flow(model, example, [*watched])
     except _NoFlow: return [],[]
     choice,name = _Choice(flow, layers, operations, norms),_names(model)
-    order = [*name.values()].index
-    groups = [sorted([name[m] for m in g], key=order) for g in choice.groups()]
+    place = {m: (m not in layers, i) for i,m in enumerate(name)}      # layers come first
+    groups = [[name[m] for m in sorted(g, key=place.get)] for g in choice.groups()]
     return [name[m] for m in choice.operations],groups
 
 def _kept(model, owners, chosen):

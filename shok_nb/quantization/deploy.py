@@ -100,7 +100,7 @@ def _no_grid(q):
     if q is None: return 'float activations'
     if q.format: return f'activations in {q.format}'
     low,high = q.range()
-    if high-low != 255: return f'activations of {high-low+1} codes'
+    if high-low > 255: return f'activations of {high-low+1} codes'
     if (q.axis, q.block) != (None, None): return 'activations per channel'
     scale,code = q.grid()
     if not ((scale > 0) & scale.isfinite()).all():
@@ -129,11 +129,11 @@ def _floats_because(m):
 
 # %% ../../nbs/quantization/50_deploy.ipynb #59f00003
 def _entering_grid(q):
-    "The scale and the uint8 code of 0 of a quantizer of activations."
-    scale,code = q.grid()
-    low = q.range()[0]
+    "The scale, the uint8 code of 0 and the largest code of a quantizer of activations."
+    (scale,code),(low,high) = q.grid(),q.range()
     if code is None: code = torch.zeros_like(scale)
-    return scale.detach().float().reshape(()),(code-low).reshape(()).to(torch.uint8)
+    zero_point = (code-low).reshape(()).to(torch.uint8)
+    return scale.detach().float().reshape(()),zero_point,high-low
 
 class _Affine(NamedTuple):
     "A layer as codes times scales, and a bias: all per output channel."
@@ -226,7 +226,7 @@ def _layer_of(made, wanted, q):
     "An `IntegerLayer` of these weights, or why there is none."
     if not all(t.isfinite().all() for t in wanted):
         return 'a bias or a normalization that is no finite number'
-    m,(entering,zero_point) = made.layer,_entering_grid(q)
+    m,(entering,zero_point,top) = made.layer,_entering_grid(q)
     found = _within_int32(wanted, entering.double())
     if found is None: return 'sums beyond int32'
     scale = found.scale.float()
@@ -234,7 +234,8 @@ def _layer_of(made, wanted, q):
     whole = (found.bias/product).round()
     needed = whole.any() or isinstance(m, nn.Linear)    # a Gemm has one, or is a MatMul
     bias = whole.to(torch.int32) if needed else None
-    layer = IntegerLayer(m, found.codes.to(torch.int8), scale, bias, entering, zero_point)
+    grid = entering,zero_point,top
+    layer = IntegerLayer(m, found.codes.to(torch.int8), scale, bias, *grid)
     exact = wanted.codes*_beside(wanted.scale, wanted.codes)
     apart = (found.codes*_beside(scale.double(), exact)-exact).abs().flatten(1).sum(1)
     rounded = product/2 + apart*255*entering.double()
@@ -266,7 +267,8 @@ def _stays(m, relus, layer):
     "Do codes of the layer go on as they are, into no module or a ReLU that clips none?"
     if m is None or m not in relus: return m is None
     if layer.out_zero_point != 0: return False
-    return type(m) is nn.ReLU or bool((6/layer.out_scale).round() >= 255)
+    top = 255 if layer.out_top is None else layer.out_top
+    return type(m) is nn.ReLU or bool((6/layer.out_scale).round() >= top)
 
 def _with_codes(model):
     "Quantizers of activations whose codes the runtime has, also before a layer of floats."
@@ -294,8 +296,8 @@ def _made_or_why(flow, m, name, norms):
 
 def _same_grid(quantizers):
     "Are these quantizers one grid?"
-    grids = [_entering_grid(q) for q in quantizers]
-    return all(torch.equal(a, b) for g in grids[1:] for a,b in zip(g, grids[0]))
+    (scale,code,top),*rest = (_entering_grid(q) for q in quantizers)
+    return all(g[2] == top and g[0] == scale and g[1] == code for g in rest)
 
 def _next(flow, m, one, entering, relus)->Any:
     "The quantizer whose codes a layer can give: that of all that its output reaches; or None."

@@ -283,9 +283,10 @@ def _kind_of(layer):
     wanted = 'nn.Linear, nn.Conv1d, nn.Conv2d or nn.Conv3d'
     raise TypeError(f'IntegerLayer: layer must be {wanted}, got {_what(layer)}')
 
-def _check_grid(scale, zero_point, device, of='', fn='IntegerLayer'):
-    "Raises unless they are a scale and a uint8 zero point for all."
+def _check_grid(scale, zero_point, device, of='', fn='IntegerLayer', top=255):
+    "Raises unless they are a scale, a uint8 zero point and a largest code, for all."
     check_input(scale, fn, f'{of}scale')
+    check_count(top, fn, f'{of}top', 1, 255)
     _integers(zero_point, fn, f'{of}zero_point')
     _check_is(scale, fn, f'{of}scale', scale.dtype, (), device)
     _check_is(zero_point, fn, f'{of}zero_point', torch.uint8, (), device)
@@ -302,6 +303,14 @@ def _check_weights(codes, scale, bias):
     _check_is(bias, 'IntegerLayer', 'bias', torch.int32, each, codes.device)
 
 # %% ../../nbs/quantization/52_integers.ipynb #27805060
+def _top_of(top, device):
+    "The largest code where a grid has fewer than 256, else None, as a state keeps it."
+    return None if top == 255 else torch.tensor(top, dtype=torch.uint8, device=device)
+
+def _within(codes, top):
+    "Codes of a grid; the slope is 1 between its ends."
+    return codes.clamp(0, 255) if top is None else codes.clamp(min=0).clamp(max=top)
+
 def _padding(layer)->Any:
     "How many zeros stand on each side of an axis; None where there is one more on one side."
     if layer.padding == 'valid': return (0,)*len(layer.kernel_size)
@@ -322,8 +331,10 @@ class _Sums(_Float32Buffers):
     input_zero_point:Tensor
     bias_codes:Tensor|None
     product:Tensor
+    input_top:Tensor|None
     out_scale:Tensor|None
     out_zero_point:Tensor
+    out_top:Tensor|None
 
     def _weight(self):
         return _unpacked(self, self.codes, 'Int8')
@@ -340,7 +351,7 @@ class _Sums(_Float32Buffers):
         "The codes of what enters, less that of 0; the slope is 1 within the range."
         v = x.to(torch.promote_types(x.dtype, torch.float32))
         zero_point = self.input_zero_point.to(v.dtype)
-        return (round_ste(v/self.input_scale)+zero_point).clamp(0, 255) - zero_point
+        return _within(round_ste(v/self.input_scale)+zero_point, self.input_top) - zero_point
 
     def _sums(self, q):
         "Exact sums of integers, then one float each."
@@ -352,7 +363,7 @@ class _Sums(_Float32Buffers):
         if self.out_scale is None: return total*self._beside(self.product)
         zero_point = self.out_zero_point.to(torch.float32)
         n = round_ste(total*self._beside(self.product/self.out_scale))
-        return ((n+zero_point).clamp(0, 255)-zero_point)*self.out_scale
+        return (_within(n+zero_point, self.out_top)-zero_point)*self.out_scale
 
     def _parameters_in_onnx(self):
         "Weight and bias of an integer kernel, or of a float one, which gets products."
@@ -368,10 +379,11 @@ class _Sums(_Float32Buffers):
 
     def _in_onnx(self, x):
         "The pattern that the runtime replaces by QLinearConv and QGemm, or a Conv in floats."
-        v = _on_grid_in_onnx(x.float(), self.input_scale, self.input_zero_point)
+        entering = self.input_scale,self.input_zero_point
+        v = _on_grid_in_onnx(x.float(), *entering, top=self.input_top)
         y = self._apply_to(v, *self._parameters_in_onnx())
         if self.out_scale is not None:
-            y = _on_grid_in_onnx(y, self.out_scale, self.out_zero_point)
+            y = _on_grid_in_onnx(y, self.out_scale, self.out_zero_point, top=self.out_top)
         return y.to(x.dtype)
 
 # %% ../../nbs/quantization/52_integers.ipynb #59a00009
@@ -385,6 +397,7 @@ class IntegerLayer(_Sums):
         bias (Tensor|None): int32, in units of scale times that of the input
         input_scale (Tensor): 0-d
         input_zero_point (Tensor): uint8 code of an input of 0, 0-d
+        input_top (int = 255): Largest code of an input, 1 to 255
 
     Example:
         >>> import torch
@@ -404,13 +417,14 @@ class IntegerLayer(_Sums):
         scale:Tensor,     # Of the weights, one for each output channel
         bias:Tensor|None, # int32, in units of scale times that of the input
         input_scale:Tensor,     # 0-d
-        input_zero_point:Tensor # uint8 code of an input of 0, 0-d
+        input_zero_point:Tensor,# uint8 code of an input of 0, 0-d
+        input_top:int=255       # Largest code of an input, 1 to 255
     ):
         "See `IntegerLayer`."
         super().__init__()
         self.packed,self.options,self.kind = None,{},_kind_of(layer)
         _check_weights(codes, scale, bias)
-        _check_grid(input_scale, input_zero_point, codes.device, 'input_')
+        _check_grid(input_scale, input_zero_point, codes.device, 'input_', top=input_top)
         self.read = False                   # has somebody asked for the weight or the bias?
         for k in ('in_features', 'out_features', 'in_channels', 'out_channels', 'kernel_size'):
             if hasattr(layer, k): setattr(self, k, getattr(layer, k))
@@ -420,20 +434,23 @@ class IntegerLayer(_Sums):
             for k,v in self.options.items(): setattr(self, k, v)
         values = dict(codes=codes, scale=scale, bias_codes=bias, product=input_scale*scale)
         values |= dict(input_scale=input_scale, input_zero_point=input_zero_point)
-        values |= dict(out_scale=None, out_zero_point=None)
+        values |= dict(input_top=_top_of(input_top, codes.device))
+        values |= dict(out_scale=None, out_zero_point=None, out_top=None)
         for k,v in values.items(): self.register_buffer(k, v)
         self.dims = 2 if self.kind is nn.Linear else codes.ndim      # of a batch
         self.register_forward_pre_hook(_stay)
 
     def feeds(self,
         scale:Tensor,     # Of the codes that leave, 0-d
-        zero_point:Tensor # uint8 code of a 0, 0-d
+        zero_point:Tensor,# uint8 code of a 0, 0-d
+        top:int=255       # Largest code, 1 to 255
     ):
         """What comes next wants codes on this grid.
 
         Parameters:
             scale (Tensor): Of the codes that leave, 0-d
             zero_point (Tensor): uint8 code of a 0, 0-d
+            top (int = 255): Largest code, 1 to 255
 
         Example:
             >>> import torch
@@ -446,8 +463,9 @@ class IntegerLayer(_Sums):
             >>> layer(torch.tensor([[1., 0.3]]))
             tensor([[1.]])
         """
-        _check_grid(scale, zero_point, self.codes.device)
+        _check_grid(scale, zero_point, self.codes.device, top=top)
         self.out_scale,self.out_zero_point = scale,zero_point
+        self.out_top = _top_of(top, self.codes.device)
 
     @property
     def kernel(self)->str: # Its name, and why it computes with floats if it does

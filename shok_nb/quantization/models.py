@@ -171,7 +171,7 @@ def quantize_model_(
         rows = [*_report_rows(model, found, *why, of_weights, of_inputs, between)]
         _take_over(own, of_inputs)
         _attach(model, found | between.sites, of_weights, of_inputs)
-        if calibrate is None and _fills_a_byte(activations): _await(model, activations)
+        if calibrate is None and _fits_a_byte(activations): _await(model, activations)
     _warn_of_optimizers(model)
     return LayerReport(rows, _without_blocks(weights, of_weights))
 
@@ -661,7 +661,7 @@ def _as_it_is(x): return x
 
 def _sites_between(model, layers, prototype, batches):
     "What lies between these layers and is to be quantized with them; and the batches."
-    if not layers or batches is None or not _fills_a_byte(prototype):
+    if not layers or batches is None or not _fits_a_byte(prototype):
         return _Between(),batches
     first,batches = _first_of(batches)
     if first is None: return _Between(),batches
@@ -669,6 +669,7 @@ def _sites_between(model, layers, prototype, batches):
 
 def _input_grids(model, layers, prototype, bits, batches, between, own):
     "A quantizer for what enters each layer and each site between them, and why some get none."
+    bits = bits | _bits_between(layers, prototype, bits, between)
     def fresh(n):
         return own[n]._changed() if n in own else _copied(prototype, bits=bits.get(n))
     if not layers and not own or batches is None:
@@ -683,6 +684,13 @@ def _input_grids(model, layers, prototype, bits, batches, between, own):
             q = fresh(n).to(values.rows[0].device)
             grids[n] = _of_values(q, n, values, None if n in own else axis)
     return grids,whys
+
+def _bits_between(layers, prototype, bits, between):
+    "What lies between layers has 8 bits, or those of the layer that reads the same tensor."
+    few = isinstance(prototype, Quantizer) and isinstance(prototype.bits, int)
+    usual = 8 if few and prototype.bits < 8 else None
+    sites = {n: between.shared.get(n, n) for n in between.sites if n not in layers}
+    return {n: bits.get(at) if at in layers else usual for n,at in sites.items()}
 
 def _entering(model, layers, batches, axis):
     "What enters each of these layers, in all ranks of a process group; no batch raises."
@@ -720,14 +728,22 @@ class _Arriving:
     def __init__(self, prototype): self.prototype = prototype
     def __call__(self, model, state, prefix, *rest):
         sites = [n.rstrip('.') for n in _ending(state, prefix, 'input_quantizer.layout')]
-        device = next(model.parameters()).device
-        for place in _place_named(model, state, prefix, sites):
+        places = _place_named(model, state, prefix, sites)
+        device = next(model.parameters()).device if places else None
+        for place in places:
             if hasattr(place, 'input_quantizer'): continue
-            q = _copied(self.prototype).to(device).train(model.training)
-            name = _names(model)
-            q.of_a_model = _of(name[place], 'input_quantizer')
+            name = _of(_names(model)[place], 'input_quantizer')
+            q = self.like(state.get(f'{prefix}{name}.layout')).to(device)
+            q.train(model.training).of_a_model = name
             _quantize_input(place, q)
         self.tie(model, state, prefix, sites)
+
+    def like(self, layout):
+        "A quantizer with as many bits as a saved one, if its codes fit a byte."
+        if not isinstance(layout, torch.Tensor): return _copied(self.prototype)
+        low,high = layout[:2].tolist()
+        few = isinstance(self.prototype.bits, int) and 0 < high-low < 256
+        return _copied(self.prototype, bits=(high-low).bit_length() if few else None)
 
     def tie(self, model, state, prefix, sites):
         "Quantizers whose tensors are one in the state are one, as where it was saved."
@@ -740,11 +756,11 @@ class _Arriving:
             one = first.setdefault((saved.data_ptr(), *q._written()), q)
             if one is not q: m.input_quantizer = one
 
-def _fills_a_byte(prototype):
-    "Do these activations have one scale and 256 codes?"
+def _fits_a_byte(prototype):
+    "Do these activations have one scale and at most 256 codes, of which one is 0?"
     if not isinstance(prototype, Quantizer) or prototype.axis is not None: return False
     low,high = prototype.range()
-    return high-low == 255
+    return prototype.format is None and high-low <= 255 and low <= 0 <= high
 
 def _await(model, prototype):
     "A state that is loaded may name what lies between layers."

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from ..engine.arguments import check_input, check_model
 from ..estimators.ste import round_ste
-from .integers import _check_grid
+from .integers import _check_grid, _top_of, _within
 from .quantizer import _Float32Buffers, _on_grid_in_onnx
 
 # %% ../../nbs/quantization/55_operators.ipynb #5ac00007
@@ -28,30 +28,40 @@ class _Operator(_Float32Buffers):
     def __init__(self, grids):
         super().__init__()
         self.read = False
-        for i,(scale,zero_point) in enumerate(grids):
-            _check_grid(scale, zero_point, scale.device, 'input_', type(self).__name__)
-            self.register_buffer(f'scale_{i}', scale)
-            self.register_buffer(f'zero_point_{i}', zero_point)
-        self.register_buffer('out_scale', None)
-        self.register_buffer('out_zero_point', None)
+        for i,grid in enumerate(grids):
+            self._check(*grid, of='input_')
+            self._hold(*grid, of=f'_{i}')
+        for k in ('out_scale', 'out_zero_point', 'out_top'): self.register_buffer(k, None)
+
+    def _check(self, scale, zero_point, top=255, of=''):
+        _check_grid(scale, zero_point, scale.device, of, type(self).__name__, top)
+
+    def _hold(self, scale, zero_point, top=255, of=''):
+        "A grid of what enters."
+        held = dict(scale=scale, zero_point=zero_point, top=_top_of(top, scale.device))
+        for k,v in held.items(): self.register_buffer(k+of, v)
 
     def feeds(self,
         scale:Tensor,     # Of the codes that leave, 0-d
-        zero_point:Tensor # uint8 code of a 0, 0-d
+        zero_point:Tensor,# uint8 code of a 0, 0-d
+        top:int=255       # Largest code, 1 to 255
     ):
         "Set the grid of the codes that leave, which is that of the next layer."
-        _check_grid(scale, zero_point, scale.device, '', type(self).__name__)
+        self._check(scale, zero_point, top)
         self.out_scale,self.out_zero_point = scale,zero_point
+        self.out_top = _top_of(top, scale.device)
 
     def _grid(self, i=0):
         "Scale and code of 0 of an input."
         return getattr(self, f'scale_{i}'),getattr(self, f'zero_point_{i}')
 
+    def _top(self, i): return getattr(self, f'top_{i}')
+
     def _entering(self, x, i=0):
         "The codes of an input; the slope is 1 within their range."
         scale,zero_point = self._grid(i)
         v = x.to(torch.promote_types(x.dtype, torch.float32))
-        return (round_ste(v/scale)+zero_point).clamp(0, 255)
+        return _within(round_ste(v/scale)+zero_point, self._top(i))
 
     _codes:Any       # Of what leaves, for codes of what enters
     _floats:Any      # The same for values, as ONNX writes it
@@ -60,14 +70,19 @@ class _Operator(_Float32Buffers):
         for x in xs: check_input(x, type(self).__name__, 'input')
         if torch.onnx.is_in_onnx_export(): return self._in_onnx(*xs)
         n = self._codes(*[self._entering(x, i) for i,x in enumerate(xs)])
-        y = (n.clamp(0, 255)-self.out_zero_point.float())*self.out_scale
+        y = (_within(n, self.out_top)-self.out_zero_point.float())*self.out_scale
         return y.to(xs[0].dtype)
 
     def _in_onnx(self, *xs):
         "The pattern that the runtime replaces by its operator."
-        values = [_on_grid_in_onnx(x.float(), *self._grid(i)) for i,x in enumerate(xs)]
-        y = _on_grid_in_onnx(self._floats(*values), self.out_scale, self.out_zero_point)
+        values = [self._value(x, i) for i,x in enumerate(xs)]
+        leaving = self.out_scale,self.out_zero_point
+        y = _on_grid_in_onnx(self._floats(*values), *leaving, top=self.out_top)
         return y.to(xs[0].dtype)
+
+    def _value(self, x, i):
+        "An input on its grid, for the runtime."
+        return _on_grid_in_onnx(x.float(), *self._grid(i), top=self._top(i))
 
     def extra_repr(self):
         "What `print` shows of it."
@@ -78,7 +93,7 @@ class IntegerAdd(_Operator):
     """`x + y` on codes, as ONNX Runtime's QLinearAdd. Raises TypeError unless `x` is a Tensor.
 
     Parameters:
-        first (tuple): Scale and uint8 zero point of `x`; both 0-d
+        first (tuple): Scale and uint8 zero point of `x`, 0-d; a largest code if not 255
         second (tuple): The same of `y`
 
     Example:
@@ -92,7 +107,7 @@ class IntegerAdd(_Operator):
     """
     kernel = 'QLinearAdd'
     def __init__(self,
-        first:tuple, # Scale and uint8 zero point of `x`; both 0-d
+        first:tuple, # Scale and uint8 zero point of `x`, 0-d; a largest code if not 255
         second:tuple # The same of `y`
     ):
         "See `IntegerAdd`."
@@ -136,7 +151,7 @@ class IntegerMultiply(_Operator):
     """`x * y` on codes, as ONNX Runtime's QLinearMul. Raises TypeError for no float Tensor.
 
     Parameters:
-        first (tuple): Scale, and uint8 code of 0, of the one factor; both 0-d
+        first (tuple): Scale and uint8 code of 0 of `x`, 0-d; a largest code if not 255
         second (tuple): The same of the other
 
     Example:
@@ -150,7 +165,7 @@ class IntegerMultiply(_Operator):
     """
     kernel = 'QLinearMul'
     def __init__(self,
-        first:tuple, # Scale, and uint8 code of 0, of the one factor; both 0-d
+        first:tuple, # Scale and uint8 code of 0 of `x`, 0-d; a largest code if not 255
         second:tuple # The same of the other
     ):
         "See `IntegerMultiply`."
@@ -192,7 +207,7 @@ class IntegerCurve(_Operator):
     """A function of each value, as `nn.SiLU()`, from codes to codes. Raises as `IntegerAdd`.
 
     Parameters:
-        grid (tuple): Scale, and uint8 code of 0, of what enters; both 0-d
+        grid (tuple): Scale and uint8 code of 0 of the input, 0-d; a largest code if not 255
         function (nn.Module): The layer that computes it
 
     Example:
@@ -206,7 +221,7 @@ class IntegerCurve(_Operator):
         tensor([0.5000, 0.5625])
     """
     def __init__(self,
-        grid:tuple,        # Scale, and uint8 code of 0, of what enters; both 0-d
+        grid:tuple, # Scale and uint8 code of 0 of the input, 0-d; a largest code if not 255
         function:nn.Module # The layer that computes it
     ):
         "See `IntegerCurve`."
@@ -272,7 +287,7 @@ class IntegerMean(_Operator):
     """Each channel's mean on codes, as QLinearGlobalAveragePool. Raises as `IntegerAdd` does.
 
     Parameters:
-        grid (tuple): Scale and uint8 zero point of the input; both 0-d
+        grid (tuple): Scale and uint8 code of 0 of the input, 0-d; a largest code if not 255
 
     Example:
         >>> import torch
@@ -285,7 +300,7 @@ class IntegerMean(_Operator):
     """
     kernel = 'QLinearGlobalAveragePool'
     def __init__(self,
-        grid:tuple # Scale and uint8 zero point of the input; both 0-d
+        grid:tuple # Scale and uint8 code of 0 of the input, 0-d; a largest code if not 255
     ):
         "See `IntegerMean`."
         super().__init__([grid])
@@ -339,7 +354,7 @@ class IntegerAveragePool(_Operator):
     """The mean of each window on codes, as QLinearAveragePool. Raises as `IntegerMean` does.
 
     Parameters:
-        grid (tuple): Scale, and uint8 code of 0, of what enters; both 0-d
+        grid (tuple): Scale and uint8 code of 0 of the input, 0-d; a largest code if not 255
         pool (nn.AvgPool2d): Its windows
 
     Example:
@@ -355,7 +370,7 @@ class IntegerAveragePool(_Operator):
     kernel = 'QLinearAveragePool'
     pool:Any
     def __init__(self,
-        grid:tuple,       # Scale, and uint8 code of 0, of what enters; both 0-d
+        grid:tuple, # Scale and uint8 code of 0 of the input, 0-d; a largest code if not 255
         pool:nn.AvgPool2d # Its windows
     ):
         "See `IntegerAveragePool`."
@@ -419,7 +434,7 @@ class IntegerConcatenate(_Operator):
     """`torch.cat` on codes, as ONNX Runtime's QLinearConcat. Raises as `IntegerAdd` does.
 
     Parameters:
-        grids (list): Scale and uint8 zero point of each part; all 0-d
+        grids (list): Of each part scale, uint8 zero point, 0-d; a largest code if not 255
         dim (int): Axis along which they are joined
 
     Example:
@@ -433,7 +448,7 @@ class IntegerConcatenate(_Operator):
     """
     kernel = 'QLinearConcat'
     def __init__(self,
-        grids:list, # Scale and uint8 zero point of each part; all 0-d
+        grids:list, # Of each part scale, uint8 zero point, 0-d; a largest code if not 255
         dim:int     # Axis along which they are joined
     ):
         "See `IntegerConcatenate`."

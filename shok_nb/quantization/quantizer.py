@@ -66,11 +66,17 @@ def _onnx_dequantize(codes, scale, zero_point, axis=None, block=None):
     inputs = (codes, scale) if zero_point is None else (codes, scale, zero_point)
     return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
 
-def _on_grid_in_onnx(x, scale, zero_point, axis=None):
+def _on_grid_in_onnx(x, scale, zero_point, axis=None, top=None):
     "Values of codes: the pair of operators that the runtime joins with what stands between."
     alone = _alone_in_onnx if zero_point.is_floating_point() else lambda x: x
     codes = _onnx_quantize(alone(x), scale, zero_point, axis)
+    if top is not None: codes = _onnx_at_most(codes, top)
     return alone(_onnx_dequantize(codes, scale, zero_point, axis))
+
+def _onnx_at_most(codes, top):
+    "Codes of a grid that does not fill a byte: those above its largest become that."
+    kind:dict[str, Any] = dict(dtype=codes.dtype, shape=codes.shape, version=13)
+    return torch.onnx.ops.symbolic('Clip', (codes, None, top), {}, **kind)
 
 def _alone_in_onnx(x):
     "A sum of one keeps float8 apart: the runtime would join it with its neighbours, and fail."
