@@ -279,7 +279,7 @@ def seconds_of(files, given, rounds=25):
             took[k].append(time.process_time()-began)
     return {k: statistics.median(v) for k,v in took.items()}
 
-def beside_floats(files, name, like, many=64):
+def errors_of(files, name, like, many=64):
     """On many batches that nobody has calibrated with: the error of each file over the size of the outputs of the first,
     both as root mean squares, and the share of inputs whose largest output is that of the first file."""
     import torch
@@ -287,7 +287,8 @@ def beside_floats(files, name, like, many=64):
     runs = {k: onnx_session(f) for k,f in files.items()}
     g = torch.Generator().manual_seed(5)
     batches = [torch.randn(like.shape, generator=g) for _ in range(many)]
-    def answers(run): return torch.cat([torch.as_tensor(run.run(None, {name: x.numpy()})[0]) for x in batches]).double()
+    def answer(run, x): return torch.as_tensor(run.run(None, {name: x.numpy()})[0])
+    def answers(run): return torch.cat([answer(run, x) for x in batches]).double()
     wanted,*found = map(answers, runs.values())
     def off(a): return ((a-wanted).square().mean()/wanted.square().mean()).sqrt().item()
     def agrees(a): return (a.argmax(1) == wanted.argmax(1)).double().mean().item()
@@ -324,7 +325,7 @@ def beside_static(model, batches, ours, row):
         quant_format=q.QuantFormat.QDQ, activation_type=q.QuantType.QUInt8, weight_type=q.QuantType.QInt8)
     given = {name: batches[0].numpy()}
     best = seconds_of({k: files[k] for k in ('floats', 'ours', 'static')}, given)
-    beside = beside_floats({k: files[k] for k in ('floats', 'ours', 'static')}, name, batches[0])
+    beside = errors_of({k: files[k] for k in ('floats', 'ours', 'static')}, name, batches[0])
     row['time'] = round(best['ours']/best['floats'], 3)
     row |= beside['ours']
     row['static'] = beside['static'] | dict(integer=integer_share(files['static'], given)[1],

@@ -359,6 +359,31 @@ def _keep_floats(node):
     kept.replace_input_with(0, out)
     node.graph.insert_after(node, kept)
 
+# %% ../../nbs/quantization/51_runtime.ipynb #b51c0de2
+def _dequantized_before(value, zero):
+    "The DequantizeLinear that these values come from, moved at most, or None."
+    node = value.producer()
+    while node is not None and node.op_type in _MOVING | {'Relu'}:
+        if node.op_type == 'Relu' and zero: break       # it would change codes below that of 0
+        node = node.inputs[0].producer()
+    return node if node is not None and node.op_type == 'DequantizeLinear' else None
+
+def _same_constants(a, b):
+    "Are these constants of two operators the same numbers?"
+    pairs = [(_held(v), _held(w)) for v,w in zip(a, b, strict=True)]
+    return all(v is not None and w is not None and (v == w).all() for v,w in pairs)
+
+def _clip_once(clip):
+    "Codes that come from codes of the same grid need no second Clip."
+    quantize = clip.inputs[0].producer() if clip.op_type == 'Clip' else None
+    if quantize is None or quantize.op_type != 'QuantizeLinear': return
+    x,*grid = quantize.inputs
+    found = _dequantized_before(x, _held(grid[1]))
+    if found is None or not _same_constants(found.inputs[1:], grid): return
+    first = found.inputs[0].producer()
+    if first is None or first.op_type != 'Clip': return
+    if _same_constants(first.inputs[2:], clip.inputs[2:]): _put(clip, quantize.outputs[0])
+
 # %% ../../nbs/quantization/51_runtime.ipynb #5e1f0c22
 def _grid_of(node):
     "Scale and code of 0 of an operator that makes or takes codes of 8 bits, or None."
@@ -510,6 +535,7 @@ def _exported(model, inputs, together, axes):
     if four: _write_int4(graph)
     for node in [*graph.all_nodes()]:
         if node.op_type == 'BatchNormalization': _fold_norm(graph, node)
+    for node in [*graph.all_nodes()]: _clip_once(node)
     for node in [*graph.all_nodes()]: _keep_floats(node)
     _fewest(graph)
     _write_silu(program.model)
