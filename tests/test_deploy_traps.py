@@ -367,6 +367,82 @@ def test_the_report_names_every_layer():
     told = [(r.name, r.weights, r.activations) for r in deploy_(model, x).rows]
     assert told == [('0', 'int8', 'codes to floats'), ('1', 'floats', 'not known: w'), ('2', 'floats', 'not quantized')]
 
+# --- graphs with writes, and without
+@torch.library.custom_op('shok_nb_tests::add_one', mutates_args=('h',))
+def add_one(h:torch.Tensor)->None: h.add_(1)
+
+@torch.library.custom_op('shok_nb_tests::plus_one', mutates_args=())
+def plus_one(h:torch.Tensor)->torch.Tensor: return h+1
+plus_one.register_fake(torch.empty_like)
+
+def wrote(write):
+    "A forward in which `write(m, h)` writes into the first layer's output, or into a buffer."
+    def forward(m, x):
+        h = m.a(x)
+        write(m, h)
+        return m.d(h)
+    return forward
+
+def in_halves(m, x):
+    with torch.autocast('cpu', torch.bfloat16): return m.d(m.a(x))
+
+WRITES = dict(
+    relu=wrote(lambda m, h: h.relu_()), view=wrote(lambda m, h: h.view(-1).mul_(3)), add=wrote(lambda m, h: h.add_(1)),
+    item=wrote(lambda m, h: h.__setitem__((slice(None), 0), 0.)), part=wrote(lambda m, h: h[:, 1:].clamp_(0, 1)),
+    copied=wrote(lambda m, h: h.copy_(h.abs())), out=wrote(lambda m, h: torch.neg(h, out=h)),
+    own=wrote(lambda m, h: add_one(h)), buffer=wrote(lambda m, h: m.seen.add_(h.mean(0))),
+    dropped=wrote(lambda m, h: F.dropout(h, .5, True, True)), region=in_halves,
+    training=lambda m, x: m.d(F.batch_norm(m.a(x), m.seen, m.seen.abs()+1, training=True)),
+    batch=lambda m, x: m.d(F.batch_norm(m.a(x), m.seen, m.one, training=True)),
+    instance=lambda m, x: m.d(F.instance_norm(m.a(x)[:, :, None].expand(-1, -1, 2), m.seen, m.one)[:, :, 0]),
+    drawn=lambda m, x: m.d(F.dropout(m.a(x), .5, True)), traced=lambda m, x: m.d(m.a(x).T.T),
+    alpha=lambda m, x: m.d(F.alpha_dropout(m.a(x), .5, False)), cast=lambda m, x: m.d(m.a(x).double().float()))
+PLAIN = dict(
+    chain=lambda m, x: m.d(F.relu(m.a(x))), two=lambda m, x: m.d(h := m.a(x)) + h[:, :3],
+    unread=lambda m, x: (h := m.a(x), h.sum(), m.d(h))[-1], own=lambda m, x: m.d(plus_one(m.a(x))),
+    norm=lambda m, x: m.d(F.batch_norm(m.a(x), m.seen, m.one)), dropout=lambda m, x: m.d(F.dropout(m.a(x), .5, False)),
+    flat=lambda m, x: m.d(m.a(x)[:, :, None].flatten(1)), flat_already=lambda m, x: m.d(m.a(x).flatten(1)),
+    contiguous=lambda m, x: m.d(m.a(x).contiguous()), reshaped=lambda m, x: m.d(m.a(x).reshape(-1, 2).reshape(-1, 8)),
+    unflat=lambda m, x: m.d(m.a(x).unflatten(1, (2, 4)).flatten(1)),
+    chunks=lambda m, x: m.d(torch.cat(m.a(x).chunk(2, 1), 1)),
+    part=lambda m, x: m.d(m.a(x).chunk(2, 1)[0].repeat(1, 2)),
+    attention=lambda m, x: m.d(F.scaled_dot_product_attention(h := m.a(x), h, h)))
+
+def of_two_layers(how):
+    model = Made(how, a=nn.Linear(6, 8), d=nn.Linear(8, 3)).eval()
+    model.register_buffer('seen', torch.zeros(8))
+    model.register_buffer('one', torch.ones(8))
+    return model
+
+@pytest.fixture
+def apart(monkeypatch):
+    "One entry for each graph that torch's decompositions are asked for."
+    made,inner = [],torch.export.ExportedProgram.run_decompositions
+    monkeypatch.setattr(torch.export.ExportedProgram, 'run_decompositions', lambda *a: made.append(a) or inner(*a))
+    return made
+
+@pytest.mark.parametrize('name', WRITES)
+def test_writes_are_taken_apart(name, apart):
+    "So are steps that are composed of others, unless the graph is read with them."
+    flow._flow(of_two_layers(WRITES[name]), rows(), [])
+    assert len(apart) == 1
+
+def test_others_are_read_as_they_are(apart, monkeypatch):
+    "All that is asked of a graph has the answers that it has after decompositions."
+    models = nn.ModuleList(map(of_two_layers, PLAIN.values()))
+    model = Made(lambda m, x: [m(x) for m in models], models=models).eval()
+    layers = [layer for m in models for layer in (m.a, m.d)]
+    def asked():
+        found = flow._flow(model, rows(), layers)
+        def told(m):
+            [entering],[leaving] = found.inputs(m),found.outputs(m)
+            return found.only_user(leaving),found.reached([leaving]),found.origin(entering),len(leaving.users)
+        return [told(m) for m in layers],found.parameters
+    answers = asked()
+    assert not apart
+    monkeypatch.setattr(flow, '_is_plain', lambda node: False)
+    assert asked() == answers and len(apart) == 1
+
 def test_loaded_again():
     "As an editor that reloads modules does: the mark in the graph is registered once, and who feeds whom is known."
     importlib.reload(flow)

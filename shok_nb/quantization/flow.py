@@ -280,6 +280,32 @@ class _Flow:
             [node] = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:1]
         return self.modules[node.args[1]//2]
 
+# %% ../../nbs/quantization/53_flow.ipynb #fc141096
+_KNOWN = {_aten.flatten, _aten.unflatten, _aten.reshape, _aten.contiguous, _aten.chunk}
+
+def _is_plain(node):
+    "Does this node surely write nowhere, and do torch's decompositions leave it as it is?"
+    op = node.target
+    if node.op != 'call_function' or op is operator.getitem: return node.op != 'get_attr'
+    if not isinstance(op, torch._ops.OpOverload): return False
+    if op is _aten.dropout.default: return not node.args[2]
+    if op is _aten.batch_norm.default: return not node.args[5]          # in training it writes
+    names = {a.name for a in op._schema.arguments}
+    if op._schema.is_mutable or torch.Tag.maybe_aliasing_or_mutating in op.tags: return False
+    if names & {'running_mean', 'noise'}: return False      # some schemas hide these writes
+    views = any(a.alias_info is not None for a in op._schema.arguments)
+    return _packet(node) in _KNOWN or not (views and op._can_decompose())
+
+def _shorten(graph):
+    "Take out what changes nothing and what nobody reads, as torch's decompositions do."
+    for node in graph.nodes:
+        if _packet(node) is _aten.dropout:                              # one in evaluation
+            node.target,node.args = _aten.clone.default,node.args[:1]
+        elif _packet(node) is _aten.contiguous or _packet(node) is _aten.flatten and (
+                node.meta['val'].ndim == node.args[0].meta['val'].ndim):
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
+
 # %% ../../nbs/quantization/53_flow.ipynb #fc141094
 @contextmanager
 def _quiet(name, level='CRITICAL'):
@@ -322,7 +348,9 @@ def _flow(model, example, modules, quantizers=()):
             read = {_aten._local_scalar_dense.default, _aten.item.default}
             if any(n.target in read for n in program.graph.nodes):
                 raise _NoFlow('the model reads a value as a number')
-            program = program.run_decompositions({})        # writing becomes a new value
+            if not all(map(_is_plain, program.graph.nodes)):
+                program = program.run_decompositions({})    # writing becomes a new value
+            _shorten(program.graph)
             known = program.graph_signature.inputs_to_parameters
     except _NoFlow: raise
     except Exception as e: raise _NoFlow(_first_line(e)) from None
