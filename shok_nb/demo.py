@@ -53,6 +53,7 @@ def _ready(args):
         raise RuntimeError('torch finds no CUDA device; use --device cpu')
     return load(args.image).to(args.device)
 
+# %% ../nbs/studies/20_demo.ipynb #bf680d57
 def main(
     argv:list|None=None # Arguments; None takes them from the command line
 )->int:                 # 0
@@ -104,6 +105,7 @@ def _sample():
     except ImportError: raise _missing("the demo's own photo", 'matplotlib') from None
     return get_sample_data('grace_hopper.jpg', asfileobj=False)
 
+# %% ../nbs/studies/20_demo.ipynb #baa0a387
 def load(
     path:str|Path|None=None # An image file Pillow reads; None is a photo that matplotlib ships
 )->Tensor:                  # float32, (1, 3, H, W) in [0, 255]; H and W are 128 to 512
@@ -161,6 +163,7 @@ def to_bits(
     bits = [b >> i & 1 for b in text.encode('latin-1') for i in range(7, -1, -1)]
     return torch.tensor(bits, dtype=torch.bool).view(1, 1, 16, 16)
 
+# %% ../nbs/studies/20_demo.ipynb #b2cd673b
 def to_text(
     bits:Tensor # bool, 256 of them
 )->str:         # 32 characters, a dot for what is not printable
@@ -214,6 +217,7 @@ class Result(NamedTuple):
     marked:Tensor # The photo with it
     decoded:Tensor # And after the file
 
+# %% ../nbs/studies/20_demo.ipynb #b9562999
 _files = (10, 8.),(25, 4.)   # quality of a file, and how far a pixel may move, in grey levels
 
 def trial(
@@ -278,6 +282,7 @@ estimators = (
     ('cubic_round', cubic_round),
     ('cubic_round(hard=True)', partial(cubic_round, hard=True)))
 
+# %% ../nbs/studies/20_demo.ipynb #bd5e88ed
 def table(
     results:list # From `trial`
 )->str:          # A table for a terminal

@@ -91,6 +91,7 @@ class StandIn(Tensor):
         v = trace.add(op, [_written(trace, a) for a in args], kwargs, result)
         return cls(result, v, trace)
 
+# %% ../../nbs/engine/50_replay.ipynb #b40e773d
 def _written(trace, a):
     "An argument as a step holds it, which keeps no tensor of other code alive."
     if isinstance(a, StandIn): return a.value
@@ -112,6 +113,7 @@ def _hidden(args, kwargs):
         if isinstance(a, (list, tuple)): yield from a
     yield from kwargs.values()
 
+# %% ../../nbs/engine/50_replay.ipynb #bb461391
 def trace(f, ts):
     "The Trace of `f(*ts)` and its results as Values, None where it returned None."
     t = Trace(len(ts))
@@ -253,6 +255,7 @@ class Plan:
         self.owner[row] = v
         return row,strides
 
+# %% ../../nbs/engine/50_replay.ipynb #b1894864
 def _in_place(a, b):
     "Is each element of `a` where that of `b` is?"
     laid = [(t.shape, t.stride(), t.itemsize, t.data_ptr()) for t in (a, b)]
@@ -355,6 +358,7 @@ class Memory:
         self.frames[program] = registers,calls,changing
         return self.frames[program]
 
+# %% ../../nbs/engine/50_replay.ipynb #b5d514f3
 class _Thread(threading.local):
     "What a thread has of its own: memories that are not in use, and whether it wants replays."
     def __init__(self): self.memories,self.wants = [],True
@@ -422,6 +426,7 @@ def _may(to):
     return (_wanted and _thread.wants and can_stand_in and to.ndim > 0
         and not (function_modes() or torch.is_anomaly_enabled() or saved_tensor_hooks()))
 
+# %% ../../nbs/engine/50_replay.ipynb #b7c1b76e
 def run(f, to, ts, key=None)->Any:
     "`f(*ts)`: the first result goes into `to`, others are returned. Replayed if `key` allows."
     if key is not None and _may(to):
@@ -435,6 +440,7 @@ def run(f, to, ts, key=None)->Any:
     to.copy_(y)
     return others
 
+# %% ../../nbs/engine/50_replay.ipynb #b8d602da
 def _consider(kind, f, to, ts):
     "A Program of work that came often enough, None if it has not, False if there can be none."
     if len(_seen) >= 4*_KEPT: _seen.clear()

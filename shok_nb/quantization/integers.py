@@ -80,6 +80,7 @@ def unpack_int4(
     signed = (both.to(torch.int8) ^ 8) - 8
     return signed[:n].view(shape)
 
+# %% ../../nbs/quantization/52_integers.ipynb #b16bb9a7
 def _integers(t, fn, arg):
     "Raises where `t` is no tensor of integers."
     if not isinstance(t, Tensor):
@@ -95,6 +96,7 @@ def _shape(k, fn, arg):
     if sizes: return torch.Size(k)
     raise TypeError(f'{fn}: {arg} must be a tuple of ints, got {k!r}')
 
+# %% ../../nbs/quantization/52_integers.ipynb #b7272f5d
 _KERNEL_BLOCKS = 16,32,64,128,256     # that the runtime's product of four bits takes
 
 def _unpacked(m, codes, op):
@@ -139,6 +141,7 @@ class _Codes(_Float32Buffers, parametrize.ParametrizationList):
     "What holds codes in the place of a weight; casts of the model leave their dtype."
     def _get_name(self): return 'ParametrizationList'
 
+# %% ../../nbs/quantization/52_integers.ipynb #bd4a54b3
 class Dequantize(_Float32Buffers):
     """A weight made from its codes: `scale*(code - zero_point)`, or `scale*levels[code]`.
 
@@ -318,6 +321,7 @@ def _padding(layer)->Any:
     both = [d*(k-1) for k,d in zip(layer.kernel_size, layer.dilation)]
     return None if any(n % 2 for n in both) else tuple(n//2 for n in both)
 
+# %% ../../nbs/quantization/52_integers.ipynb #b41790b5
 class _Sums(_Float32Buffers):
     "Codes in, exact sums, and values or codes out; and the same for the runtime."
     in_file = False
