@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 import shok_nb as R
 from shok_nb.quantization import reconstruct
-from shok_nb.quantization.closest import _best_point, _damped, _lattice
+from shok_nb.quantization.closest import _best_point, _damped, _lattice, _orders
 from shok_nb.quantization.reconstruct import _attended, _matrices, _rows_of, _weights_from
 
 
@@ -64,6 +64,30 @@ def test_gptq_is_the_published_one(columns, bits):
         wanted = published(w[:, o], h[o][:, o], scale, -2**(bits-1), 2**(bits-1)-1)[:, o.argsort()]
         torch.testing.assert_close(R.gptq(w, gram, scale, bits=bits, ordered=ordered), wanted)
     assert torch.equal(w, given[0]) and torch.equal(gram, given[1])
+
+
+@pytest.mark.parametrize('damping', [0., .01, .3])
+@pytest.mark.parametrize('beam', [1, 3])
+@pytest.mark.parametrize('block', [None, 10])
+def test_each_row_keeps_the_better_of_two_orders(beam, block, damping):
+    "By the error itself, with the damping; any seed. Some rows are better in each of the two."
+    w,x = matrix(60, 40, dtype=torch.float64),correlated(200, 40, dtype=torch.float64)
+    x[:, 25:] *= .5
+    gram = x.mT@x
+    scale = R.minmax_init(w, bits=3, axis=None if block else 0, block=block).reshape(60, -1)
+    scale = scale.repeat_interleave(40//scale.shape[1], 1) if block else scale
+    largest,natural,both = (R.gptq(w, gram, scale, bits=3, damping=damping, ordered=o, beam=beam)
+        for o in (True, False, None))
+    a,b = (cost(w, q, gram, damping) for q in (largest, natural))
+    assert 0 < (b < a).sum() < 60
+    assert torch.equal(both, natural.where((b < a)[:, None], largest))
+
+
+def test_two_orders_that_are_one():
+    "Inputs that fall in size already; twice the same would be twice the time."
+    w,x = matrix(5, 12),correlated(100, 12)*torch.arange(30., 6., -2)
+    largest,both = (R.gptq(w, x.mT@x, .3, bits=3, ordered=o) for o in (True, None))
+    assert torch.equal(largest, both) and len(_orders(x.mT@x, None)) == 1
 
 
 @pytest.mark.parametrize('rows, columns', [(3, 1), (1, 3), (4, 4)])
@@ -809,6 +833,7 @@ def test_bad_input():
                 (ValueError, 'gram must be finite', (w, gram*math.inf, 1.)), (ValueError, 'scale must', (w, gram, 0.)),
                 (ValueError, 'finite', (w*math.nan, gram, 1.)), (ValueError, 'bits', (w, gram, 1., 0, 99))):
             with pytest.raises(error, match=match): f(*args)
+    with pytest.raises(TypeError, match='gptq: ordered must'): R.gptq(w, gram, 1., ordered='both')
     with pytest.raises(ValueError, match='start must have the shape of w'):
         R.coordinate_descent(w, gram, 1., start=w[:2])
     with pytest.raises(ValueError, match='singular'): R.gptq(w, torch.ones(4, 4), 1., damping=0)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import rnn
 from shok_nb.engine.arguments import (
     check_callable,
     check_choice,
@@ -159,6 +160,96 @@ def _attention_tasks(name, m, weights):
     return [_Task(name, m, w, slice(None), name, partial(_of_attention, 'qkv'.index(w[0])))
         for w in weights]
 
+# %% ../../nbs/quantization/65_reconstruct.ipynb #64f0000b
+def _state_of(m, args, kwargs):
+    "The states a recurrent layer or a cell begins with: a list of none, one or two tensors."
+    hx = args[1] if args[1:] else kwargs.get('hx')
+    return [] if hx is None else [hx] if isinstance(hx, torch.Tensor) else [*hx]
+
+def _of_cell(w, m, args, kwargs):
+    "What a weight of a cell multiplies."
+    x = _first_of(m, args, kwargs)
+    if w == 'weight_ih': return x
+    return next(iter(_state_of(m, args, kwargs)), x.new_zeros(*x.shape[:-1], m.hidden_size))
+
+class _Sequences(NamedTuple):
+    "What enters a recurrent layer: (times, sequences, values), and how it begins."
+    x:torch.Tensor
+    lengths:torch.Tensor
+    begin:list          # hidden states and those of cells, of each layer and direction
+    def valid(self, t):
+        "Rows at the times before the end of each sequence."
+        times = torch.arange(len(self.x), device=self.x.device)
+        return t[times[:, None] < self.lengths]
+    def before(self, t, first, turned):
+        "States one time earlier, where `turned` goes from the last time to the first."
+        if not turned: return torch.cat([first[None], t[:-1]])
+        times = torch.arange(len(t), device=t.device)
+        starts = (times[:, None] == self.lengths-1)[..., None]
+        return first.where(starts, torch.cat([t[1:], first[None]]))
+
+def _sequences(m, args, kwargs):
+    "Those of any input of a recurrent layer."
+    x,begin = _first_of(m, args, kwargs),_state_of(m, args, kwargs)
+    if isinstance(x, rnn.PackedSequence): x,lengths = rnn.pad_packed_sequence(x)
+    else:
+        if x.ndim == 2: x,begin = x[:, None],[t[:, None] for t in begin]
+        elif m.batch_first: x = x.transpose(0, 1)
+        lengths = torch.full(x.shape[1:2], len(x))
+    if not begin:
+        many = m.num_layers*(1+m.bidirectional)
+        sizes = m.proj_size or m.hidden_size,m.hidden_size
+        begin = [x.new_zeros(many, x.shape[1], n) for n in sizes]
+    return _Sequences(x, lengths.to(x.device), begin)
+
+# %% ../../nbs/quantization/65_reconstruct.ipynb #64f0000c
+def _one_layer(m, layer):
+    "A layer of a recurrent network alone, with the weights that are used now."
+    more:dict[str, Any] = dict(bias=m.bias, bidirectional=m.bidirectional, device='meta')
+    kinds = dict(LSTM=partial(nn.LSTM, proj_size=m.proj_size), GRU=nn.GRU)
+    make = kinds.get(m.mode) or partial(nn.RNN, nonlinearity=m.mode.removeprefix('RNN_').lower())
+    one = make(getattr(m, f'weight_ih_l{layer}').shape[1], m.hidden_size, **more)
+    for name in one._flat_weights_names:
+        now = getattr(m, name.replace('_l0', f'_l{layer}')).detach()
+        setattr(one, name, nn.Parameter(now, requires_grad=False))
+    return one
+
+def _states(one, s, begin):
+    "The hidden states of a layer at all times, those of both directions side by side."
+    hx = begin[0] if one.mode != 'LSTM' else (begin[0], begin[1])
+    packed = rnn.pack_padded_sequence(s.x, s.lengths.cpu(), enforce_sorted=False)
+    return rnn.pad_packed_sequence(one(packed, hx)[0], total_length=len(s.x))[0]
+
+def _of_recurrence(w, m, args, kwargs):
+    "What a weight of a recurrent layer multiplies, a row for each time of each sequence."
+    s,turned = _sequences(m, args, kwargs),w.endswith('_reverse')
+    kind,place = w.removeprefix('weight_').removesuffix('_reverse').split('_l')
+    ways,layer = 1+m.bidirectional,int(place)
+    for k in range(layer):
+        of_layer = slice(k*ways, k*ways+ways)
+        s = s._replace(x=_states(_one_layer(m, k), s, [t[of_layer] for t in s.begin]))
+    if kind == 'ih': return s.valid(s.x)
+    one,begin = _one_layer(m, layer),[t[layer*ways:layer*ways+ways] for t in s.begin]
+    states = _states(one, s, begin).chunk(ways, -1)[turned]
+    before = s.before(states, begin[0][int(turned)], turned)
+    if kind == 'hh': return s.valid(before)
+    return s.valid(_unprojected(one, s, before, begin[1][int(turned)], turned))
+
+def _unprojected(one, s, before, cell, turned):
+    "The outputs of an LSTM before their projection."
+    end = '_l0_reverse' if turned else '_l0'
+    def product(t, kind):
+        return F.linear(t, getattr(one, f'weight_{kind}{end}'), getattr(one, f'bias_{kind}{end}', None))
+    gates = (product(s.x, 'ih') + product(before, 'hh')).chunk(4, -1)
+    enter,keep,leave = (gates[i].sigmoid() for i in (0, 1, 3))
+    new,out = gates[2].tanh(),torch.empty_like(gates[3])
+    for t in reversed(range(len(out))) if turned else range(len(out)):
+        inside = (t < s.lengths)[:, None]
+        cell = (keep[t]*cell + enter[t]*new[t]).where(inside, cell)
+        out[t] = leave[t]*cell.tanh()
+    return out
+
+# %% ../../nbs/quantization/65_reconstruct.ipynb #64f0000d
 def _quantizers(m):
     "The quantizer of each weight that has one."
     made = getattr(m, 'parametrizations', {})
@@ -179,14 +270,16 @@ def _tasks(model):
             tasks.append(_Task(name, m, 'weight', slice(None), above, _attended))
         elif isinstance(m, (*_LINEAR, *_TRANSPOSED, _conv1d())):
             tasks.append(_Task(name, m, 'weight', slice(None), name, _first_of))
+        elif isinstance(m, (nn.RNNBase, *_CELLS)):
+            enters = _of_cell if isinstance(m, _CELLS) else _of_recurrence
+            tasks += [_Task(name, m, w, slice(None), name, partial(enters, w)) for w in quantizers]
         else: why[name] = _left_alone(m)
     return tasks,why
 
 def _left_alone(m):
     "Why the nearest codes stay."
     if isinstance(m, nn.Embedding): return 'looks rows up: nearest is best'
-    if isinstance(m, (nn.RNNBase, *_CELLS)): return 'its inputs are computed inside it'
-    return 'not known'
+    return 'its inputs are computed inside it'
 
 def _maker(m, w): return m.parametrizations[w][0]
 
@@ -262,8 +355,10 @@ def _polished(first, *problem, **kwargs):
     start = first(*problem, damping=0., **kwargs)
     return coordinate_descent(*problem, damping=0., start=start)
 
+_gptq = partial(gptq, ordered=None)
+
 _METHODS:dict[str, Any] = {
-    'gptq+descent': partial(_polished, gptq), 'gptq': partial(gptq, damping=0.),
+    'gptq+descent': partial(_polished, _gptq), 'gptq': partial(_gptq, damping=0.),
     'descent': partial(coordinate_descent, damping=0.), 'nearest': _nearest,
     **{name: partial(_polished, learn_codes, method=name)
         for name in ('adaround', 'flexround', 'signround', 'ste')}}
@@ -359,7 +454,7 @@ class Reconstructed(NamedTuple):
         kind (str): Its class
         before (float): Squared error of its outputs over their power, with the codes it had
         after (float): With the codes found; nan for a layer left alone
-        note (str): Why it was left alone, or a warning
+        note (str): Why it was left alone, which of its weights this is, or a warning
 
     Example:
         >>> from shok_nb.quantization.reconstruct import Reconstructed
@@ -370,15 +465,20 @@ class Reconstructed(NamedTuple):
     kind:str     # Its class
     before:float # Squared error of its outputs over their power, with the codes it had
     after:float  # With the codes found; nan for a layer left alone
-    note:str     # Why it was left alone, or a warning
+    note:str     # Why it was left alone, which of its weights this is, or a warning
+
+def _whole_bias(task)->Any:
+    "The bias that is added to this product, as a Parameter; or None."
+    of_attention = isinstance(task.layer, nn.MultiheadAttention)
+    name = 'in_proj_bias' if of_attention else task.weight.replace('weight', 'bias', 1)
+    bias = getattr(task.layer, name, None)
+    return bias if isinstance(bias, nn.Parameter) else None
 
 def _bias_of(task)->Any:
-    "The bias that goes with these rows, as a Parameter and its rows; or None."
-    name = 'in_proj_bias' if isinstance(task.layer, nn.MultiheadAttention) else 'bias'
-    bias = getattr(task.layer, name, None)
-    if not isinstance(bias, nn.Parameter): return None
-    rows = task.rows
-    if name == 'in_proj_bias' and task.weight != 'in_proj_weight':
+    "The part of it that goes with these rows."
+    bias,rows = _whole_bias(task),task.rows
+    if bias is None: return None
+    if task.weight in ('q_proj_weight', 'k_proj_weight', 'v_proj_weight'):
         n,i = task.layer.embed_dim,'qkv'.index(task.weight[0])
         rows = slice(i*n, i*n+n)
     return bias.data[rows]
@@ -435,7 +535,7 @@ def _reconstructed(task, model, teacher, batches, calls, settings, undo):
     raw = task.layer.parametrizations[task.weight].original.data
     floats = teacher.get_submodule(task.name)
     weights = getattr(floats, task.weight).detach()[task.rows]
-    notes:list = []
+    notes = [task.weight] if isinstance(task.layer, (nn.RNNBase, *_CELLS)) else []
     shifted = _shifted(task, floats, weights)
     sums:Any = _collect(task, pairs, weights, shifted, own=False)
     if sums is None:
@@ -565,8 +665,8 @@ def _learned_in(tasks):
         step = q.grid()[0].mean().item()
         found[raw] = .01*step
         if q.learn: found[q.log_scale] = .003
-        bias = getattr(t.layer, 'in_proj_bias' if t.weight != 'weight' else 'bias', None)
-        if isinstance(bias, nn.Parameter): found[bias] = .01*(bias.abs().mean()+step).item()
+        bias = _whole_bias(t)
+        if bias is not None: found[bias] = .01*(bias.abs().mean()+step).item()
     return found
 
 def _descend(m, calls, rates, steps):
