@@ -12,8 +12,7 @@ from torch.nn import functional as F
 import shok_nb as R
 from shok_nb.quantization import reconstruct
 from shok_nb.quantization.closest import _best_point, _damped, _lattice, _orders
-from shok_nb.quantization.reconstruct import (
-    _attended, _matrices, _of_cell, _of_recurrence, _rows_of, _weights_from)
+from shok_nb.quantization.reconstruct import _attended, _matrices, _of_cell, _of_recurrence, _rows_of, _weights_from
 
 
 def correlated(rows, columns, seed=0, dtype=torch.float32):

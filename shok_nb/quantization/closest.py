@@ -141,6 +141,7 @@ def _backward_factor(gram, order, share, fn):
     diagonal = h.diagonal().clone()
     return h.div_(diagonal[:, None]),diagonal
 
+# %% ../../nbs/quantization/63_closest.ipynb #62f0000b
 def _nearest_plane(lattice, factor, diagonal):
     """Babai's point for every row of weights, in place of the targets; and the error of each,
     if there is a diagonal."""

@@ -206,8 +206,9 @@ def _sequences(m, args, kwargs):
 def _one_layer(m, layer):
     "A layer of a recurrent network alone, with the weights that are used now."
     more:dict[str, Any] = dict(bias=m.bias, bidirectional=m.bidirectional, device='meta')
-    kinds = dict(LSTM=partial(nn.LSTM, proj_size=m.proj_size), GRU=nn.GRU)
-    make = kinds.get(m.mode) or partial(nn.RNN, nonlinearity=m.mode.removeprefix('RNN_').lower())
+    makers = dict(LSTM=partial(nn.LSTM, proj_size=m.proj_size), GRU=nn.GRU,
+        RNN_TANH=nn.RNN, RNN_RELU=partial(nn.RNN, nonlinearity='relu'))
+    make = makers[m.mode]
     one = make(getattr(m, f'weight_ih_l{layer}').shape[1], m.hidden_size, **more)
     for name in one._flat_weights_names:
         now = getattr(m, name.replace('_l0', f'_l{layer}')).detach()
@@ -239,7 +240,8 @@ def _unprojected(one, s, before, cell, turned):
     "The outputs of an LSTM before their projection."
     end = '_l0_reverse' if turned else '_l0'
     def product(t, kind):
-        return F.linear(t, getattr(one, f'weight_{kind}{end}'), getattr(one, f'bias_{kind}{end}', None))
+        w,b = (getattr(one, f'{name}_{kind}{end}', None) for name in ('weight', 'bias'))
+        return F.linear(t, w, b)
     gates = (product(s.x, 'ih') + product(before, 'hh')).chunk(4, -1)
     enter,keep,leave = (gates[i].sigmoid() for i in (0, 1, 3))
     new,out = gates[2].tanh(),torch.empty_like(gates[3])
@@ -271,8 +273,8 @@ def _tasks(model):
         elif isinstance(m, (*_LINEAR, *_TRANSPOSED, _conv1d())):
             tasks.append(_Task(name, m, 'weight', slice(None), name, _first_of))
         elif isinstance(m, (nn.RNNBase, *_CELLS)):
-            enters = _of_cell if isinstance(m, _CELLS) else _of_recurrence
-            tasks += [_Task(name, m, w, slice(None), name, partial(enters, w)) for w in quantizers]
+            of = _of_cell if isinstance(m, _CELLS) else _of_recurrence
+            tasks += [_Task(name, m, w, slice(None), name, partial(of, w)) for w in quantizers]
         else: why[name] = _left_alone(m)
     return tasks,why
 
@@ -300,6 +302,13 @@ def _order(model, names, batches):
         finally:
             for h in hooks: h.remove()
     return calls
+
+def _in_order(model, tasks, others, batches):
+    "The calls of their modules and of others, and the tasks in the order of these."
+    calls = _order(model, {t.at for t in tasks} | others, batches)
+    if not calls: raise ValueError('reconstruct_: no batch reaches a quantized layer')
+    place = {n: i for i,n in enumerate(calls)}
+    return calls,sorted(tasks, key=lambda t: place.get(t.at, len(place)))
 
 def _call_by_call(model, batch, often, hooked):
     "What the hook that `hooked(keep)` sets hands to `keep`; the model runs no further."
@@ -575,9 +584,10 @@ def _on_grid(task):
     return torch.equal(raw, getattr(task.layer, task.weight).detach()[task.rows])
 
 # %% ../../nbs/quantization/65_reconstruct.ipynb #7b10c002
-def _tasks_of_blocks(model, blocks, tasks):
-    "The tasks within each block, by its name. Raises for what is no block."
-    if blocks is None: return {}
+def _within(name, block): return block == '' or name == block or name.startswith(f'{block}.')
+
+def _names_of_blocks(model, blocks):
+    "Their names. Raises for what is no block, and for one in another."
     modules = dict(model.named_modules())
     if isinstance(blocks, type):
         names = [n for n,m in modules.items() if isinstance(m, blocks)]
@@ -588,11 +598,16 @@ def _tasks_of_blocks(model, blocks, tasks):
     for n in names:
         if not isinstance(n, str) or n not in modules:
             raise ValueError(f'reconstruct_: blocks: no module is called {n!r}')
-    def within(n, block): return block == '' or n == block or n.startswith(f'{block}.')
     for n in names:
-        if sum(within(n, block) for block in names) > 1:
+        if sum(_within(n, block) for block in names) > 1:
             raise ValueError(f'reconstruct_: blocks: {n!r} is in another block or twice')
-    found = {n: [t for t in tasks if within(t.name, n)] for n in names}
+    return names
+
+def _tasks_of_blocks(model, blocks, tasks):
+    "The tasks within each block, by its name. Raises where there are none."
+    if blocks is None: return {}
+    names = _names_of_blocks(model, blocks)
+    found = {n: [t for t in tasks if _within(t.name, n)] for n in names}
     found = {n: ts for n,ts in found.items() if ts}
     if found: return found
     told = getattr(blocks, '__name__', names)
@@ -690,21 +705,9 @@ def _descend(m, calls, rates, steps):
         k += 1
         yield k
 
-def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, undo):
-    "A line of the report for one block, which is no worse than before."
-    m = model.get_submodule(name)
-    made = _BlockCalls(name, model, teacher, batches, calls.get(name, {}))
-    def row(before, after, note):
-        was,now = (float(f'{v:.3g}') for v in (before, after))
-        return Reconstructed(name or '(model)', type(m).__name__, was, now, note)
-    def error(): return _error_over_power(m, made)
-    before = error()
-    if math.isnan(before): return row(math.nan, math.nan, 'no targets of the same shapes')
-    rates = _learned_in(tasks)
-    was = [(p.data, p.detach().clone()) for p in rates]
-    undo += was
-    best,least,flags = was,before,[p.requires_grad for p in rates]
-    grads = [p.grad for p in rates]
+def _best_seen(m, made, rates, steps, error, least):
+    "The state of the least error that Adam comes by, below `least`; None if there is none."
+    best,flags,grads = None,[p.requires_grad for p in rates],[p.grad for p in rates]
     try:
         for p in rates: p.requires_grad_()
         for k in _descend(m, made, rates, steps):
@@ -713,11 +716,30 @@ def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, 
             if found < least: best,least = [(p.data, p.detach().clone()) for p in rates],found
     finally:
         for p,flag,g in zip(rates, flags, grads): p.requires_grad,p.grad = flag,g
-    for t,v in best: t.copy_(v)
-    after = _onto_grid(tasks, error) if best is not was else before
+    return best
+
+# %% ../../nbs/quantization/65_reconstruct.ipynb #7b10c024
+def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, undo):
+    "A line of the report for one block, which is no worse than before."
+    m = model.get_submodule(name)
+    made = _BlockCalls(name, model, teacher, batches, calls.get(name, {}))
+    def row(before, after, note):
+        was,now = (float(f'{v:.3g}') for v in (before, after))
+        return Reconstructed(name or '(model)', type(m).__name__, was, now, note)
+    def error(): return _error_over_power(m, made)
+    before = after = error()
+    if math.isnan(before): return row(math.nan, math.nan, 'no targets of the same shapes')
+    rates = _learned_in(tasks)
+    was = [(p.data, p.detach().clone()) for p in rates]
+    undo += was
+    best = _best_seen(m, made, rates, steps, error, before)
+    if best:
+        for t,v in best: t.copy_(v)
+        after = _onto_grid(tasks, error)
     if not after < before:
+        after = before
         for t,v in was: t.copy_(v)
-    return row(before, min(after, before), f'block of {len(tasks)}')
+    return row(before, after, f'block of {len(tasks)}')
 
 def _onto_grid(tasks, error):
     "The error with weights that are points of their grids; nan if there are none."
@@ -866,11 +888,8 @@ def reconstruct_(
     undo,done = [],0
     try:
         with _evaluating(model), _evaluating(teacher), torch.no_grad():
-            looked_at = {t.at for t in tasks} | {*of_block, *chain(*of_input.values())}
-            calls = _order(model, looked_at, batches)
-            if not calls: raise ValueError('reconstruct_: no batch reaches a quantized layer')
-            place = {n: i for i,n in enumerate(calls)}
-            order = sorted(tasks, key=lambda t: place.get(t.at, len(place)))
+            others = {*of_block, *chain(*of_input.values())}
+            calls,order = _in_order(model, tasks, others, batches)
             todo = [t for t in order if not (resume and _on_grid(t))]
             for do in _turns(todo, of_input, of_block, steps):
                 row = do(model, teacher, batches, calls, settings, undo)
