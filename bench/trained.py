@@ -1,12 +1,12 @@
-"""Networks of torchvision, trained on scikit-learn's digits: accuracy without training beside that of training through
-the rounding.
+"""Two networks of torchvision, trained on scikit-learn's digits: accuracy without training beside that of training
+through the rounding.
 
-    make zoo ARGS=--trained
+    make .venv-zoo/ready && .venv-zoo/bin/python bench/trained.py
 
-Each network is trained in floats from five seeds, for about a minute each, and then has weights of 3 bits (8 in its
-first and last layer) and activations of 8: as calibrated, with the codes of `reconstruct_` from one batch without labels,
-and trained on through the rounding from what was calibrated, and from those codes. What is done already is not done again:
-bench/trained.json holds a row for each network and seed."""
+Each network is trained in floats from five seeds. Then it has weights of 3 bits (8 in its first and last layer) and
+activations of 8: as calibrated, with the codes of `reconstruct_` from one batch without labels, and trained on through
+the rounding, from what was calibrated and from those codes. What is done already is not done again: bench/trained.json
+holds a row for each network and seed. A row takes a minute or two on an idle core."""
 import copy
 import json
 import statistics
@@ -18,8 +18,8 @@ from zoo import torchvision
 import shok_nb as R
 
 TABLE = Path(__file__).with_name('trained.json')
-NETWORKS,SEEDS = ('shufflenet_v2_x0_5', 'mobilenet_v3_small'),range(5)
-EPOCHS,FINE = 24,6                      # in floats, and through the rounding
+NETWORKS = {'shufflenet_v2_x0_5': {}, 'mobilenet_v2': dict(width_mult=.5)}
+SEEDS,EPOCHS,FINE,BATCH = range(5),12,3,64      # epochs in floats, and through the rounding
 WAYS = 'floats','nearest','reconstructed','trained','reconstructed, trained'
 
 def digits():
@@ -35,7 +35,8 @@ def train(model, data, epochs, lr, seed):
     "Adam with a rate that falls to nothing."
     x,y = data
     g = torch.Generator().manual_seed(seed)
-    runs = [run for _ in range(epochs) for run in torch.randperm(len(y), generator=g).split(64) if len(run) > 1]
+    each = len(y)//BATCH*BATCH          # a last batch of three would spoil the statistics of the normalizations
+    runs = [run for _ in range(epochs) for run in torch.randperm(len(y), generator=g)[:each].split(BATCH)]
     opt = torch.optim.Adam(model.parameters(), lr)
     slower = torch.optim.lr_scheduler.CosineAnnealingLR(opt, len(runs))
     model.train()
@@ -55,8 +56,9 @@ def row_of(name, seed):
     "Accuracies of all ways for one network, and the seconds that two of them take."
     torch.manual_seed(seed)
     learn,test = digits()
-    floats = train(torchvision().models.get_model(name, weights=None, num_classes=10), learn, EPOCHS, 2e-3, seed)
-    model,batch = copy.deepcopy(floats),learn[0][:256]
+    made = torchvision().models.get_model(name, weights=None, num_classes=10, **NETWORKS[name])
+    floats = train(made, learn, EPOCHS, 4e-3, seed)
+    model,batch = copy.deepcopy(floats),learn[0][:128]
     R.quantize_model_(model, weights=3, activations=8, calibrate=[batch], ends=8)
     found = dict(floats=accuracy(floats, test), nearest=accuracy(model, test))
     fitted,seconds = copy.deepcopy(model),{}
@@ -90,10 +92,10 @@ def main():
         for name in NETWORKS:
             if (name, seed) in done: continue
             rows.append(row_of(name, seed))
-            rows.sort(key=lambda r: (NETWORKS.index(r['model']), r['seed']))
-            versions = dict(torch=torch.__version__.partition('+')[0], torchvision=torchvision().__version__.partition('+')[0])
+            print(rows[-1], flush=True)
+            rows.sort(key=lambda r: ([*NETWORKS].index(r['model']), r['seed']))
+            versions = {m.__name__: m.__version__.partition('+')[0] for m in (torch, torchvision())}
             TABLE.write_text(json.dumps(dict(epochs=[EPOCHS, FINE], versions=versions, rows=rows), indent=1)+'\n')
-            print(rows[-1] if rows[-1]['seed'] == seed else (name, seed), flush=True)
     print(table(rows))
 
 if __name__ == '__main__': main()

@@ -463,6 +463,7 @@ def _balanced(sources, sweeps=100):
         todo |= {*others}-{i}
     return total,before,[max(map(_spread, ranges(s))) for s in sources]
 
+# %% ../../nbs/quantization/61_equalize.ipynb #6106c0cb
 def _norm_behind(flow, m, names, shared):
     "The normalization to fold into a layer, or None."
     if _unfit(m, shared) or not isinstance(m, (*_LINEAR, *_TRANSPOSED)): return None
@@ -486,6 +487,7 @@ def _without_relu6(model, example, undo):
 
 def _is_relu6(m): return isinstance(m, nn.Hardtanh) and m.min_val == 0
 
+# %% ../../nbs/quantization/61_equalize.ipynb #6106c0cd
 def equalize_(
     model:nn.Module, # Any float model, changed in place
     example:object,  # A batch as the model takes it: shows what feeds what, and proves it

@@ -330,6 +330,7 @@ def _entering_calls(model, task, batch, often):
         return m.register_forward_pre_hook(hook, with_kwargs=True)
     return _call_by_call(model, batch, often, hooked)
 
+# %% ../../nbs/quantization/65_reconstruct.ipynb #64f0012b
 _CHUNK = 1 << 23                    # values of windows made at once
 
 def _chunked(m, x, wanted):

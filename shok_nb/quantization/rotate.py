@@ -108,6 +108,7 @@ def _axis_behind(node, turning, q):
         if all(_near(a, _turned(b, axis, q)) for a,b in zip(after, before)): return axis
     return None
 
+# %% ../../nbs/quantization/62_rotate.ipynb #6021345b
 def _choices(node, known, width):
     "Inputs of a step that may be turned together, the fewest first."
     rest = [n for n in node.all_input_nodes if n not in known and _is_float(n)]
