@@ -863,6 +863,17 @@ def test_a_block_that_finds_nothing_better_stays():
     assert same_state(state_of(by_layer[:1]), state_of(model[:1]))
 
 
+def test_a_block_whose_best_state_is_on_no_grid_stays():
+    floats,model,x = residual(2)
+    by_layer = copy.deepcopy(model)
+    R.reconstruct_(by_layer[:1], [x])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconstruct, '_onto_grid', lambda tasks, error: math.nan)
+        row = R.reconstruct_(model[:1], [x], blocks=['0']).rows[-1]
+    assert row.before == row.after and row.note == 'block of 2'
+    assert same_state(state_of(by_layer[:1]), state_of(model[:1]))
+
+
 def test_blocks_in_little_memory():
     "The same where nothing may be kept: inputs and targets are made again."
     found = []
