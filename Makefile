@@ -106,7 +106,7 @@ $(VENV)/ready: settings.ini setup.py pyproject.toml constraints.txt
 	@echo "Installing into .venv-zoo: 0.3 GB beside torch"
 	$(PYTHON) -m venv .venv-zoo
 	$(ZOO) $(INSTALL) 'setuptools>=77'
-	$(ZOO) $(INSTALL) --no-build-isolation -e '.[onnx]' pillow
+	$(ZOO) $(INSTALL) --no-build-isolation -e '.[onnx]' pillow scikit-learn
 	$(ZOO) $(INSTALL) transformers==5.23.0
 	$(ZOO) $(PIP) --no-deps torchvision==0.28.0
 	@touch $@

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 import shok_nb as R
 from shok_nb.quantization import reconstruct
-from shok_nb.quantization.closest import _best_point, _damped, _lattice
-from shok_nb.quantization.reconstruct import _attended, _matrices, _rows_of, _weights_from
+from shok_nb.quantization.closest import _best_point, _damped, _lattice, _orders
+from shok_nb.quantization.reconstruct import _attended, _matrices, _of_cell, _of_recurrence, _rows_of, _weights_from
 
 
 def correlated(rows, columns, seed=0, dtype=torch.float32):
@@ -64,6 +64,30 @@ def test_gptq_is_the_published_one(columns, bits):
         wanted = published(w[:, o], h[o][:, o], scale, -2**(bits-1), 2**(bits-1)-1)[:, o.argsort()]
         torch.testing.assert_close(R.gptq(w, gram, scale, bits=bits, ordered=ordered), wanted)
     assert torch.equal(w, given[0]) and torch.equal(gram, given[1])
+
+
+@pytest.mark.parametrize('damping', [0., .01, .3])
+@pytest.mark.parametrize('beam', [1, 3])
+@pytest.mark.parametrize('block', [None, 10])
+def test_each_row_keeps_the_better_of_two_orders(beam, block, damping):
+    "By the error itself, with the damping; any seed. Some rows are better in each of the two."
+    w,x = matrix(60, 40, dtype=torch.float64),correlated(200, 40, dtype=torch.float64)
+    x[:, 25:] *= .5
+    gram = x.mT@x
+    scale = R.minmax_init(w, bits=3, axis=None if block else 0, block=block).reshape(60, -1)
+    scale = scale.repeat_interleave(40//scale.shape[1], 1) if block else scale
+    largest,natural,both = (R.gptq(w, gram, scale, bits=3, damping=damping, ordered=o, beam=beam)
+        for o in (True, False, None))
+    a,b = (cost(w, q, gram, damping) for q in (largest, natural))
+    assert 0 < (b < a).sum() < 60
+    assert torch.equal(both, natural.where((b < a)[:, None], largest))
+
+
+def test_two_orders_that_are_one():
+    "Inputs that fall in size already; twice the same would be twice the time."
+    w,x = matrix(5, 12),correlated(100, 12)*torch.arange(30., 6., -2)
+    largest,both = (R.gptq(w, x.mT@x, .3, bits=3, ordered=o) for o in (True, None))
+    assert torch.equal(largest, both) and len(_orders(x.mT@x, None)) == 1
 
 
 @pytest.mark.parametrize('rows, columns', [(3, 1), (1, 3), (4, 4)])
@@ -278,7 +302,109 @@ def test_what_enters_the_last_projection_of_an_attention(batch_first, dims):
     torch.testing.assert_close(m(q, k, v)[0], wanted, rtol=0, atol=0)
 
 
+RECURRENT = {
+    'LSTM': (nn.LSTM, nn.LSTMCell), 'GRU': (nn.GRU, nn.GRUCell), 'RNN': (nn.RNN, nn.RNNCell),
+    'RNN, relu': (lambda *a, **k: nn.RNN(*a, nonlinearity='relu', **k), lambda *a: nn.RNNCell(*a, nonlinearity='relu')),
+}
+WAYS = {'one way': dict(), 'both ways': dict(bidirectional=True), 'batch first': dict(batch_first=True, bias=False)}
+
+
+def all_weights(m): return [n for n in m._flat_weights_names if n.startswith('weight_')]
+
+
+def by_cells(m, make, x, begin):
+    "What each weight multiplies in one sequence, (times, values), each cell called by itself: {weight: rows}."
+    found,ways = {},1+m.bidirectional
+    for layer in range(m.num_layers):
+        outs = []
+        for way in range(ways):
+            end = f'_l{layer}' + '_reverse'*way
+            cell = make(x.shape[1], m.hidden_size, m.bias).double()
+            for n,_ in cell.named_parameters(): setattr(cell, n, nn.Parameter(getattr(m, n+end).detach()))
+            state,before,after = [t[layer*ways+way] for t in begin],{},{}
+            for t in reversed(range(len(x))) if way else range(len(x)):
+                before[t] = state[0]
+                state = cell(x[t], tuple(state) if len(state) == 2 else state[0])
+                state = [*state] if isinstance(state, tuple) else [state]
+                after[t] = state[0]
+            found['weight_ih'+end] = x
+            found['weight_hh'+end] = torch.stack([before[t] for t in range(len(x))])
+            outs.append(torch.stack([after[t] for t in range(len(x))]))
+        x = torch.cat(outs, 1)
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('lengths', [(5, 5, 5), (2, 5, 1)])
+@pytest.mark.parametrize('started', [False, True])
+@pytest.mark.parametrize('ways', WAYS)
+@pytest.mark.parametrize('name', RECURRENT)
+def test_what_the_weights_of_a_recurrent_layer_multiply(name, ways, started, lengths):
+    "Two layers, with states to begin with or without, and sequences of other lengths; any seed."
+    torch.manual_seed(0)
+    make,cell = RECURRENT[name]
+    m = make(3, 4, num_layers=2, **WAYS[ways]).double()
+    x,many = torch.randn(5, 3, 3).double(),2*(1+m.bidirectional)
+    begin = [torch.randn(many, 3, 4).double()*started for _ in range(1+(name == 'LSTM'))]
+    hx = None if not started else tuple(begin) if name == 'LSTM' else begin[0]
+    if lengths == (5, 5, 5): given = x.transpose(0, 1) if m.batch_first else x
+    else: given = nn.utils.rnn.pack_padded_sequence(x, torch.tensor(lengths), enforce_sorted=False)
+    each = [by_cells(m, cell, x[:n, i], [t[:, i] for t in begin]) for i,n in enumerate(lengths)]
+    drawn = torch.get_rng_state()
+    for w in all_weights(m):
+        rows = [e[w][t] for t in range(5) for e in each if t < len(e[w])]
+        for args,kwargs in (((given, hx), {}), ((), dict(input=given, hx=hx))):
+            torch.testing.assert_close(_of_recurrence(w, m, args, kwargs), torch.stack(rows))
+    assert torch.equal(drawn, torch.get_rng_state())        # nobody else's random numbers are used up
+    if lengths == (5, 5, 5) and not m.batch_first:          # one sequence without a batch
+        hx = None if not started else tuple(t[:, 1] for t in begin) if name == 'LSTM' else begin[0][:, 1]
+        for w in all_weights(m): torch.testing.assert_close(_of_recurrence(w, m, (x[:, 1], hx), {}), each[1][w])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('lengths', [(5, 5, 5), (2, 5, 1)])
+@pytest.mark.parametrize('bias', [True, False])
+def test_what_the_projection_of_an_lstm_multiplies(bias, lengths):
+    "Its products are the states the layer gives, in both directions and layers; any seed."
+    torch.manual_seed(0)
+    m = nn.LSTM(3, 6, num_layers=2, bidirectional=True, proj_size=2, bias=bias).double()
+    x = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 3).double(), torch.tensor(lengths), enforce_sorted=False)
+    hx = torch.randn(4, 3, 2).double(),torch.randn(4, 3, 6).double()
+    out,(last,_) = m(x, hx)
+    padded,n = nn.utils.rnn.pad_packed_sequence(out)
+    inside = torch.arange(5)[:, None] < n
+    for i,end in enumerate(('_l1', '_l1_reverse')):
+        made = _of_recurrence('weight_hr'+end, m, (x, hx), {})@getattr(m, 'weight_hr'+end).mT
+        torch.testing.assert_close(made, padded[inside][:, 2*i:2*i+2])
+    made = _of_recurrence('weight_hr_l0_reverse', m, (x, hx), {})@m.weight_hr_l0_reverse.mT
+    torch.testing.assert_close(made[:3], last[1])          # the last of the way back are at time 0
+    for w in ('weight_ih_l1', 'weight_ih_l1_reverse'):
+        torch.testing.assert_close(_of_recurrence(w, m, (x, hx), {})[:3, 2:], last[1])
+
+
+@pytest.mark.parametrize('make', [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
+def test_what_the_weights_of_a_cell_multiply(make):
+    m,x,h = make(3, 4),torch.randn(5, 3),torch.randn(5, 4)
+    hx = (h, h+1) if make is nn.LSTMCell else h
+    for w,want in (('weight_ih', x), ('weight_hh', h)):
+        assert _of_cell(w, m, (x, hx), {}) is want and _of_cell(w, m, (), dict(input=x, hx=hx)) is want
+    assert torch.equal(_of_cell('weight_hh', m, (x,), {}), torch.zeros(5, 4))
+    assert torch.equal(_of_cell('weight_hh', m, (x[0],), {}), torch.zeros(4))
+
+
 # A model
+
+class Recurrent(nn.Module):
+    "A layer of two directions, a cell called once for each time, and a Linear."
+    def __init__(self, make, cell, **kw):
+        super().__init__()
+        self.rnn = make(6, 8, bidirectional=True, batch_first=True, **kw)
+        self.cell,self.out = cell(2*kw.get('proj_size', 8), 8),nn.Linear(8, 3)
+    def forward(self, x):
+        state = None
+        for t in self.rnn(x.unflatten(0, (-1, 5)))[0].unbind(1): state = self.cell(t, state)
+        return self.out(state[0] if isinstance(state, tuple) else state)
+
 
 class Attention(nn.Module):
     def __init__(self, **kw):
@@ -320,6 +446,9 @@ MODELS = {
     'attention': (Attention, tokens),
     'attention, other sizes': (lambda: Attention(kdim=8, vdim=8, bias=False), tokens),
     'experts': (Experts, rows),
+    'lstm': (lambda: Recurrent(nn.LSTM, nn.LSTMCell, num_layers=2), rows),
+    'lstm, projected': (lambda: Recurrent(nn.LSTM, nn.LSTMCell, proj_size=5, bias=False), rows),
+    'gru': (lambda: Recurrent(nn.GRU, nn.GRUCell), rows),
 }
 
 
@@ -487,7 +616,7 @@ def test_layers_left_alone_are_told():
     model,x = Model(),torch.arange(5)
     R.quantize_model_(model, 4, 8, calibrate=[x])
     told = {r.name: r.note for r in R.reconstruct_(model, [x]).rows}
-    assert told['embed'].startswith('looks rows up') and 'inside' in told['rnn']
+    assert told['embed'].startswith('looks rows up') and told['rnn'].startswith('weight_hh_l0')
     assert told['never'] == 'not reached by the batches'
     assert told['out'] == ''
 
@@ -508,15 +637,17 @@ def test_a_bias_takes_the_mean_of_the_error():
     assert (seen[model]-seen[floats]).mean(0).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize('name', ['mlp', 'convolutions', 'attention'])
+@pytest.mark.parametrize('name', ['mlp', 'convolutions', 'attention', 'lstm', 'gru'])
 def test_a_bias_that_is_another_one_is_seen(name):
-    """What a second call begins with is what the first has left: a bias that was moved is part of the error. Any of
-    three seeds; without it a bias moves twice, and the layers of the second call begin elsewhere."""
+    """What a second call begins with is what the first has left: a bias that was moved is part of the error. Any seed;
+    without it a bias moves twice."""
     floats,model,x = made(name, 4)
     first = R.reconstruct_(model, [x], teacher=floats).rows
     again = R.reconstruct_(model, [x], teacher=floats).rows
     for a,b in zip(first, again):
-        if not math.isnan(a.after): assert b.before == pytest.approx(a.after, rel=.02) and b.after <= b.before
+        if math.isnan(a.after): continue
+        assert b.before == pytest.approx(a.after, rel=.05) and b.after <= b.before      # new codes move hidden states
+        if b.after < b.before: break                            # what is behind it gets other inputs than before
 
 # Ranges of inputs
 
@@ -732,6 +863,17 @@ def test_a_block_that_finds_nothing_better_stays():
     assert same_state(state_of(by_layer[:1]), state_of(model[:1]))
 
 
+def test_a_block_whose_best_state_is_on_no_grid_stays():
+    floats,model,x = residual(2)
+    by_layer = copy.deepcopy(model)
+    R.reconstruct_(by_layer[:1], [x])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reconstruct, '_onto_grid', lambda tasks, error: math.nan)
+        row = R.reconstruct_(model[:1], [x], blocks=['0']).rows[-1]
+    assert row.before == row.after and row.note == 'block of 2'
+    assert same_state(state_of(by_layer[:1]), state_of(model[:1]))
+
+
 def test_blocks_in_little_memory():
     "The same where nothing may be kept: inputs and targets are made again."
     found = []
@@ -809,6 +951,7 @@ def test_bad_input():
                 (ValueError, 'gram must be finite', (w, gram*math.inf, 1.)), (ValueError, 'scale must', (w, gram, 0.)),
                 (ValueError, 'finite', (w*math.nan, gram, 1.)), (ValueError, 'bits', (w, gram, 1., 0, 99))):
             with pytest.raises(error, match=match): f(*args)
+    with pytest.raises(TypeError, match='gptq: ordered must'): R.gptq(w, gram, 1., ordered='both')
     with pytest.raises(ValueError, match='start must have the shape of w'):
         R.coordinate_descent(w, gram, 1., start=w[:2])
     with pytest.raises(ValueError, match='singular'): R.gptq(w, torch.ones(4, 4), 1., damping=0)

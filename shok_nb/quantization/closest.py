@@ -26,19 +26,16 @@ class _Lattice(NamedTuple):
         "The point of the grid next to `t`, which stands for the weights of input `i`."
         scale,low,high = self.scale[i],_of(self.low, i),_of(self.high, i)
         return (t/scale).round_().clamp_(low, high).mul_(scale)
-    def rows(self, some, order=None):
-        "Of some rows of weights, in float64; with an order of the inputs, a copy."
+    def rows(self, some, order=None, wide=True):
+        "Of some rows of weights, in float64 but for targets; with an order of inputs, a copy."
         def part(t):
             if not isinstance(t, Tensor): return t
             one_for_all = not t.stride(0) and t is not self.target
             if one_for_all: return t[:1, some].double().expand(len(t), -1)
             t = t[:, some].contiguous()
-            return (t if order is None else t[order]).double()
+            if order is not None: t = t[order]
+            return t.double() if wide or t is not self.target else t
         return _Lattice(*map(part, self))
-    def inputs(self, order):
-        "In another order of inputs; what is the same for all of them stays as it is."
-        def moved(t): return t[order] if isinstance(t, Tensor) and t.stride(0) else t
-        return _Lattice(self.target[order], *map(moved, self[1:]))
 
 def _of(k, i): return k[i] if isinstance(k, Tensor) else k
 
@@ -100,7 +97,7 @@ def _damp_(h, damping):
 
 # %% ../../nbs/quantization/63_closest.ipynb #62f00009
 _RUN = 64                           # weights decided between two products of matrices
-_VALUES = 3 << 20                   # of a part of the rows that is worked on at once
+_VALUES = 4 << 20                   # of a part of the rows that is worked on at once
 
 def _parts(lattice, copies=1):
     "The rows of weights in parts of bounded size, as slices."
@@ -129,44 +126,63 @@ def _factor_(h, fn):
         return h.copy_(upper)
     m = len(h)//2
     _factor_(h[:m, :m], fn)
-    beside = torch.linalg.solve_triangular(h[:m, :m].mT, h[:m, m:], upper=False)
+    beside = torch.linalg.solve_triangular(h[:m, :m], h[:m, m:].mT, upper=True, left=False).mT
     h[:m, m:] = beside
     for a in range(0, len(h)-m, 4*_RUN):
         h[m+a:m+a+4*_RUN, m+a:].addmm_(beside[:, a:a+4*_RUN].mT, beside[:, a:], alpha=-1)
     return _factor_(h[m:, m:], fn)
 
 def _backward_factor(gram, order, share, fn):
-    "The Gram matrix in this order, damped and factored, each row over its diagonal."
+    """The Gram matrix in this order, damped and factored, each row over its diagonal; and the
+    diagonal."""
     h = torch.empty(gram.shape, dtype=torch.float64, device=gram.device)
     for a in range(0, len(h), _RUN): h[a:a+_RUN] = gram[order[a:a+_RUN]][:, order]
     _factor_(_damp_(h, share), fn)
-    return h.div_(h.diagonal().clone()[:, None])
+    diagonal = h.diagonal().clone()
+    return h.div_(diagonal[:, None]),diagonal
 
-def _nearest_plane(lattice, factor):
-    """Babai's point for every row of weights, the last weight first, in place of the targets.
-    Where all weights of a row have one step, that step is the unit meanwhile."""
-    units = not lattice.scale.stride(0)
-    if units: lattice.target.div_(lattice.scale[0])
-    error = lattice.target.clone()                 # or, until it is decided, what is wanted
-    _decide(lattice, units, factor, error, 0, len(error))
-    return lattice.target.mul_(lattice.scale[0]) if units else lattice.target
+# %% ../../nbs/quantization/63_closest.ipynb #62f0000b
+def _nearest_plane(lattice, factor, diagonal):
+    """Babai's point for every row of weights, in place of the targets; and the error of each,
+    if there is a diagonal."""
+    plane = _Plane(lattice, factor, diagonal)
+    plane.decide(0, len(factor))
+    return lattice.target,plane.spent if plane.unit is None else plane.spent*plane.unit**2
 
-def _decide(lattice, units, factor, error, a, b):
-    "The weights from `b` down to `a`: the later half, what it makes of the others, and they."
-    if b-a > _RUN//2:
+class _Plane:
+    """Weights that are decided one after the other, the last first. Where all weights of a row
+    have one step, that step is the unit."""
+    def __init__(self, lattice, factor, diagonal):
+        self.lattice,self.factor,self.diagonal = lattice,factor,diagonal
+        self.unit = None if lattice.scale.stride(0) else lattice.scale[0]
+        self.error = self.wanted(slice(None))      # or, until it is decided, what is wanted
+        self.spent = torch.zeros_like(self.error[0])
+    def wanted(self, run):
+        "A copy of these targets in float64."
+        t = self.lattice.target[run].to(torch.float64, copy=True)
+        return t if self.unit is None else t.div_(self.unit)
+    def decide(self, a, b):
+        "Weights from `b` down to `a`: the later half, what it makes of the others, and they."
+        if b-a <= _RUN//2: return self.decide_run(slice(a, b))
         m = (a+b)//2
-        _decide(lattice, units, factor, error, m, b)
-        error[a:m].addmm_(factor[a:m, m:b], error[m:b])
-        return _decide(lattice, units, factor, error, a, m)
-    target,errors = lattice.target[a:b],error[a:b]
-    points = torch.empty_like(errors)
-    rows = zip(*(v.unbind() for v in (errors, target, points, factor[a:b, a:b])))
-    for i,(e,t,p,f) in reversed([*enumerate(rows)]):
-        torch.addmv(e, errors[i+1:].mT, f[i+1:], out=p)
-        if units: p.round_().clamp_(_of(lattice.low, a+i), _of(lattice.high, a+i))
-        else: p.copy_(lattice.near(p, a+i))
-        torch.sub(t, p, out=e)
-    target.copy_(points)
+        self.decide(m, b)
+        self.error[a:m].addmm_(self.factor[a:m, m:b], self.error[m:b])
+        self.decide(a, m)
+    def decide_run(self, run):
+        "One weight after the other, with the errors of those behind it."
+        near,first,factor = self.lattice.near,run.start,self.factor[run, run]
+        low,high,errors = self.lattice.low,self.lattice.high,self.error[run]
+        points = torch.empty_like(errors)
+        wanted = points if self.diagonal is None else torch.empty_like(errors)
+        rows = zip(*(v.unbind() for v in (errors, self.wanted(run), wanted, points, factor)))
+        for i,(e,t,c,p,f) in reversed([*enumerate(rows)]):
+            torch.addmv(e, errors[i+1:].mT, f[i+1:], out=c)
+            if self.unit is None: p.copy_(near(c, first+i))
+            else: torch.round(c, out=p).clamp_(_of(low, first+i), _of(high, first+i))
+            torch.sub(t, p, out=e)
+        if self.diagonal is not None:
+            self.spent += (self.diagonal[run, None]*(wanted-points)).square_().sum(0)
+        self.lattice.target[run] = points if self.unit is None else points.mul_(self.unit)
 
 # %% ../../nbs/quantization/63_closest.ipynb #353bdf82
 def _picked(t, which): return t.gather(1, which[..., None].expand(-1, -1, t.shape[-1]))
@@ -180,7 +196,8 @@ def _three(lattice, wanted, i):
     return codes*scale,(codes >= low) & (codes <= high)
 
 def _best_kept(lattice, factor, weight, beam):
-    "The best point for every row of weights among partial choices of which `beam` are kept."
+    """The best point for every row of weights among partial choices of which `beam` are kept,
+    and its error."""
     target = lattice.target.mT
     rows,n = target.shape
     errors,spent = target.new_zeros(rows, 1, 0),target.new_zeros(rows, 1)
@@ -201,7 +218,7 @@ def _best_kept(lattice, factor, weight, beam):
             fresh = torch.cat([fresh, (target[:, i, None]-point)[..., None]], 2)
         errors = torch.cat([_picked(errors, parent), fresh], 2)
     best = errors[torch.arange(rows), spent.argmin(1)]
-    return lattice.near((target-best).mT, slice(None))
+    return lattice.near((target-best).mT, slice(None)),spent.amin(1)
 
 # %% ../../nbs/quantization/63_closest.ipynb #62f00010
 def gptq(
@@ -213,7 +230,9 @@ def gptq(
     *,
     signed:bool=True,
     damping:float=.01,         # Share of the mean of the diagonal of `gram` added to it
-    ordered:bool=True,         # Decide the weights of the largest inputs first?
+    # Decide the weights of the largest inputs first? None: in this order and in the natural
+    # one, and each row keeps the better codes
+    ordered:bool|None=True,
     beam:int=1,                # Partial choices kept for each row, 1 to 4096
 )->Tensor:                     # Points of the grid; shape and dtype of `w`
     """One weight after another (arXiv:2210.17323). Raises ValueError for a singular `gram`.
@@ -226,7 +245,8 @@ def gptq(
         bits (int|tuple[int, int] = 8): As for `fake_quantize`
         signed (bool = True): Codes from -2**(bits-1), else from 0
         damping (float = .01): Share of the mean of the diagonal of `gram` added to it
-        ordered (bool = True): Decide the weights of the largest inputs first?
+        ordered (bool|None = True): Decide the weights of the largest inputs first? None: in
+            this order and in the natural one, and each row keeps the better codes
         beam (int = 1): Partial choices kept for each row, 1 to 4096
 
     Returns:
@@ -241,27 +261,46 @@ def gptq(
     lattice = _lattice('gptq', w, scale, zero_point, bits, signed)
     h = _checked_gram('gptq', gram, w)
     share = _share('gptq', damping)
-    order = torch.arange(len(h), device=h.device)
-    if check_flag(ordered, 'gptq', 'ordered'):
-        order = h.diagonal().argsort(descending=True, stable=True)
+    orders = _orders(h, ordered)
     beam = check_count(beam, 'gptq', 'beam', 1, 4096)
-    if beam == 1: order,points = _planes(h, order, share)
-    else: points = _beams(h, order, share, beam)
-    out = torch.empty_like(w)
-    for part in _parts(lattice, beam):
-        out[part] = points(lattice.rows(part, order)).to(w.dtype)[order.argsort()].mT
+    out,orders = torch.empty_like(w),_orders(h, ordered)
+    least = torch.full_like(w[:, 0], torch.inf, dtype=torch.float64) if orders[1:] else None
+    for order in orders:
+        if beam == 1: order,points = _planes(h, order, share, least is not None)
+        else: order,points = _beams(h, order, share, beam)
+        for part in _parts(lattice, beam):
+            best = least if least is None else least[part]
+            _fill(out[part], points, lattice.rows(part, order, beam > 1), order, best)
+        del points                                  # its matrix makes room for the next
     return out
 
-def _planes(h, order, share):
+def _orders(gram, ordered):
+    "Which weights are decided first: one order of the inputs, or two."
+    both = ordered is None
+    largest = gram.diagonal().argsort(descending=True, stable=True)
+    natural = torch.arange(len(gram), device=gram.device)
+    if both and not torch.equal(largest, natural): return [largest, natural]
+    return [largest if both or check_flag(ordered, 'gptq', 'ordered') else natural]
+
+def _fill(out, points, lattice, order, least):
+    "Write points of some rows of weights; where errors are compared, those of less error."
+    found,error = points(lattice)
+    found = found.to(out.dtype)[order.argsort()].mT
+    if least is not None:
+        found = found.where((error < least)[:, None], out)
+        least.copy_(least.minimum(error))
+    out.copy_(found)
+
+def _planes(h, order, share, errors):
     "The order from the last weight to the first, and a function that finds Babai's points."
     order = order.flip(0)
-    factor = _backward_factor(h, order, share, 'gptq')
-    return order,partial(_nearest_plane, factor=factor)
+    factor,diagonal = _backward_factor(h, order, share, 'gptq')
+    return order,partial(_nearest_plane, factor=factor, diagonal=diagonal if errors else None)
 
 def _beams(h, order, share, beam):
-    "A function that finds the points of a beam."
+    "The order, and a function that finds the points of a beam."
     factor,diagonal = _unit_factor(_damped(h, share)[order][:, order], 'gptq')
-    return partial(_best_kept, factor=factor, weight=diagonal**2, beam=beam)
+    return order,partial(_best_kept, factor=factor, weight=diagonal**2, beam=beam)
 
 def _share(fn, damping): return check_knob(damping, None, fn, 'damping', 0., finite=True)
 

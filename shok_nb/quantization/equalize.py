@@ -84,12 +84,16 @@ def _follows(node, known):
     first = node.args[0] if node.args else None
     if op is _aten.cat: return all(mine)
     if op in _CASTS: return node.meta['val'].is_floating_point()
-    if op in _PADS:
-        return not any(v for v in node.args[2:] if not isinstance(v, str))
-    if op is _aten.scaled_dot_product_attention:
-        return node.args[2] in known and not any(a in known for a in node.args[:2])
+    if op in _PADS: return _pads_zeros(node)
+    if op is _aten.scaled_dot_product_attention: return _scales_values(node, known)
     if op in _ONE_OF_TWO: return first is not node.args[1] and sum(mine) == 1
     return op in _FIRST_ONLY and sum(mine) == 1 and first in known
+
+def _pads_zeros(node): return not any(v for v in node.args[2:] if not isinstance(v, str))
+
+def _scales_values(node, known):
+    "Has an attention a factor in its values alone?"
+    return node.args[2] in known and not any(a in known for a in node.args[:2])
 
 def _passed(node, known):
     "What this node makes of each probe; ones stand for all that is no probe."
@@ -195,22 +199,34 @@ class _Source(NamedTuple):
 def _source(flow, names, m, layers, shared, norm=None):
     "A `_Source` for `m`, with the normalization behind it."
     outs = flow.outputs(m if norm is None else norm)
-    why = _unfit(m, shared)
-    if not outs: why = 'not reached by the batch'
-    elif len(outs) > 1: why = 'called more than once'
-    elif not why and not _is_layer(m) and not _multiplies(flow, m): why = 'not a factor'
+    why = _unfit_source(flow, m, outs, shared)
     if why: return _Source(names[m], m, None, {}, why)
-    shape,many = outs[0].meta['val'].shape,_Source('', m, None, {}, '').channels()
-    axis = next((a for a in (_channel_axis(m, len(shape)), 1) if shape[a] == many), None)
-    found = 'channels not found' if axis is None else _readers(flow, outs[0], axis, layers)
+    found = _readers_of(flow, m, outs[0], layers)
+    if not isinstance(found, str): found = _unfit_readers(flow, names, found, shared) or found
     note = f'{names[norm]} folded' if norm is not None else ''
-    if not isinstance(found, str):
-        several = (f'{names[r]} is called more than once' for r in found
-            if len(flow.inputs(r)) > 1)
-        unfit = (f'{names[r]}: {_unfit(r, shared)}' for r in found if _unfit(r, shared))
-        found = next(several, None) or next(unfit, None) or found
     if not isinstance(found, str): return _Source(names[m], m, norm, found, note)
     return _Source(names[m], m, norm, {}, ', '.join(filter(None, [note, found])))
+
+def _unfit_source(flow, m, outs, shared):
+    "Why what leaves a layer gets no factor, or None."
+    if not outs: return 'not reached by the batch'
+    if len(outs) > 1: return 'called more than once'
+    why = _unfit(m, shared)
+    if not why and not _is_layer(m) and not _multiplies(flow, m): return 'not a factor'
+    return why
+
+def _readers_of(flow, m, out, layers):
+    "The layers that read the channels of `m`, or why there are none."
+    shape,many = out.meta['val'].shape,_Source('', m, None, {}, '').channels()
+    axis = next((a for a in (_channel_axis(m, len(shape)), 1) if shape[a] == many), None)
+    return 'channels not found' if axis is None else _readers(flow, out, axis, layers)
+
+def _unfit_readers(flow, names, readers, shared):
+    "Why one of them cannot take the inverse of a factor, or None."
+    several = next((r for r in readers if len(flow.inputs(r)) > 1), None)
+    if several is not None: return f'{names[several]} is called more than once'
+    unfit = ((r, _unfit(r, shared)) for r in readers)
+    return next((f'{names[r]}: {why}' for r,why in unfit if why), None)
 
 # %% ../../nbs/quantization/61_equalize.ipynb #6176191b
 class _Undo:
@@ -447,6 +463,7 @@ def _balanced(sources, sweeps=100):
         todo |= {*others}-{i}
     return total,before,[max(map(_spread, ranges(s))) for s in sources]
 
+# %% ../../nbs/quantization/61_equalize.ipynb #6106c0cb
 def _norm_behind(flow, m, names, shared):
     "The normalization to fold into a layer, or None."
     if _unfit(m, shared) or not isinstance(m, (*_LINEAR, *_TRANSPOSED)): return None
@@ -470,6 +487,7 @@ def _without_relu6(model, example, undo):
 
 def _is_relu6(m): return isinstance(m, nn.Hardtanh) and m.min_val == 0
 
+# %% ../../nbs/quantization/61_equalize.ipynb #6106c0cd
 def equalize_(
     model:nn.Module, # Any float model, changed in place
     example:object,  # A batch as the model takes it: shows what feeds what, and proves it

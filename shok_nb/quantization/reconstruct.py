@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import rnn
 from shok_nb.engine.arguments import (
     check_callable,
     check_choice,
@@ -159,6 +160,98 @@ def _attention_tasks(name, m, weights):
     return [_Task(name, m, w, slice(None), name, partial(_of_attention, 'qkv'.index(w[0])))
         for w in weights]
 
+# %% ../../nbs/quantization/65_reconstruct.ipynb #64f0000b
+def _state_of(m, args, kwargs):
+    "The states a recurrent layer or a cell begins with: a list of none, one or two tensors."
+    hx = args[1] if args[1:] else kwargs.get('hx')
+    return [] if hx is None else [hx] if isinstance(hx, torch.Tensor) else [*hx]
+
+def _of_cell(w, m, args, kwargs):
+    "What a weight of a cell multiplies."
+    x = _first_of(m, args, kwargs)
+    if w == 'weight_ih': return x
+    return next(iter(_state_of(m, args, kwargs)), x.new_zeros(*x.shape[:-1], m.hidden_size))
+
+class _Sequences(NamedTuple):
+    "What enters a recurrent layer: (times, sequences, values), and how it begins."
+    x:torch.Tensor
+    lengths:torch.Tensor
+    begin:list          # hidden states and those of cells, of each layer and direction
+    def valid(self, t):
+        "Rows at the times before the end of each sequence."
+        times = torch.arange(len(self.x), device=self.x.device)
+        return t[times[:, None] < self.lengths]
+    def before(self, t, first, turned):
+        "States one time earlier, where `turned` goes from the last time to the first."
+        if not turned: return torch.cat([first[None], t[:-1]])
+        times = torch.arange(len(t), device=t.device)
+        starts = (times[:, None] == self.lengths-1)[..., None]
+        return first.where(starts, torch.cat([t[1:], first[None]]))
+
+def _sequences(m, args, kwargs):
+    "Those of any input of a recurrent layer."
+    x,begin = _first_of(m, args, kwargs),_state_of(m, args, kwargs)
+    if isinstance(x, rnn.PackedSequence): x,lengths = rnn.pad_packed_sequence(x)
+    else:
+        if x.ndim == 2: x,begin = x[:, None],[t[:, None] for t in begin]
+        elif m.batch_first: x = x.transpose(0, 1)
+        lengths = torch.full(x.shape[1:2], len(x))
+    if not begin:
+        many = m.num_layers*(1+m.bidirectional)
+        sizes = m.proj_size or m.hidden_size,m.hidden_size
+        begin = [x.new_zeros(many, x.shape[1], n) for n in sizes]
+    return _Sequences(x, lengths.to(x.device), begin)
+
+# %% ../../nbs/quantization/65_reconstruct.ipynb #64f0000c
+def _one_layer(m, layer):
+    "A layer of a recurrent network alone, with the weights that are used now."
+    more:dict[str, Any] = dict(bias=m.bias, bidirectional=m.bidirectional, device='meta')
+    makers = dict(LSTM=partial(nn.LSTM, proj_size=m.proj_size), GRU=nn.GRU,
+        RNN_TANH=nn.RNN, RNN_RELU=partial(nn.RNN, nonlinearity='relu'))
+    make = makers[m.mode]
+    one = make(getattr(m, f'weight_ih_l{layer}').shape[1], m.hidden_size, **more)
+    for name in one._flat_weights_names:
+        now = getattr(m, name.replace('_l0', f'_l{layer}')).detach()
+        setattr(one, name, nn.Parameter(now, requires_grad=False))
+    return one
+
+def _states(one, s, begin):
+    "The hidden states of a layer at all times, those of both directions side by side."
+    hx = begin[0] if one.mode != 'LSTM' else (begin[0], begin[1])
+    packed = rnn.pack_padded_sequence(s.x, s.lengths.cpu(), enforce_sorted=False)
+    return rnn.pad_packed_sequence(one(packed, hx)[0], total_length=len(s.x))[0]
+
+def _of_recurrence(w, m, args, kwargs):
+    "What a weight of a recurrent layer multiplies, a row for each time of each sequence."
+    s,turned = _sequences(m, args, kwargs),w.endswith('_reverse')
+    kind,place = w.removeprefix('weight_').removesuffix('_reverse').split('_l')
+    ways,layer = 1+m.bidirectional,int(place)
+    for k in range(layer):
+        of_layer = slice(k*ways, k*ways+ways)
+        s = s._replace(x=_states(_one_layer(m, k), s, [t[of_layer] for t in s.begin]))
+    if kind == 'ih': return s.valid(s.x)
+    one,begin = _one_layer(m, layer),[t[layer*ways:layer*ways+ways] for t in s.begin]
+    states = _states(one, s, begin).chunk(ways, -1)[turned]
+    before = s.before(states, begin[0][int(turned)], turned)
+    if kind == 'hh': return s.valid(before)
+    return s.valid(_unprojected(one, s, before, begin[1][int(turned)], turned))
+
+def _unprojected(one, s, before, cell, turned):
+    "The outputs of an LSTM before their projection."
+    end = '_l0_reverse' if turned else '_l0'
+    def product(t, kind):
+        w,b = (getattr(one, f'{name}_{kind}{end}', None) for name in ('weight', 'bias'))
+        return F.linear(t, w, b)
+    gates = (product(s.x, 'ih') + product(before, 'hh')).chunk(4, -1)
+    enter,keep,leave = (gates[i].sigmoid() for i in (0, 1, 3))
+    new,out = gates[2].tanh(),torch.empty_like(gates[3])
+    for t in reversed(range(len(out))) if turned else range(len(out)):
+        inside = (t < s.lengths)[:, None]
+        cell = (keep[t]*cell + enter[t]*new[t]).where(inside, cell)
+        out[t] = leave[t]*cell.tanh()
+    return out
+
+# %% ../../nbs/quantization/65_reconstruct.ipynb #64f0000d
 def _quantizers(m):
     "The quantizer of each weight that has one."
     made = getattr(m, 'parametrizations', {})
@@ -179,14 +272,16 @@ def _tasks(model):
             tasks.append(_Task(name, m, 'weight', slice(None), above, _attended))
         elif isinstance(m, (*_LINEAR, *_TRANSPOSED, _conv1d())):
             tasks.append(_Task(name, m, 'weight', slice(None), name, _first_of))
+        elif isinstance(m, (nn.RNNBase, *_CELLS)):
+            of = _of_cell if isinstance(m, _CELLS) else _of_recurrence
+            tasks += [_Task(name, m, w, slice(None), name, partial(of, w)) for w in quantizers]
         else: why[name] = _left_alone(m)
     return tasks,why
 
 def _left_alone(m):
     "Why the nearest codes stay."
     if isinstance(m, nn.Embedding): return 'looks rows up: nearest is best'
-    if isinstance(m, (nn.RNNBase, *_CELLS)): return 'its inputs are computed inside it'
-    return 'not known'
+    return 'its inputs are computed inside it'
 
 def _maker(m, w): return m.parametrizations[w][0]
 
@@ -208,6 +303,13 @@ def _order(model, names, batches):
             for h in hooks: h.remove()
     return calls
 
+def _in_order(model, tasks, others, batches):
+    "The calls of their modules and of others, and the tasks in the order of these."
+    calls = _order(model, {t.at for t in tasks} | others, batches)
+    if not calls: raise ValueError('reconstruct_: no batch reaches a quantized layer')
+    place = {n: i for i,n in enumerate(calls)}
+    return calls,sorted(tasks, key=lambda t: place.get(t.at, len(place)))
+
 def _call_by_call(model, batch, often, hooked):
     "What the hook that `hooked(keep)` sets hands to `keep`; the model runs no further."
     found = []
@@ -228,6 +330,7 @@ def _entering_calls(model, task, batch, often):
         return m.register_forward_pre_hook(hook, with_kwargs=True)
     return _call_by_call(model, batch, often, hooked)
 
+# %% ../../nbs/quantization/65_reconstruct.ipynb #64f0012b
 _CHUNK = 1 << 23                    # values of windows made at once
 
 def _chunked(m, x, wanted):
@@ -262,8 +365,10 @@ def _polished(first, *problem, **kwargs):
     start = first(*problem, damping=0., **kwargs)
     return coordinate_descent(*problem, damping=0., start=start)
 
+_gptq = partial(gptq, ordered=None)
+
 _METHODS:dict[str, Any] = {
-    'gptq+descent': partial(_polished, gptq), 'gptq': partial(gptq, damping=0.),
+    'gptq+descent': partial(_polished, _gptq), 'gptq': partial(_gptq, damping=0.),
     'descent': partial(coordinate_descent, damping=0.), 'nearest': _nearest,
     **{name: partial(_polished, learn_codes, method=name)
         for name in ('adaround', 'flexround', 'signround', 'ste')}}
@@ -359,7 +464,7 @@ class Reconstructed(NamedTuple):
         kind (str): Its class
         before (float): Squared error of its outputs over their power, with the codes it had
         after (float): With the codes found; nan for a layer left alone
-        note (str): Why it was left alone, or a warning
+        note (str): Why it was left alone, which of its weights this is, or a warning
 
     Example:
         >>> from shok_nb.quantization.reconstruct import Reconstructed
@@ -370,15 +475,20 @@ class Reconstructed(NamedTuple):
     kind:str     # Its class
     before:float # Squared error of its outputs over their power, with the codes it had
     after:float  # With the codes found; nan for a layer left alone
-    note:str     # Why it was left alone, or a warning
+    note:str     # Why it was left alone, which of its weights this is, or a warning
+
+def _whole_bias(task)->Any:
+    "The bias that is added to this product, as a Parameter; or None."
+    of_attention = isinstance(task.layer, nn.MultiheadAttention)
+    name = 'in_proj_bias' if of_attention else task.weight.replace('weight', 'bias', 1)
+    bias = getattr(task.layer, name, None)
+    return bias if isinstance(bias, nn.Parameter) else None
 
 def _bias_of(task)->Any:
-    "The bias that goes with these rows, as a Parameter and its rows; or None."
-    name = 'in_proj_bias' if isinstance(task.layer, nn.MultiheadAttention) else 'bias'
-    bias = getattr(task.layer, name, None)
-    if not isinstance(bias, nn.Parameter): return None
-    rows = task.rows
-    if name == 'in_proj_bias' and task.weight != 'in_proj_weight':
+    "The part of it that goes with these rows."
+    bias,rows = _whole_bias(task),task.rows
+    if bias is None: return None
+    if task.weight in ('q_proj_weight', 'k_proj_weight', 'v_proj_weight'):
         n,i = task.layer.embed_dim,'qkv'.index(task.weight[0])
         rows = slice(i*n, i*n+n)
     return bias.data[rows]
@@ -435,7 +545,7 @@ def _reconstructed(task, model, teacher, batches, calls, settings, undo):
     raw = task.layer.parametrizations[task.weight].original.data
     floats = teacher.get_submodule(task.name)
     weights = getattr(floats, task.weight).detach()[task.rows]
-    notes:list = []
+    notes = [task.weight] if isinstance(task.layer, (nn.RNNBase, *_CELLS)) else []
     shifted = _shifted(task, floats, weights)
     sums:Any = _collect(task, pairs, weights, shifted, own=False)
     if sums is None:
@@ -475,9 +585,10 @@ def _on_grid(task):
     return torch.equal(raw, getattr(task.layer, task.weight).detach()[task.rows])
 
 # %% ../../nbs/quantization/65_reconstruct.ipynb #7b10c002
-def _tasks_of_blocks(model, blocks, tasks):
-    "The tasks within each block, by its name. Raises for what is no block."
-    if blocks is None: return {}
+def _within(name, block): return block == '' or name == block or name.startswith(f'{block}.')
+
+def _names_of_blocks(model, blocks):
+    "Their names. Raises for what is no block, and for one in another."
     modules = dict(model.named_modules())
     if isinstance(blocks, type):
         names = [n for n,m in modules.items() if isinstance(m, blocks)]
@@ -488,11 +599,16 @@ def _tasks_of_blocks(model, blocks, tasks):
     for n in names:
         if not isinstance(n, str) or n not in modules:
             raise ValueError(f'reconstruct_: blocks: no module is called {n!r}')
-    def within(n, block): return block == '' or n == block or n.startswith(f'{block}.')
     for n in names:
-        if sum(within(n, block) for block in names) > 1:
+        if sum(_within(n, block) for block in names) > 1:
             raise ValueError(f'reconstruct_: blocks: {n!r} is in another block or twice')
-    found = {n: [t for t in tasks if within(t.name, n)] for n in names}
+    return names
+
+def _tasks_of_blocks(model, blocks, tasks):
+    "The tasks within each block, by its name. Raises where there are none."
+    if blocks is None: return {}
+    names = _names_of_blocks(model, blocks)
+    found = {n: [t for t in tasks if _within(t.name, n)] for n in names}
     found = {n: ts for n,ts in found.items() if ts}
     if found: return found
     told = getattr(blocks, '__name__', names)
@@ -565,8 +681,8 @@ def _learned_in(tasks):
         step = q.grid()[0].mean().item()
         found[raw] = .01*step
         if q.learn: found[q.log_scale] = .003
-        bias = getattr(t.layer, 'in_proj_bias' if t.weight != 'weight' else 'bias', None)
-        if isinstance(bias, nn.Parameter): found[bias] = .01*(bias.abs().mean()+step).item()
+        bias = _whole_bias(t)
+        if bias is not None: found[bias] = .01*(bias.abs().mean()+step).item()
     return found
 
 def _descend(m, calls, rates, steps):
@@ -590,21 +706,9 @@ def _descend(m, calls, rates, steps):
         k += 1
         yield k
 
-def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, undo):
-    "A line of the report for one block, which is no worse than before."
-    m = model.get_submodule(name)
-    made = _BlockCalls(name, model, teacher, batches, calls.get(name, {}))
-    def row(before, after, note):
-        was,now = (float(f'{v:.3g}') for v in (before, after))
-        return Reconstructed(name or '(model)', type(m).__name__, was, now, note)
-    def error(): return _error_over_power(m, made)
-    before = error()
-    if math.isnan(before): return row(math.nan, math.nan, 'no targets of the same shapes')
-    rates = _learned_in(tasks)
-    was = [(p.data, p.detach().clone()) for p in rates]
-    undo += was
-    best,least,flags = was,before,[p.requires_grad for p in rates]
-    grads = [p.grad for p in rates]
+def _best_seen(m, made, rates, steps, error, least):
+    "The state of the least error that Adam comes by, below `least`; None if there is none."
+    best,flags,grads = None,[p.requires_grad for p in rates],[p.grad for p in rates]
     try:
         for p in rates: p.requires_grad_()
         for k in _descend(m, made, rates, steps):
@@ -613,11 +717,30 @@ def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, 
             if found < least: best,least = [(p.data, p.detach().clone()) for p in rates],found
     finally:
         for p,flag,g in zip(rates, flags, grads): p.requires_grad,p.grad = flag,g
-    for t,v in best: t.copy_(v)
-    after = _onto_grid(tasks, error) if best is not was else before
+    return best
+
+# %% ../../nbs/quantization/65_reconstruct.ipynb #7b10c024
+def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, undo):
+    "A line of the report for one block, which is no worse than before."
+    m = model.get_submodule(name)
+    made = _BlockCalls(name, model, teacher, batches, calls.get(name, {}))
+    def row(before, after, note):
+        was,now = (float(f'{v:.3g}') for v in (before, after))
+        return Reconstructed(name or '(model)', type(m).__name__, was, now, note)
+    def error(): return _error_over_power(m, made)
+    before = after = error()
+    if math.isnan(before): return row(math.nan, math.nan, 'no targets of the same shapes')
+    rates = _learned_in(tasks)
+    was = [(p.data, p.detach().clone()) for p in rates]
+    undo += was
+    best = _best_seen(m, made, rates, steps, error, before)
+    if best:
+        for t,v in best: t.copy_(v)
+        after = _onto_grid(tasks, error)
     if not after < before:
+        after = before
         for t,v in was: t.copy_(v)
-    return row(before, min(after, before), f'block of {len(tasks)}')
+    return row(before, after, f'block of {len(tasks)}')
 
 def _onto_grid(tasks, error):
     "The error with weights that are points of their grids; nan if there are none."
@@ -766,11 +889,8 @@ def reconstruct_(
     undo,done = [],0
     try:
         with _evaluating(model), _evaluating(teacher), torch.no_grad():
-            looked_at = {t.at for t in tasks} | {*of_block, *chain(*of_input.values())}
-            calls = _order(model, looked_at, batches)
-            if not calls: raise ValueError('reconstruct_: no batch reaches a quantized layer')
-            place = {n: i for i,n in enumerate(calls)}
-            order = sorted(tasks, key=lambda t: place.get(t.at, len(place)))
+            others = {*of_block, *chain(*of_input.values())}
+            calls,order = _in_order(model, tasks, others, batches)
             todo = [t for t in order if not (resume and _on_grid(t))]
             for do in _turns(todo, of_input, of_block, steps):
                 row = do(model, teacher, batches, calls, settings, undo)

@@ -84,11 +84,8 @@ def _near(a, b):
     if a.shape != b.shape or not b.numel(): return False
     return bool((a-b).abs().max() <= 1e-4*b.abs().max())
 
-def _axis_behind(node, turning, q):
-    """Where channels are behind a step if those of its inputs are turned: an axis, -1 if
-    nothing is turned behind it, None if it does anything else."""
-    if node.target is operator.getitem: return turning.get(node.args[0])
-    if _packet(node) in _CASTS and _is_float(node): return turning.get(node.args[0])
+def _tried(node, turning, q):
+    "What a step makes of numbers, and of the same numbers turned."
     g = torch.Generator().manual_seed(0)
     values = {n: _drawn(n.meta['val'], g) for n in node.all_input_nodes}
     turned = values | {n: _turned(values[n], a, q) for n,a in turning.items()}
@@ -96,7 +93,14 @@ def _axis_behind(node, turning, q):
         args,kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         out = node.target(*args, **kwargs)
         return [out] if isinstance(out, Tensor) else [*out]
-    try: before,after = made(values),made(turned)
+    return made(values),made(turned)
+
+def _axis_behind(node, turning, q):
+    """Where channels are behind a step if those of its inputs are turned: an axis, -1 if
+    nothing is turned behind it, None if it does anything else."""
+    if node.target is operator.getitem: return turning.get(node.args[0])
+    if _packet(node) in _CASTS and _is_float(node): return turning.get(node.args[0])
+    try: before,after = _tried(node, turning, q)
     except Exception: return None           # such as an index that is out of range
     if all(map(_near, after, before)): return -1
     for axis in range(before[0].ndim):
@@ -104,20 +108,25 @@ def _axis_behind(node, turning, q):
         if all(_near(a, _turned(b, axis, q)) for a,b in zip(after, before)): return axis
     return None
 
+# %% ../../nbs/quantization/62_rotate.ipynb #6021345b
 def _choices(node, known, width):
     "Inputs of a step that may be turned together, the fewest first."
     rest = [n for n in node.all_input_nodes if n not in known and _is_float(n)]
-    def fits(n, axis):
-        shape = n.meta['val'].shape
-        return -len(shape) <= axis and shape[axis] % width == 0
     if known: yield known
     for n in rest:
-        ndim = n.meta['val'].ndim
-        yield from (known | {n: a} for a in range(ndim) if fits(n, a))
-    back = range(-1, -1-max((n.meta['val'].ndim for n in rest), default=0), -1)
-    for b in back if len(rest) > 1 else ():
-        if all(fits(n, b) for n in rest):
-            yield known | {n: n.meta['val'].ndim+b for n in rest}
+        yield from (known | {n: a} for a in range(n.meta['val'].ndim) if _fits(n, a, width))
+    if len(rest) > 1: yield from (known | same for same in _same_axis(rest, width))
+
+def _fits(n, axis, width):
+    "Has a value this axis, and is it runs of so many channels?"
+    shape = n.meta['val'].shape
+    return -len(shape) <= axis and shape[axis] % width == 0
+
+def _same_axis(nodes, width):
+    "The last axis of all of these values, the last but one, and so on, where each fits."
+    for back in range(-1, -1-max(n.meta['val'].ndim for n in nodes), -1):
+        if all(_fits(n, back, width) for n in nodes):
+            yield {n: n.meta['val'].ndim+back for n in nodes}
 
 def _norm_turns(m, shape, axis, q):
     "Does a normalization, without its weight and bias, turn with its input?"
@@ -254,22 +263,31 @@ def _ones_arrive(flow, start):
         elif not (known[node.args[0]][0] == 1).all(): return False
     return True
 
+def _bias_moves(m):
+    "Has it a bias that is not 0?"
+    b = getattr(m, 'bias', None)
+    return b is not None and bool((b != 0).any())
+
+def _unfit_to_fold(stream, m):
+    "Why the weight of a normalization cannot be moved, or None."
+    why = _unfit(m, stream.shared)
+    if not why and not _multiplies(stream.flow, m): return 'not a factor'
+    if not why and len(stream.flow.outputs(m)) > 1: return 'called more than once'
+    return why
+
 def _foldable_into(stream, m, layers):
     "The layers that take the weight and the bias of a normalization; or why none, in words."
-    w,b = getattr(m, 'weight', None),getattr(m, 'bias', None)
-    moves = b is not None and bool((b != 0).any())
+    w,moves = getattr(m, 'weight', None),_bias_moves(m)
     if (w is None or bool((w == 1).all())) and not moves: return []
-    why = _unfit(m, stream.shared)
-    if not why and not _multiplies(stream.flow, m): why = 'not a factor'
+    why = _unfit_to_fold(stream, m)
     if why: return why
-    outs = stream.flow.outputs(m)
-    if len(outs) > 1: return 'called more than once'
-    found = _readers(stream.flow, outs[0], stream.norms[m], layers)
+    out = stream.flow.outputs(m)[0]
+    found = _readers(stream.flow, out, stream.norms[m], layers)
     if isinstance(found, str): return found
     if any(not torch.equal(at, torch.arange(len(at))) for at in found.values()):
         return 'channels change places behind it'
     if moves and (any(hasattr(r, 'kernel_size') for r in found)
-            or not _ones_arrive(stream.flow, outs[0])): return 'its bias does not arrive'
+            or not _ones_arrive(stream.flow, out)): return 'its bias does not arrive'
     return [*found]
 
 def _fold_into(m, readers, undo):
@@ -279,7 +297,7 @@ def _fold_into(m, readers, undo):
     for r in readers:
         w = r.weight.data
         v = _grouped(r, w)
-        if b is not None and bool((b != 0).any()):
+        if _bias_moves(m):
             shift = v[0].double()@b.data.double()
             if r.bias is None:
                 undo.entry(r._parameters, 'bias')
@@ -337,15 +355,17 @@ def _streams(flow, model, names):
     for m in names:
         if m in found or _is_norm(m): continue
         stream = _found(flow, model, names, m)
-        if isinstance(stream, str):
-            found[m] = stream
-            continue
-        folds = {n: _foldable_into(stream, n, layers) for n in stream.norms}
-        why = next((f'{names[n]}: {f}' for n,f in folds.items() if isinstance(f, str)), None)
-        if not why and not stream.readers: why = 'no layer reads it'
-        if not why and stream.width == 1: why = 'one channel'
-        found.update(dict.fromkeys(stream.writers, why or (stream, folds)))
+        if isinstance(stream, str): found[m] = stream
+        else: found |= dict.fromkeys(stream.writers, _with_folds(stream, names, layers))
     return found
+
+def _with_folds(stream, names, layers):
+    "A stream and the layers that take each of its normalizations; or why it stays, in words."
+    folds = {n: _foldable_into(stream, n, layers) for n in stream.norms}
+    for n,into in folds.items():
+        if isinstance(into, str): return f'{names[n]}: {into}'
+    if not stream.readers: return 'no layer reads it'
+    return 'one channel' if stream.width == 1 else (stream, folds)
 
 def _spread_into(stream, seen):
     "The largest channel that enters the readers over the median one."
