@@ -280,8 +280,8 @@ def seconds_of(files, given, rounds=25):
     return {k: statistics.median(v) for k,v in took.items()}
 
 def errors_of(files, name, like, many=64):
-    """On many batches that nobody has calibrated with: the error of each file over the size of the outputs of the first,
-    both as root mean squares, and the share of inputs whose largest output is that of the first file."""
+    """On many batches that nobody has calibrated with: the error of each file over the size of the outputs of the
+    first, both as root mean squares, and the share of inputs whose largest output is that of the first file."""
     import torch
     from shok_nb import onnx_session
     runs = {k: onnx_session(f) for k,f in files.items()}
