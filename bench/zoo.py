@@ -437,6 +437,12 @@ def ties(model, batch, file, feed, found):
     counts = dict(codes=seen.counted, flipped=seen.flipped, farthest=seen.farthest)
     return counts | dict(left=gap(found, alike))
 
+def bytes_of(model, unknown):
+    "Of the Parameters that a report names as not known."
+    def named(n, told): return [f'{n}.{k}' for k in told.removeprefix('not known: ').split(', ')]
+    held = [model.get_parameter(k.removeprefix('(model).')) for n,told in unknown.items() for k in named(n, told)]
+    return sum(p.numel()*p.element_size() for p in held)
+
 def measured(name, setting, row, folder):
     "Fills the row of a network, as far as it comes."
     import torch
@@ -456,7 +462,8 @@ def measured(name, setting, row, folder):
     held = sum(t.numel()*t.element_size() for t in (*model.parameters(), *model.buffers()))
     with stage(row, 'quantize_model_'): report = quantized(model, setting, batches)
     row['layers'] = len(report.rows)
-    row['unknown'] = [f'{r.name}: {r.weights}' for r in report.rows if r.weights.startswith('not known')]
+    unknown = {r.name: r.weights for r in report.rows if r.weights.startswith('not known: ')}
+    row['unknown'] = [f'{n}: {told}' for n,told in unknown.items()]
     rounded = outputs()
     row['quantized'] = gap(rounded, floats)
     with stage(row, 'deploy_'): report = R.deploy_(model, batches[0])
@@ -466,7 +473,9 @@ def measured(name, setting, row, folder):
     row['deployed'] = gap(deployed, rounded)
     file = folder/'model.onnx'
     with stage(row, 'to_onnx'): R.to_onnx(model, batches[0], file, any_batch=False)
-    row['size'] = round(sum(f.stat().st_size for f in folder.iterdir())/held, 4)
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    row['size'] = round(size/held, 4)
+    if unknown: row['unknown_size'] = round(bytes_of(model, unknown)/size, 4)
     feed = batches[0] if isinstance(batches[0], dict) else dict(x=batches[0])
     with stage(row, 'runtime'): found = run_onnx(file, feed, row)
     row['runtime'],row['flips'] = gap(found, deployed),differ(found, deployed)

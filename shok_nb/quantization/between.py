@@ -10,6 +10,7 @@ import functools
 import inspect
 import itertools
 import operator
+from contextlib import contextmanager
 from typing import Any
 import torch
 from torch import Tensor, fx, nn
@@ -270,6 +271,11 @@ _CURVES:dict[Any, type[nn.Module]] = {F.silu: nn.SiLU, F.hardswish: nn.Hardswish
     'sigmoid': nn.Sigmoid, F.mish: nn.Mish, torch.tanh: nn.Tanh, F.tanh: nn.Tanh}
 _RELU = {F.relu, torch.relu, torch.relu_, F.relu_, 'relu', 'relu_'}
 
+def _added(node): return ('add', Add(), node.args) if _two(node) else None
+def _multiplied(node): return ('multiply', Multiply(), node.args) if _two(node) else None
+def _rectified(node): return ('relu', nn.ReLU(), node.args[:1]) if node.args else None
+def _clipped_at_6(node): return ('relu', nn.ReLU6(), node.args[:1]) if node.args else None
+
 def _concatenation(node):
     "A layer for `torch.cat` of a list whose length is known, or None."
     tensors,*rest = [*node.args, *node.kwargs.values()]
@@ -310,22 +316,23 @@ def _curve(node):
     if kind: return ('curve', kind(), x) if x else None
     return ('curve', nn.GELU(**node.kwargs), x) if len(node.args) == 1 else None    # F.gelu
 
+def _to_size(node):
+    "A layer for an average pooling to a size that is known, or None."
+    size = [*node.args[1:], *node.kwargs.values()]
+    if len(size) != 1 or len(node.all_input_nodes) != 1: return None
+    return 'pool',nn.AdaptiveAvgPool2d(_both(size[0])),node.args[:1]
+
+_MAKERS = [(_ADD, _added), (_MULTIPLY, _multiplied), ({*_CURVES, F.gelu}, _curve),
+    (_RELU, _rectified), ({F.relu6}, _clipped_at_6), ({torch.mean, 'mean'}, _mean),
+    ({torch.cat, torch.concat}, _concatenation), ({F.avg_pool2d}, _windows),
+    ({F.adaptive_avg_pool2d}, _to_size)]
+_LAYER_OF:dict[Any, Any] = {target: make for targets,make in _MAKERS for target in targets}
+
 def _layer_for(node):
     "A layer that does what this node does, and the nodes that enter it; or None."
     if node.op not in ('call_function', 'call_method'): return None
-    what:Any = node.target
-    if what in _ADD and _two(node): return 'add',Add(),node.args
-    if what in _MULTIPLY and _two(node): return 'multiply',Multiply(),node.args
-    if what in _CURVES or what is F.gelu: return _curve(node)
-    if what in _RELU and node.args: return 'relu',nn.ReLU(),node.args[:1]
-    if what is F.relu6 and node.args: return 'relu',nn.ReLU6(),node.args[:1]
-    if what in (torch.cat, torch.concat): return _concatenation(node)
-    if what in (torch.mean, 'mean'): return _mean(node)
-    if what is F.avg_pool2d: return _windows(node)
-    if what is F.adaptive_avg_pool2d:
-        size = [*node.args[1:], *node.kwargs.values()]
-        if len(size) != 1 or len(node.all_input_nodes) != 1: return None
-        return 'pool',nn.AdaptiveAvgPool2d(_both(size[0])),node.args[:1]
+    make = _LAYER_OF.get(node.target)
+    return make(node) if make else None
 
 # %% ../../nbs/quantization/54_between.ipynb #9544a2ca
 def _length(v): return len(v) if isinstance(v, (dict, list, set)) else 0
@@ -526,15 +533,22 @@ class _Choice:
 
     def fits(self, m):
         "Can the inputs and the output of this operation be integers?"
-        users = self.flow.reached(self.flow.outputs(m))
-        leaves = _is_to_size(m) or _is_pool(m) and not users       # its means, as floats
-        if not leaves and (not users or not {*users} <= self.sites()): return False
+        if not self.is_read(m): return False
         enters = [n.args[0] for place in self.operations[m] for n in self.flow.inputs(place)]
-        origins = {self.flow.origin(n) for n in enters}
         if _is_scaling(m) and all(map(self.folds, enters)): return False
-        if _is_curve(m) or isinstance(m, Multiply):       # the sums of a Linear stay exact
-            if any(isinstance(o, nn.Linear) for o in origins): return False
-        return origins <= self.sources()
+        origins = {self.flow.origin(n) for n in enters}
+        return origins <= self.sources() and not self.keeps_floats(m, origins)
+
+    def is_read(self, m):
+        "Do sites alone read its output? A mean that leaves the network may give floats."
+        users = self.flow.reached(self.flow.outputs(m))
+        if _is_to_size(m) or _is_pool(m) and not users: return True
+        return bool(users) and {*users} <= self.sites()
+
+    def keeps_floats(self, m, origins):
+        "Is it a curve or a product of a Linear's sums, which the runtime gives exactly?"
+        smooth = _is_curve(m) or isinstance(m, Multiply)
+        return smooth and any(isinstance(o, nn.Linear) for o in origins)
 
     def folds(self, node):
         "Does a normalization that takes this value become part of the layer before it?"
@@ -599,22 +613,28 @@ def _kept(model, owners, chosen):
     return keep
 
 # %% ../../nbs/quantization/54_between.ipynb #40ac9358
+@contextmanager
+def _none_writes(model):
+    "Curves that write their output over their input; meanwhile they do not."
+    curves = [m for m in model.modules() if _is_curve(m) and getattr(m, 'inplace', False)]
+    for m in curves: m.inplace = False
+    try: yield curves
+    finally:
+        for m in curves: m.inplace = True
+
 def _place_between(model, example, layers):
     "Rewrite the forwards whose operations are to be quantized; what has been found."
     try: owners = _read_right(model, example, *_readers(model, example))
     except TypeError: return _Between()                   # outputs that cannot be looked into
-    done,writing = _rewritten(owners),[m for m in model.modules() if _is_curve(m)]
-    writing = [m for m in writing if getattr(m, 'inplace', False)]
-    for m in writing: m.inplace = False                   # what it gives is on another grid
-    try: chosen,groups = _chosen(model, example, [*layers.values()])
-    finally:
-        for m in done: _restore(m)
-        for m in writing: m.inplace = True
+    done = _rewritten(owners)
+    with _none_writes(model) as writing:
+        try: chosen,groups = _chosen(model, example, [*layers.values()])
+        finally:
+            for m in done: _restore(m)
     _rewritten(owners, _kept(model, owners, chosen))
     found,name = _operations_of(model),_names(model)
     found = {m: places for m,places in found.items() if name[m] in chosen}
-    for m in writing:
-        if m in found: m.inplace = False
+    for m in {*writing} & {*found}: m.inplace = False     # what it gives is on another grid
     sites = {name[p]: p for places in found.values() for p in places}
     return _Between([name[m] for m in found], sites, {n: g[0] for g in groups for n in g[1:]})
 

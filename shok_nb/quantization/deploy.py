@@ -287,12 +287,19 @@ def _flow_or_none(model, example, layers, operations):
     except _NoFlow as e: return None,str(e)
 
 # %% ../../nbs/quantization/50_deploy.ipynb #67c111c6
-def _made_or_why(flow, m, name, norms):
-    "An integer layer with the normalization behind it, or without it, or why there is none."
+def _made_or_why(flow, m, name, operations, norms):
+    "An integer operation or layer, with the normalization behind it or not; or why not."
+    if m in operations: return _made_operation(name, m, operations[m])
     norm = _behind(flow, m, norms) if flow else None
     found = _made(name, m, norm)
     if isinstance(found, str) and norm is not None: return _made(name, m, None)
     return found
+
+def _each_made(flow, layers, operations, norms):
+    "Integer layers and operations, and why others are none."
+    found = {m: _made_or_why(flow, m, name, operations, norms) for m,name in layers.items()}
+    whys = {m: told for m,told in found.items() if isinstance(told, str)}
+    return {m: one for m,one in found.items() if m not in whys},whys
 
 def _same_grid(quantizers):
     "Are these quantizers one grid?"
@@ -325,13 +332,9 @@ def _hand_on(flow, made, operations, relus, stay):
 def _planned(model, flow, layers, operations, because):
     "Layers of integers for those that can be one; why others cannot goes to `because`."
     norms = {m for m in model.modules() if _foldable(m)} if flow else set()
-    made = {}
-    for m,name in layers.items():
-        if m in because: continue
-        if m in operations: found = _made_operation(name, m, operations[m])
-        else: found = _made_or_why(flow, m, name, norms)
-        if isinstance(found, str): because[m] = found
-        else: made[m] = found
+    todo = {m: name for m,name in layers.items() if m not in because}
+    made,whys = _each_made(flow, todo, operations, norms)
+    because |= whys
     if flow: _hand_on(flow, made, operations, {*_relus(model)}, _with_codes(model))
     else: made = {m: one for m,one in made.items() if m not in operations}
     for m in operations:

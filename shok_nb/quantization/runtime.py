@@ -199,16 +199,29 @@ def _for_matrices(graph, node):
     "Codes lie as the runtime's product of four bits reads them, where only products do."
     codes,out = node.inputs[0],node.outputs[0]
     if codes.dtype is None or codes.dtype.name != 'INT4' or len(codes.shape) != 2: return
-    if out.is_graph_output(): return
-    uses = [*out.uses()]
-    turn = all(_turns(user) or _is_product(user, at, True) for user,at in uses)
-    if not turn and not all(_is_product(user, at, False) for user,at in uses): return
-    if turn: _turn(graph, node)
-    for user,_ in uses:
+    turned = _read_turned(out)
+    if turned is None: return
+    if turned: _store_turned(graph, node)
+    if _along_sums(node): _unclip_behind(graph, out)
+
+def _read_turned(matrix):
+    "Do products read this matrix turned, or as it is? None where not all readers agree."
+    uses = [*matrix.uses()]
+    if matrix.is_graph_output(): return None
+    if all(_turns(user) or _is_product(user, at, True) for user,at in uses): return True
+    return False if all(_is_product(user, at, False) for user,at in uses) else None
+
+def _store_turned(graph, node):
+    "Codes lie turned, so what turned them goes."
+    out = node.outputs[0]
+    _turn(graph, node)
+    for user,_ in [*out.uses()]:
         if user.op_type == 'Transpose': _put(user, out)
-        if user.op_type == 'Gemm': user.attributes.pop('transB', None)
-    if not _along_sums(node): return
-    for product,_ in [*out.uses()]:
+        else: user.attributes.pop('transB', None)
+
+def _unclip_behind(graph, matrix):
+    "No ReLU behind products of floats with it, before which the runtime keeps floats."
+    for product,_ in matrix.uses():
         first = product.inputs[0].producer()
         if first is not None and first.op_type == 'DequantizeLinear': continue
         for user,_ in [*product.outputs[0].uses()]: _unclipped(graph, user)
@@ -272,22 +285,27 @@ def _is_of_rows(codes, scale, many):
     if scale.ndim == 0 or len(scale) != many: return False
     return scale.ndim > 1 or _options(codes).get('axis', 1) == 0
 
+def _as_line(norm, conv):
+    "The factor of each channel, and what is added to it; None if a number is not known."
+    biases = [v for v in conv.inputs[2:3] if v is not None]
+    held = [_held(v) for v in (*norm.inputs[1:], *biases)]
+    if len(held) < 4 or any(v is None for v in held): return None
+    weight,bias,mean,var,*added = (v.astype('float64') for v in held)
+    factor = weight/(var+_options(norm).get('epsilon', 1e-5))**.5
+    return factor,bias + (sum(added)-mean)*factor
+
 def _fold_norm(graph, norm):
     "A normalization behind a convolution of codes becomes a part of their scales and a bias."
-    found,held = _scaled_by(norm),[_held(v) for v in norm.inputs[1:]]
-    held = [v.astype('float64') for v in held if v is not None]
-    if found is None or len(held) < 4: return
-    (conv,codes),(weight,bias,mean,var) = found,held
-    factor = weight/(var+_options(norm).get('epsilon', 1e-5))**.5
-    added = [_held(v) for v in conv.inputs[2:3] if v is not None]
+    found = _scaled_by(norm)
+    line = found and _as_line(norm, found[0])
+    if not line: return
+    (conv,codes),(factor,bias) = found,line
     value,scale = codes.inputs[1],_held(codes.inputs[1])
     if scale is None or not _is_of_rows(codes, scale, len(factor)): return
-    if any(v is None for v in added) or not (factor > 0).all(): return
-    if added: bias = bias+added[0]*factor
+    if not (factor > 0).all(): return
     scale = scale*factor.reshape(-1, *[1]*(scale.ndim-1))
-    bias = (bias-mean*factor).astype('float32')
     codes.replace_input_with(1, _constant(graph, value, scale.astype('float32'), 'scaled'))
-    _with_bias(conv, norm, _constant(graph, value, bias, 'bias'))
+    _with_bias(conv, norm, _constant(graph, value, bias.astype('float32'), 'bias'))
 
 def _with_bias(conv, norm, bias):
     "One convolution with this bias in place of both."
@@ -518,33 +536,46 @@ def _as_computed(model):
     finally:
         for q in found: del vars(q)['grid']
 
-def _exported(model, inputs, together, axes):
-    "The program that torch's exporter makes, without the paths of the machine that made it."
+def _dynamic_shapes(axes):
+    "What torch's exporter calls dynamic shapes: one length for each name; None without any."
     names = {name for named in axes.values() for name in named.values()}
     lengths = {name: torch.export.Dim(name) for name in names}
-    shapes:Any = {k: {a: lengths[name] for a,name in v.items()} for k,v in axes.items()}
+    shapes = {k: {a: lengths[name] for a,name in v.items()} for k,v in axes.items()}
+    return dict(given=shapes) if names else None
+
+def _exported(model, inputs, together, axes):
+    "The program that torch's exporter makes, with the operators that the runtime knows best."
     blocks = any(isinstance(m, Dequantize) and m.block is not None for m in model.modules())
     quiet,as_is = _quiet('torch', 'ERROR'),_as_computed(model)
     plain = sdpa_kernel(SDPBackend.MATH)     # its layout is that of what a file holds
     with quiet, as_is, plain, _evaluating(model), _as_values(model), _in_file(model) as four:
-        flat = _Flat(model, together).eval()
+        flat:Any = _Flat(model, together).eval()
         program:Any = torch.onnx.export(flat, kwargs=dict(given=inputs), dynamo=True,
             verbose=False, input_names=[*inputs], opset_version=21 if blocks or four else 20,
-            dynamic_shapes=dict(given=shapes) if names else None)
+            dynamic_shapes=_dynamic_shapes(axes))
     graph = program.model.graph
     if four: _write_int4(graph)
+    _for_the_runtime(program.model)
+    _tidy(graph)
+    _without_traces(graph)
+    return program
+
+def _for_the_runtime(model):
+    "Patterns that the runtime computes with fewer operators, or exactly."
+    graph = model.graph
     for node in [*graph.all_nodes()]:
         if node.op_type == 'BatchNormalization': _fold_norm(graph, node)
     for node in [*graph.all_nodes()]: _clip_once(node)
     for node in [*graph.all_nodes()]: _keep_floats(node)
     _fewest(graph)
-    _write_silu(program.model)
-    _tidy(graph)
+    _write_silu(model)
+
+def _without_traces(graph):
+    "No paths of the machine that made it."
     values = *graph.initializers.values(),*graph.inputs
     for said in (graph, *values): said.metadata_props.clear()
     for node in graph.all_nodes():
         for said in (node, *node.outputs): said.metadata_props.clear()
-    return program
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00006
 def _run(model, inputs, together):
