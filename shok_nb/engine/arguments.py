@@ -131,6 +131,7 @@ def _in_range(k, x, what, lo, hi, open, finite):
         raise ValueError(f'{what} must be finite, got {_shown(k)}')
     return number
 
+# %% ../../nbs/engine/80_arguments.ipynb #7d01e6b2
 def _must_join(k, x, fn, arg):
     "Raises ValueError unless the knob `k` is where `x` is, and broadcasts with it."
     if k.device != x.device:
@@ -146,6 +147,7 @@ def _no_number_yet(k, arg):
     if isinstance(k, Grid): return arg == 'step'
     return isinstance(k, (torch.SymInt, torch.SymFloat))
 
+# %% ../../nbs/engine/80_arguments.ipynb #282a16ba
 def check_knob(
     k:Any,              # What the user gave
     x:Tensor|None,      # The tensor it will be used with; None allows numbers alone

@@ -121,7 +121,7 @@ def _pieces(f, key, ts, knobs, make=None, flat=True):
     knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `flat` is False
     where rows must stay whole."""
     x = ts[0]
-    knobs = [k.to(_wide(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
+    knobs = [_widen(k, _wide(x.dtype)) for k in knobs]
     _,tensors = split_tensors(knobs)
     if not (_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return _whole(f, ts, knobs)
     kernel = make(f, x, knobs) if make and x.device.type in _FUSED else None

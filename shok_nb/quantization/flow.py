@@ -102,6 +102,7 @@ def _feed(model, batch):
     args,kwargs = _arguments(model, batch)
     return model(*args, **kwargs)
 
+# %% ../../nbs/quantization/53_flow.ipynb #80d94aed
 def _taken_apart(value, name, found):
     "How to make `value` of its tensors, which go to `found` by name."
     if isinstance(value, Tensor):
@@ -133,7 +134,6 @@ def _inputs(model, batch):
     def together(given):
         return [part(given) for part in order],{k: part(given) for k,part in names.items()}
     return found,together
-
 
 # %% ../../nbs/quantization/53_flow.ipynb #59e00008
 _PLAIN = str,bytes,int,float,bool,complex,type(None)
@@ -235,6 +235,7 @@ def _keeps_order(node):
 
 def _packet(node): return getattr(node.target, 'overloadpacket', None)
 
+# %% ../../nbs/quantization/53_flow.ipynb #a45fd7bc
 class _Flow:
     "Every use of what leaves the watched modules, by torch's own graph of one example."
     def __init__(self, graph, modules, parameters=()):
