@@ -958,6 +958,7 @@ def test_every_api_entry_has_an_anchor(site):
     page = (site/'api.html').read_text('utf-8')
     heads = re.findall(r'<dt class="sig[^>]*>', page)
     assert len(heads) > 150 and all(' id="' in h for h in heads)
+    assert re.search('<meta content="Everything public[^"]{20,}" name="description"', page)
     assert 'href="#shok_nb.estimators.soft.soft_round" title="Link to this definition"' in page
 
 @site_group
