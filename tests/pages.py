@@ -67,15 +67,19 @@ class Kernel:
 @functools.cache
 def warm():
     "The process whose forks are kernels."
-    env = {**os.environ, 'MPLBACKEND': 'module://matplotlib_inline.backend_inline'}     # as a kernel has it
+    backend = 'module://matplotlib_inline.backend_inline'               # as a kernel has it
+    env = os.environ | dict(MPLBACKEND=backend, OMP_NUM_THREADS='1')
     program = [sys.executable, Path(__file__).with_name('warm_kernel.py')]
     return subprocess.Popen(program, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+_asking = multiprocessing.Lock()                                    # forks of this process ask the same one
 
 def fork_kernel(cmd, cwd=None, env=None, **_):
     "`jupyter_client.launcher.launch_kernel` without the imports."
     job = dict(cmd=[*map(str, cmd)], cwd=str(cwd or os.getcwd()), env=dict(os.environ if env is None else env))
-    print(json.dumps(job), file=warm().stdin, flush=True)
-    return Kernel(int(warm().stdout.readline()))
+    with _asking:
+        print(json.dumps(job), file=warm().stdin, flush=True)
+        return Kernel(int(warm().stdout.readline()))
 
 def forks():
     "Kernels are forks inside this, where a fork is as good as a new process."
@@ -140,7 +144,12 @@ def main(jobs):
     "Run the pages for `make docs`, so many at a time; those that ran stay."
     CACHE.mkdir(parents=True, exist_ok=True)
     compileall.compile_dir(ROOT/'shok_nb', quiet=2)                  # as conftest.py does
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context('spawn')) as pool: list(pool.map(keep, NBS))
+    start = 'spawn'
+    if sys.platform == 'linux':                                      # all jobs share what is made here
+        start = 'fork'
+        warm()
+        written(CACHE)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context(start)) as pool: list(pool.map(keep, NBS))
 
 def is_built():
     "Is the site there that `build_site` would build?"

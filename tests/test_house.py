@@ -710,7 +710,7 @@ def test_figure_alt():
     (said,tags),(drawn,seen) = as_page('#| fig-alt: A "steep" line\nplot()')
     assert said == """figures.alt('A "steep" line')""" and 'remove-cell' in tags and (drawn, seen) == ('plot()', set())
 
-def test_figures_say_what_is_seen():
+def test_figures_say_what_is_seen(monkeypatch):
     "By fig-alt, or by all that is written in them; and no rule of theirs reaches the rest of the page."
     import figures
     import matplotlib
@@ -725,6 +725,9 @@ def test_figures_say_what_is_seen():
     assert 'alpha = 0, 2, 5' in label and 'what backward sees: slope over x [steps]' in label
     assert f'aria-label="{label}"' in own and 'aria-label="a &quot;b&quot; &lt; c"' in given
     rules = re.findall(r'<style[^>]*>(.*?)</style>', own, re.S)
+    assert figures.png(fig) is None
+    monkeypatch.setattr(figures, 'LIMIT', 100)
+    assert figures.svg(fig) is None and figures.png(fig).startswith('iVBORw0KGgo')
     assert rules and all(r.startswith('.figure *{') for r in rules)
 
 def test_links_of_tables():
@@ -958,6 +961,7 @@ def test_every_api_entry_has_an_anchor(site):
     page = (site/'api.html').read_text('utf-8')
     heads = re.findall(r'<dt class="sig[^>]*>', page)
     assert len(heads) > 150 and all(' id="' in h for h in heads)
+    assert re.search('<meta content="Everything public[^"]{20,}" name="description"', page)
     assert 'href="#shok_nb.estimators.soft.soft_round" title="Link to this definition"' in page
 
 @site_group

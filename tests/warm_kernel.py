@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import fastcore.test  # noqa: F401
+import ipykernel.debugger  # noqa: F401
+import ipywidgets  # noqa: F401
 import matplotlib.backends.backend_agg  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import onnxscript  # noqa: F401

@@ -6,6 +6,7 @@ import hashlib
 import html
 import io
 import re
+import weakref
 from literate import relink, slug, to_page
 
 INK = 'currentColor'
@@ -15,6 +16,7 @@ COLOURS = {
     '#cccccc': 'var(--color-background-border, #ccc)',
 }
 LIMIT = 400_000
+_large = weakref.WeakSet()     # figures whose SVG is longer
 
 _said = []     # what `#| fig-alt` says of the figures of the next cell; the end of a cell takes one off
 
@@ -46,7 +48,7 @@ def svg(fig):
     with mpl.rc_context({'svg.hashsalt': 'shok_nb', 'svg.fonttype': 'path'}):
         fig.savefig(out, format='svg', bbox_inches='tight', facecolor='none', metadata=dict(Date=None))
     s = out.getvalue()
-    if len(s) > LIMIT: return
+    if len(s) > LIMIT: return _large.add(fig)
     s = re.sub(r'<metadata>.*?</metadata>', '', s[s.index('<svg'):], flags=re.S)
     for old,new in COLOURS.items(): s = s.replace(old, new)
     s = re.sub(r'(<style[^>]*>)\s*\*\s*{', r'\1.figure *{', s)          # in a page, `*` would be all that is on it
@@ -56,14 +58,22 @@ def svg(fig):
     head = f'class="figure" role="img" aria-label="{said}" style="--wide: {wide}" fill="{INK}"'
     return s.replace('<svg ', f'<svg {head} ', 1)
 
+def png(fig):
+    "`fig` as a PNG, if its SVG is not shown. `svg` is asked first."
+    from IPython.core.pylabtools import print_figure
+    if fig in _large: return print_figure(fig, base64=True)
+
 def relink_html(page):
     "Links to notebooks lead to pages."
     return re.sub(r'href="([\w./-]+)\.ipynb"', lambda m: f'href="{slug(m[1])}.html"', page)
 
 def install():
     from IPython import get_ipython  # for the base class, as the inline backend takes back what is set for Figure
+    from matplotlib_inline.config import InlineBackend
+    InlineBackend.instance(parent=get_ipython()).figure_formats = set()     # or it draws PNGs that nobody sees
     get_ipython().events.register('post_run_cell', lambda result: _said and _said.pop(0))
     of = get_ipython().display_formatter.formatters
     of['text/html'].for_type_by_name('matplotlib.figure', 'FigureBase', svg)
+    of['image/png'].for_type_by_name('matplotlib.figure', 'FigureBase', png)
     of['text/html'].for_type_by_name('IPython.core.display', 'HTML', lambda h: relink_html(h.data))
     of['text/markdown'].for_type_by_name('IPython.core.display', 'Markdown', lambda m: relink(m.data, to_page))
