@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from pathlib import Path
-from literate import grouped, slug, write
+from literate import grouped, meta, slug, write
 
 
 def _exported(tree):
@@ -55,8 +55,8 @@ def chapter(package, root, notebooks):
 
 def reference(package, root, notebooks, folders):
     "The page, in Markdown; `folders` has their titles, in order."
-    out = ['# API',
-        '> Everything public, by topic: what goes in, what comes out, what raises, and an example that runs.',
+    promise = 'Everything public, by topic: what goes in, what comes out, what raises, and an example that runs.'
+    out = ['# API', meta('API', promise, ['reference']), f'> {promise}',
         'A `step` and an `offset` are in the units of `x`; other knobs have no unit where they name none. '
         'All names are in the [index](genindex).',
         '```{toctree}\n:hidden:\n\nIndex of names <genindex>\n```']
