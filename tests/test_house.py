@@ -862,6 +862,7 @@ def test_api_page(site):
             full = re.search(rf'id="(shok_nb\.(?:\w+\.)?{module}\.{name})"', page)
             assert full and f'#{full[1]}"' in names, name
     assert page.count('highlight-pycon') == len(PUBLIC)
+    assert re.search('<meta content="[^"]{20,}" name="description"', page)
     tree = (site/'soft.html').read_text('utf-8').partition('<div class="sidebar-tree">')[2].partition('</aside>')[0]
     assert 'href="api.html"' in tree and 'href="genindex.html"' in tree
 
@@ -893,7 +894,8 @@ def searched(site, *queries):
     return dict(zip(queries, json.loads(r.stdout), strict=True))
 
 # The pages of which one has to come first
-WANTED = {'STE': 'ste', 'straight-through': 'ste', 'weight-only': 'quantization_recipes models quantizer',
+WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 'straight-through estimator': 'ste',
+    'weight only': 'quantization_recipes models quantizer', 'weight-only': 'quantization_recipes models quantizer',
     'group size': 'quantization_recipes quantizer models glossary', 'which estimator': 'index which',
     'sphere decoder': 'lattice',
     'QAT': 'models fake_quantize digits', 'PTQ': 'calibrate learned',

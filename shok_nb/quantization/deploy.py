@@ -153,7 +153,7 @@ def _affine(m, w):
     return _Affine(codes, scale, bias, bias.abs())
 
 def _folded(a, bn):
-    "The same with the normalization behind it; a negative factor turns the codes."
+    "The same with the normalization after it; a negative factor turns the codes."
     factor = (bn.running_var.double()+bn.eps).rsqrt()
     if bn.weight is not None: factor = factor*bn.weight.detach().double()
     mean = bn.running_mean.double()
@@ -208,7 +208,7 @@ def _without_quantizer(m):
     return twin
 
 def _made(name, m, norm):
-    "An `IntegerLayer` for `m` and the normalization behind it, or why there is none."
+    "An `IntegerLayer` for `m` and the normalization after it, or why there is none."
     w = _quantized(m, 'weight')[0]
     if not w.isfinite().all(): return 'a weight that is no finite number'
     wanted = _affine(m, w)
@@ -288,7 +288,7 @@ def _flow_or_none(model, example, layers, operations):
 
 # %% ../../nbs/quantization/50_deploy.ipynb #67c111c6
 def _made_or_why(flow, m, name, operations, norms):
-    "An integer operation or layer, with the normalization behind it or not; or why not."
+    "An integer operation or layer, with the normalization after it or not; or why not."
     if m in operations: return _made_operation(name, m, operations[m])
     norm = _behind(flow, m, norms) if flow else None
     found = _made(name, m, norm)

@@ -492,7 +492,7 @@ class IntegerLayer(_Sums):
 
     @property
     def weight(self)->Tensor: # In floats
-        """The values behind the codes, for who asks for a layer's weight.
+        """The values of the codes, for those who read a layer's weight.
 
         Returns:
             Tensor: In floats
@@ -512,7 +512,7 @@ class IntegerLayer(_Sums):
 
     @property
     def bias(self)->Tensor|None: # In floats
-        """The values behind the codes of the bias; None if there is none.
+        """The values of the codes of the bias; None if there is none.
 
         Returns:
             Tensor|None: In floats

@@ -189,7 +189,7 @@ def _counted(moves, spare):
     return torch.where(least < cost, torch.zeros_like(counts).scatter(-1, at, 1.), counts)
 
 def _written(scenes, spare=.8):
-    "Coefficients moved to `spare` grey levels behind a tie; the cheapest bits while they fit."
+    "Coefficients moved to `spare` grey levels past a tie; the cheapest bits while they fit."
     moves,K = _moves(scenes),_cosine_waves(scenes.images)
     counts = _counted(moves, min(spare, .1))
     table = scenes.tables[:, 0].flatten(1)[:, None]
