@@ -943,6 +943,13 @@ def test_bad_input():
     bad(TypeError, 'resume', model, [x], resume='yes')
     bad(TypeError, 'activations must', model, [x], activations=1)
     assert same_state(before, state_of(model))
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = model
+        def forward(self, x): return x
+    bad(ValueError, 'no batch reaches a quantized layer', Unused(), [x])
+    assert same_state(before, state_of(model))
     w,gram = matrix(3, 4),torch.eye(4)
     for f in (R.gptq, R.coordinate_descent):
         for error,match,args in ((TypeError, 'w must', (3, gram, 1.)),

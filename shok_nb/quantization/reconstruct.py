@@ -240,8 +240,8 @@ def _unprojected(one, s, before, cell, turned):
     "The outputs of an LSTM before their projection."
     end = '_l0_reverse' if turned else '_l0'
     def product(t, kind):
-        w,b = (getattr(one, f'{name}_{kind}{end}', None) for name in ('weight', 'bias'))
-        return F.linear(t, w, b)
+        w:Any = getattr(one, f'weight_{kind}{end}')
+        return F.linear(t, w, getattr(one, f'bias_{kind}{end}', None))
     gates = (product(s.x, 'ih') + product(before, 'hh')).chunk(4, -1)
     enter,keep,leave = (gates[i].sigmoid() for i in (0, 1, 3))
     new,out = gates[2].tanh(),torch.empty_like(gates[3])

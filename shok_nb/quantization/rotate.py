@@ -10,6 +10,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable
+from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx.node import map_arg
@@ -293,7 +294,7 @@ def _foldable_into(stream, m, layers):
 def _fold_into(m, readers, undo):
     "Weight and bias of a normalization become part of the layers that read it."
     if not readers: return
-    b = getattr(m, 'bias', None)
+    b:Any = getattr(m, 'bias', None)
     for r in readers:
         w = r.weight.data
         v = _grouped(r, w)
