@@ -656,6 +656,7 @@ def round_weights_(
         for m,r in zip(found, made): _parametrize(m, name, r)
     return model
 
+# %% ../nbs/training/20_nn.ipynb #b99fa4f8
 def _free_weight(m, name, leave_rounded):
     "Takes what is ours from a weight; what is not ours stays, unless the values are to."
     makers = m.parametrizations[name]

@@ -146,6 +146,7 @@ def _no_number_yet(k, arg):
     if isinstance(k, Grid): return arg == 'step'
     return isinstance(k, (torch.SymInt, torch.SymFloat))
 
+# %% ../../nbs/engine/80_arguments.ipynb #b4bcc1e0
 def check_knob(
     k:Any,              # What the user gave
     x:Tensor|None,      # The tensor it will be used with; None allows numbers alone
@@ -289,6 +290,7 @@ def check_choice(
 
 _fitting = weakref.WeakKeyDictionary()      # how each function was found to be callable
 
+# %% ../../nbs/engine/80_arguments.ipynb #b57a26be
 def _ways_that_fit(f):
     try: return _fitting.setdefault(f, set())
     except TypeError: return set()          # it has no hash, or no weak references

@@ -235,6 +235,7 @@ def _keeps_order(node):
 
 def _packet(node): return getattr(node.target, 'overloadpacket', None)
 
+# %% ../../nbs/quantization/53_flow.ipynb #beb17853
 class _Flow:
     "Every use of what leaves the watched modules, by torch's own graph of one example."
     def __init__(self, graph, modules, parameters=()):
