@@ -152,6 +152,7 @@ _undo = staircase('soft_round_inverse', _undo_rise, _undo_slope, alpha=dict(lo=0
 _mean = staircase('soft_round_conditional_mean', _mean_rise, _mean_slope,
     alpha=dict(lo=0.), pure=True)
 
+# %% ../../nbs/estimators/20_soft.ipynb #b231d21c
 def soft_round_inverse(
     y:Tensor,              # Output of `soft_round`; any shape, floating dtype
     alpha:float|Tensor=5., # The sharpness that made `y`, broadcasts with it

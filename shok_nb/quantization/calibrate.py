@@ -196,6 +196,7 @@ def _in_parts(*tensors):
     rows = max(many//few.shape[1], 1)
     return zip(*(t.split(rows) for t in (few, *tensors[1:])))
 
+# %% ../../nbs/quantization/20_calibrate.ipynb #b995a2e3
 def mse_init(
     x:Tensor,              # Weights, or activations of some batches
     bits:_Bits=8,          # As for `minmax_init`

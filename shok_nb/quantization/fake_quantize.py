@@ -209,6 +209,7 @@ def _lsq_scaled(scale, values, high):
 
 _Axis = int|tuple[int, ...]|None
 
+# %% ../../nbs/quantization/10_fake_quantize.ipynb #b5be6314
 def _groups(x, fn, axis, block):
     "The values that share a scale as the rows of a matrix, and the shape of the scales."
     if block is not None: return _runs(x, fn, axis, block)
@@ -255,6 +256,7 @@ def _check_values(x, fn, arg='x'):
     if not x.isfinite().all():
         raise ValueError(f'{fn}: {arg} must be finite, got nan or infinity')
 
+# %% ../../nbs/quantization/10_fake_quantize.ipynb #b2c75f1d
 def lsq_init(
     x:Tensor,         # The tensor to be quantized
     bits:_Bits=8,     # As for `lsq`

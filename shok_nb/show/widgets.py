@@ -168,6 +168,7 @@ def _runs(x, y, most=4*_TALL):
     parts = [_in_columns(q) if len(q) > _WIDE else q for q in parts if len(q)]
     return [_thin(q).round().astype(int) for q in parts]
 
+# %% ../../nbs/show/20_widgets.ipynb #b54c45a8
 def _path(runs):
     "SVG path: a stroke for each run, a dot for a run of one."
     d = ''
@@ -368,6 +369,7 @@ _ROUND_ONES = (                  # that a logarithmic slider may have of each de
     (1, 1.1, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.5, 2.8, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9),
     (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 2, 5), (1,))
 
+# %% ../../nbs/show/20_widgets.ipynb #b22d7ea2
 def _even(k, most):
     "At most `most` round values of a knob, from end to end, if that many do."
     if not k.log:

@@ -322,6 +322,7 @@ def correlate(
     _check_planes(pattern, 'correlate', 'pattern', images)
     return F.avg_pool2d(images*pattern, 8)
 
+# %% ../../nbs/studies/10_jpeg.ipynb #b36265ba
 def _check_bits(bits, images):
     "bools, one for each block."
     if not isinstance(bits, Tensor) or bits.dtype != torch.bool:
