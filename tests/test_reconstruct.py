@@ -340,11 +340,11 @@ def by_cells(m, make, x, begin):
 @pytest.mark.parametrize('ways', WAYS)
 @pytest.mark.parametrize('name', RECURRENT)
 def test_what_the_weights_of_a_recurrent_layer_multiply(name, ways, started, lengths):
-    "Two layers, with states to begin with or without, and sequences of other lengths; any seed."
+    "Three layers, with states to begin with or without, and sequences of other lengths; any seed."
     torch.manual_seed(0)
     make,cell = RECURRENT[name]
-    m = make(3, 4, num_layers=2, **WAYS[ways]).double()
-    x,many = torch.randn(5, 3, 3).double(),2*(1+m.bidirectional)
+    m = make(3, 4, num_layers=3, **WAYS[ways]).double()
+    x,many = torch.randn(5, 3, 3).double(),3*(1+m.bidirectional)
     begin = [torch.randn(many, 3, 4).double()*started for _ in range(1+(name == 'LSTM'))]
     hx = None if not started else tuple(begin) if name == 'LSTM' else begin[0]
     if lengths == (5, 5, 5): given = x.transpose(0, 1) if m.batch_first else x
