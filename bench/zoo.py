@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import signal
+import statistics
 import sys
 import tempfile
 import time
@@ -263,22 +264,36 @@ def run_onnx(file, feed, row):
     row['kernels'],row['integer'] = integer_share(file, given)
     return found
 
-def seconds_of(files, given, rounds=15):
-    "The fastest run of each file in one thread, taken in turns."
+def seconds_of(files, given, rounds=25):
+    "The median time that a run of each file takes of the processor, in one thread, the files in turns."
     import onnxruntime as ort
     options = ort.SessionOptions()
     options.intra_op_num_threads,options.log_severity_level = 1,3
     providers = ['CPUExecutionProvider']
     runs = {k: ort.InferenceSession(str(f), options, providers=providers) for k,f in files.items()}
-    best = dict.fromkeys(runs, math.inf)
+    took = {k: [] for k in runs}
     for _ in range(rounds):
         for k,run in runs.items():
-            began = time.perf_counter()
+            began = time.process_time()
             run.run(None, given)
-            best[k] = min(best[k], time.perf_counter()-began)
-    return best
+            took[k].append(time.process_time()-began)
+    return {k: statistics.median(v) for k,v in took.items()}
 
-def beside_floats(model, batches, ours, row):
+def beside_floats(files, name, like, many=64):
+    """On many batches that nobody has calibrated with: the error of each file over the size of the outputs of the
+    first, both as root mean squares, and the share of inputs whose largest output is that of the first file."""
+    import torch
+    from shok_nb import onnx_session
+    runs = {k: onnx_session(f) for k,f in files.items()}
+    g = torch.Generator().manual_seed(5)
+    batches = [torch.randn(like.shape, generator=g) for _ in range(many)]
+    def answers(run): return torch.cat([torch.as_tensor(run.run(None, {name: x.numpy()})[0]) for x in batches]).double()
+    wanted,*found = map(answers, runs.values())
+    def off(a): return ((a-wanted).square().mean()/wanted.square().mean()).sqrt().item()
+    def agrees(a): return (a.argmax(1) == wanted.argmax(1)).double().mean().item()
+    return {k: dict(error=round(off(a), 5), agrees=round(agrees(a), 4)) for k,a in zip([*runs][1:], found)}
+
+def time_of_floats(model, batches, ours, row):
     "The time of a session, where that of floats is 1."
     import onnxruntime as ort
     import shok_nb as R
@@ -289,9 +304,8 @@ def beside_floats(model, batches, ours, row):
     row['time'] = round(best['ours']/best['floats'], 3)
 
 def beside_static(model, batches, ours, row):
-    "The same network by the runtime's own `quantize_static`, from the same batches: share, error and time."
+    "The same network by the runtime's own `quantize_static`, from the same batches: share, error, agreement and time."
     import onnxruntime as ort
-    import torch
     from onnxruntime import quantization as q
     from onnxruntime.quantization.shape_inference import quant_pre_process
     import shok_nb as R
@@ -309,12 +323,11 @@ def beside_static(model, batches, ours, row):
     q.quantize_static(str(files['prepared']), str(files['static']), Batches(), per_channel=True,
         quant_format=q.QuantFormat.QDQ, activation_type=q.QuantType.QUInt8, weight_type=q.QuantType.QInt8)
     given = {name: batches[0].numpy()}
-    run = ort.InferenceSession(str(files['static']), providers=['CPUExecutionProvider'])
-    found = [torch.as_tensor(a) for a in run.run(None, given)]
-    with torch.no_grad(): floats = [model(batches[0])]
     best = seconds_of({k: files[k] for k in ('floats', 'ours', 'static')}, given)
+    beside = beside_floats({k: files[k] for k in ('floats', 'ours', 'static')}, name, batches[0])
     row['time'] = round(best['ours']/best['floats'], 3)
-    row['static'] = dict(quantized=gap(found, floats), integer=integer_share(files['static'], given)[1],
+    row |= beside['ours']
+    row['static'] = beside['static'] | dict(integer=integer_share(files['static'], given)[1],
         time=round(best['static']/best['floats'], 3))
 
 def quantized(model, setting, batches):
@@ -467,7 +480,7 @@ def measured(name, setting, row, folder):
     row['runtime'],row['flips'] = gap(found, deployed),differ(found, deployed)
     if row['flips'] and setting != SETTINGS[1]: row['ties'] = ties(model, batches[0], file, feed, found)
     if before is not None:
-        beside = beside_static if setting == SETTINGS[0] else beside_floats
+        beside = beside_static if setting == SETTINGS[0] else time_of_floats
         with stage(row, 'static'): beside(before, batches, file, row)
     del row['stage']
 

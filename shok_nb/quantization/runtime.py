@@ -377,42 +377,110 @@ def _keep_floats(node):
     kept.replace_input_with(0, out)
     node.graph.insert_after(node, kept)
 
+# %% ../../nbs/quantization/51_runtime.ipynb #5e1f0c22
+def _grid_of(node):
+    "Scale and code of 0 of an operator that makes or takes codes of 8 bits, or None."
+    if node is None or node.op_type not in ('QuantizeLinear', 'DequantizeLinear'): return None
+    scale,code = [*map(_held, node.inputs[1:]), None][:2]
+    if scale is None or code is None or scale.ndim or scale.item()*255 > 3e38: return None
+    kind = node.inputs[2].dtype.name
+    return (scale.item(), code.item(), kind) if kind in _LOWEST else None
+
+_LOWEST = dict(INT8=-128, UINT8=0)
+
+def _on_its_grid(graph, node):
+    "What codes have become is written in the fewest operators. Has this one changed?"
+    import onnx_ir as ir
+    made = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    grid,out = _grid_of(made),node.outputs[0]
+    if grid is None or made.op_type != 'DequantizeLinear': return
+    if len(node.outputs) > 1 or out.is_graph_output(): return
+    users = [user for user,_ in out.uses()]
+    if node.op_type == 'QuantizeLinear' and _grid_of(node) == grid: _put(node, made.inputs[0])
+    elif node.op_type == 'Relu' and grid[1] == _LOWEST[grid[2]]: _put(node, made.outputs[0])
+    elif node.op_type == 'MaxPool' and [*map(_grid_of, users)] != [grid]:
+        codes = ir.node('QuantizeLinear', [out, *made.inputs[1:3]])
+        values = ir.node('DequantizeLinear', [codes.outputs[0], *made.inputs[1:3]])
+        ir.convenience.replace_all_uses_with(out, values.outputs[0])
+        codes.replace_input_with(0, out)
+        values.outputs[0].type,values.outputs[0].shape = out.type,out.shape
+        codes.outputs[0].type,codes.outputs[0].shape = made.inputs[0].type,out.shape
+        graph.insert_after(node, [codes, values])
+
+def _set_apart(graph, node):
+    "A Sum of one tensor between two grids, of which the runtime would make one."
+    import onnx_ir as ir
+    made = node.inputs[0].producer() if node.op_type == 'QuantizeLinear' else None
+    if made is None or made.op_type != 'DequantizeLinear': return
+    kept,value = ir.node('Sum', node.inputs[:1]),node.inputs[0]
+    kept.outputs[0].type,kept.outputs[0].shape = value.type,value.shape
+    node.replace_input_with(0, kept.outputs[0])
+    graph.insert_before(node, kept)
+
+def _fewest(graph):
+    "Each operator on codes in the order of the graph, and no value that nobody reads."
+    for node in [*graph]: _on_its_grid(graph, node)
+    for node in [*graph]: _set_apart(graph, node)
+    for node in reversed([*graph]):
+        unread = not any(v.uses() or v.is_graph_output() for v in node.outputs)
+        if node.op_type == 'DequantizeLinear' and unread: graph.remove(node, safe=True)
+
+_SILU = 'com.microsoft','QuickGelu'              # of x: x*sigmoid(alpha*x)
+
+def _silu(graph, node):
+    "One operator in place of a sigmoid of values of codes and its product with them."
+    import onnx_ir as ir
+    x,users = node.inputs[0],[user for user,_ in node.outputs[0].uses()]
+    if node.op_type != 'Sigmoid' or _grid_of(x.producer()) is None: return False
+    if [u.op_type for u in users] != ['Mul'] or node.outputs[0].is_graph_output(): return False
+    product = users[0]
+    if {*product.inputs} != {x, node.outputs[0]}: return False
+    made = ir.node(_SILU[1], [x], dict(alpha=1.), domain=_SILU[0])
+    old,new = product.outputs,made.outputs
+    new[0].type,new[0].shape,new[0].name = old[0].type,old[0].shape,old[0].name
+    ir.convenience.replace_nodes_and_values(graph, product, [product, node], [made], old, new)
+    return True
+
+def _write_silu(model):
+    "SiLUs of codes by the runtime's operator, and what it computes for those without it."
+    graph = model.graph
+    if not any([_silu(graph, node) for node in [*graph]]): return
+    function = _silu_in_full(graph.opset_imports[''])
+    model.functions[function.identifier()] = function
+    graph.opset_imports[_SILU[0]] = 1
+
+def _silu_in_full(opset):
+    "The operator in steps that every reader of ONNX knows."
+    import onnx_ir as ir
+    x,number = ir.Value(name='x'),ir.AttributeType.FLOAT
+    alpha = ir.Node('', 'Constant', [], [ir.RefAttr('value_float', 'alpha', number)])
+    inner = ir.node('Mul', [x, alpha.outputs[0]])
+    factor = ir.node('Sigmoid', [inner.outputs[0]])
+    product = ir.node('Mul', [x, factor.outputs[0]])
+    steps = alpha,inner,factor,product
+    for i,node in enumerate(steps): node.outputs[0].name = f'v{i}'
+    graph = ir.Graph([x], product.outputs, nodes=steps, opset_imports={'': opset})
+    return ir.Function(*_SILU, graph=graph, attributes=[ir.Attr('alpha', number, None)])
+
 # %% ../../nbs/quantization/51_runtime.ipynb #b51c0de2
-def _dequantized_before(value, zero):
-    "The DequantizeLinear that these values come from, moved at most, and were they not moved?"
-    node,direct = value.producer(),True
-    while node is not None and node.op_type in _MOVING | {'Relu'}:
-        if node.op_type == 'Relu' and zero: break       # it would change codes below that of 0
-        direct = direct and node.op_type in ('Identity', 'Relu')
-        node = node.inputs[0].producer()
-    return (node, direct) if node is not None and node.op_type == 'DequantizeLinear' else None
+def _codes_before(node):
+    "The codes that these are, moved to other places at most; None if they come from values."
+    if node is None or node.op_type != 'QuantizeLinear': return node
+    made = node.inputs[0].producer()
+    while made is not None and made.op_type in _MOVING: made = made.inputs[0].producer()
+    grid = _grid_of(made)
+    return made.inputs[0].producer() if grid and grid == _grid_of(node) else None
 
-def _same_constants(a, b):
-    "Are these constants of two operators the same numbers?"
-    pairs = [(_held(v), _held(w)) for v,w in zip(a, b, strict=True)]
-    return all(v is not None and w is not None and (v == w).all() for v,w in pairs)
+def _at_most(node):
+    "The largest code that this Clip leaves, or None."
+    if node is None or node.op_type != 'Clip' or node.inputs[0].producer() is None: return None
+    return _held(node.inputs[2]) if node.inputs[1] is None else None
 
-def _clip_once(clip):
-    "Codes that come from codes of the same grid need no second Clip, and often nothing."
-    quantize = clip.inputs[0].producer() if clip.op_type == 'Clip' else None
-    if quantize is None or quantize.op_type != 'QuantizeLinear': return
-    x,*grid = quantize.inputs
-    found = _dequantized_before(x, _held(grid[1]))
-    if found is None or not _same_constants(found[0].inputs[1:], grid): return
-    codes = found[0].inputs[0]
-    first = codes.producer()
-    if first is None or first.op_type != 'Clip': return
-    if not _same_constants(first.inputs[2:], clip.inputs[2:]): return
-    _put(clip, quantize.outputs[0])
-    if not found[1]: return
-    _put(quantize, codes)
-    _drop_unread(x)
-
-def _drop_unread(value):
-    "What computes a value that nobody reads goes, and what computes its input."
-    while (node := value.producer()) and not (value.uses() or value.is_graph_output()):
-        value = node.inputs[0]
-        node.graph.remove(node, safe=True)
+def _clip_once(node):
+    "No second Clip of codes that one has left."
+    if (top := _at_most(node)) is None: return
+    before = _at_most(_codes_before(node.inputs[0].producer()))
+    if before is not None and before == top: _put(node, node.inputs[0])
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00020
 def _formats(model):
@@ -482,17 +550,20 @@ def _exported(model, inputs, together, axes):
             dynamic_shapes=_dynamic_shapes(axes))
     graph = program.model.graph
     if four: _write_int4(graph)
-    _for_the_runtime(graph)
+    _for_the_runtime(program.model)
     _tidy(graph)
     _without_traces(graph)
     return program
 
-def _for_the_runtime(graph):
+def _for_the_runtime(model):
     "Patterns that the runtime computes with fewer operators, or exactly."
+    graph = model.graph
     for node in [*graph.all_nodes()]:
         if node.op_type == 'BatchNormalization': _fold_norm(graph, node)
-    for node in [*graph.all_nodes()]: _clip_once(node)
     for node in [*graph.all_nodes()]: _keep_floats(node)
+    _fewest(graph)
+    for node in [*graph]: _clip_once(node)
+    _write_silu(model)
 
 def _without_traces(graph):
     "No paths of the machine that made it."

@@ -1,0 +1,144 @@
+"Files of `to_onnx`: the fewest operators on codes, and one for a SiLU, with the results that the many had."
+import copy
+import numpy as np
+import pytest
+import torch
+from estimators import generator
+from torch import nn
+from torch.nn import functional as F
+from shok_nb import Quantizer, deploy_, onnx_session, quantize_model_, to_onnx
+from shok_nb.quantization import runtime
+from shok_nb.quantization.operators import IntegerCurve
+
+onnx = pytest.importorskip('onnx')
+ort = pytest.importorskip('onnxruntime')
+
+class Branches(nn.Module):
+    "Pools in a row and a pool beside convolutions, all of one sum, as in GoogLeNet."
+    def __init__(self):
+        super().__init__()
+        self.first,self.a,self.b = nn.Conv2d(3, 8, 3, padding=1),nn.Conv2d(8, 4, 1),nn.Conv2d(8, 4, 3, padding=1)
+        self.wide,self.pool,self.last = nn.MaxPool2d(3, 2, ceil_mode=True),nn.MaxPool2d(3, 1, 1),nn.Conv2d(8, 4, 1)
+        self.out = nn.Linear(12, 5)
+    def forward(self, x):
+        x = self.wide(F.relu(self.first(x)))
+        x = torch.cat([F.relu(self.a(x)), F.relu(self.b(x)), F.relu(self.last(self.pool(x)))], 1)
+        return self.out(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+def pictures(n): return torch.randn(n, 3, 12, 12, generator=generator())
+
+def deployed(model, x):
+    quantize_model_(model.eval(), calibrate=[x])
+    deploy_(model, x)
+    return model
+
+def in_file(model, x, file):
+    "The file, its operators, those of the runtime, and what it computes."
+    run = onnx_session(to_onnx(model, x, file), optimized=file.with_name('optimized.onnx'))
+    made = onnx.load(file)
+    found = run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
+    def operators(graph): return [n.op_type for n in graph.node]
+    return made,operators(made.graph),operators(onnx.load(file.with_name('optimized.onnx')).graph),found
+
+def as_before(monkeypatch):
+    "Files as they are without these steps."
+    monkeypatch.setattr(runtime, '_fewest', lambda graph: None)
+    monkeypatch.setattr(runtime, '_write_silu', lambda model: None)
+
+def test_pools_and_relus_on_codes(tmp_path, monkeypatch):
+    "Without these steps the runtime computes a pool in floats, and its codes are made twice; the outputs are the same."
+    x = pictures(512)
+    model = deployed(Branches(), x)
+    _,some,fused,found = in_file(model, x, tmp_path/'few.onnx')
+    as_before(monkeypatch)
+    _,more,unfused,same = in_file(model, x, tmp_path/'many.onnx')
+    assert np.array_equal(found, same) and np.array_equal(found, model(x).numpy(force=True))
+    assert 'Relu' in more and 'Relu' not in some and len(some) < len(more)
+    assert fused.count('NhwcMaxPool') == 2 > unfused.count('NhwcMaxPool')
+    assert fused.count('QuantizeLinear') == 1 < unfused.count('QuantizeLinear')      # of the picture
+
+def test_other_grids_stay(tmp_path):
+    """A second grid rounds again, where the runtime alone would make one grid of two that stand in a row; and a ReLU
+    between signed codes takes the negative ones away."""
+    x = pictures(64)
+    for between in (nn.Identity(), nn.ReLU(), nn.MaxPool2d(2)):
+        first,second = Quantizer(8),Quantizer(8)
+        first.set_grid_(torch.tensor(.02))
+        second.set_grid_(torch.tensor(.03))
+        model = nn.Sequential(first, between, second).eval()
+        _,some,_,found = in_file(model, x, tmp_path/'model.onnx')
+        assert some.count('QuantizeLinear') >= 2 and ('Relu' in some) is isinstance(between, nn.ReLU)
+        assert np.array_equal(found, model(x).numpy(force=True))
+        assert (found < 0).any() != isinstance(between, nn.ReLU)
+
+def test_same_grid_twice(tmp_path):
+    "Codes that are made again on their grid are the same codes, for the largest and the smallest scales too."
+    codes = torch.arange(-128, 128.)
+    for scale in (1e-44, 1e-38, 3e-5, .1, 1/3, 7., 1e36):
+        v = (codes*scale).numpy()
+        assert np.array_equal(np.rint(v/np.float32(scale)), codes.numpy())           # in floats, as the runtime
+        if scale not in (3e-5, 1/3): continue
+        twice = Quantizer(8).set_grid_(torch.tensor(scale))
+        model = nn.Sequential(twice, copy.deepcopy(twice)).eval()
+        _,some,_,found = in_file(model, torch.as_tensor(v).view(2, 128), tmp_path/'model.onnx')
+        assert some.count('QuantizeLinear') == 1 and np.array_equal(found.ravel(), v)
+
+class Curves(nn.Module):
+    "SiLUs from all codes on some grids to codes on others."
+    def __init__(self, grids):
+        super().__init__()
+        def byte(v): return torch.tensor(v, dtype=torch.uint8)
+        self.grids = [(scale, code) for scale,code,*_ in grids]
+        self.curves = nn.ModuleList(IntegerCurve((torch.tensor(s), byte(c)), nn.SiLU()) for s,c in self.grids)
+        for curve,(_,_,scale,code) in zip(self.curves, grids): curve.feeds(torch.tensor(scale), byte(code))
+    def forward(self, x): return torch.cat([c((x-code)*scale) for c,(scale,code) in zip(self.curves, self.grids)])
+
+def test_silu_is_one_operator(tmp_path, monkeypatch):
+    """All 256 codes on 40 grids: one operator gives the codes of a sigmoid and a product. What stands beside it in the
+    file is the same function: ONNX's own evaluator makes the same codes. Grids are drawn: the scale from .002 to .5, so
+    that codes reach the flat end and the straight one."""
+    grids = torch.rand(40, 4, generator=generator(3)).tolist()
+    grids = [(.002*250**a, int(256*b), .002*100**c, int(64*d)) for a,b,c,d in grids]
+    model,codes = Curves(grids).eval(),torch.arange(256.).view(2, 128)
+    file,some,fused,found = in_file(model, codes, tmp_path/'one.onnx')
+    alone, = onnx.reference.ReferenceEvaluator(file).run(None, dict(x=codes.numpy()))
+    as_before(monkeypatch)
+    _,more,unfused,same = in_file(model, codes, tmp_path/'two.onnx')
+    assert some.count('QuickGelu') == fused.count('QuickGelu') == more.count('Sigmoid') == 40
+    assert unfused.count('DequantizeLinear') - fused.count('DequantizeLinear') == 40
+    assert np.array_equal(found, same) and np.array_equal(found, alone)
+
+def test_what_stands_for_a_silu(tmp_path):
+    "The steps beside the operator multiply by a sigmoid of `alpha` times the value, whatever alpha is."
+    x = pictures(4)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.SiLU(), nn.Conv2d(4, 2, 1))
+    file,*_ = in_file(deployed(model, x), x, tmp_path/'model.onnx')
+    function, = file.functions
+    assert (function.domain, function.name, [*function.attribute]) == ('com.microsoft', 'QuickGelu', ['alpha'])
+    helper,kind = onnx.helper,onnx.TensorProto.FLOAT
+    for alpha in (1., 1.702):
+        node = helper.make_node('QuickGelu', ['a'], ['b'], domain=function.domain, alpha=alpha)
+        a,b = (helper.make_tensor_value_info(n, kind, [None]) for n in 'ab')
+        alone = helper.make_model(helper.make_graph([node], 'one', [a], [b]), functions=[function],
+            opset_imports=[helper.make_opsetid('', 20), helper.make_opsetid(function.domain, 1)])
+        v = torch.linspace(-9, 9, 100)
+        found, = onnx.reference.ReferenceEvaluator(alone).run(None, dict(a=v.numpy()))
+        assert np.allclose(found, v*torch.sigmoid(alpha*v), atol=1e-6)
+
+def test_sigmoids_that_are_no_silu(tmp_path):
+    "A sigmoid that multiplies something else, or is read twice, stays one."
+    class Gate(nn.Module):
+        def __init__(self, both):
+            super().__init__()
+            self.q,self.p = (Quantizer(8).set_grid_(torch.tensor(s)) for s in (.05, .03))
+            self.both = both
+        def forward(self, x):
+            x,y = self.q(x),self.p(x)
+            s = torch.sigmoid(x)
+            return s*x+s if self.both else s*y
+    x = pictures(4)
+    for both in (True, False):
+        model = Gate(both).eval()
+        _,some,_,found = in_file(model, x, tmp_path/'model.onnx')
+        assert 'Sigmoid' in some and 'QuickGelu' not in some
+        assert np.allclose(found, model(x).numpy(force=True), atol=1e-6)
