@@ -39,8 +39,8 @@ FAMILIES = ('alexnet', 'convnext_tiny', 'densenet121', 'efficientnet_b0', 'effic
     'resnext50_32x4d', 'shufflenet_v2_x0_5', 'squeezenet1_0', 'swin_t', 'swin_v2_t', 'vgg11', 'vit_b_16',
     'wide_resnet50_2')
 
-FOUR_BITS = ('alexnet', 'densenet121', 'efficientnet_b0', 'googlenet', 'mnasnet0_5', 'mobilenet_v2',
-    'mobilenet_v3_small', 'regnet_x_400mf', 'resnet18', 'shufflenet_v2_x0_5', 'squeezenet1_0', 'vgg11')
+FOUR_BITS = ('alexnet', 'mnasnet0_5', 'mobilenet_v2', 'mobilenet_v3_small', 'resnet18', 'shufflenet_v2_x0_5',
+    'squeezenet1_0')
 
 def torchvision():
     "The package, beside a torch for CPUs: its operators are not needed here."
