@@ -39,8 +39,8 @@ FAMILIES = ('alexnet', 'convnext_tiny', 'densenet121', 'efficientnet_b0', 'effic
     'resnext50_32x4d', 'shufflenet_v2_x0_5', 'squeezenet1_0', 'swin_t', 'swin_v2_t', 'vgg11', 'vit_b_16',
     'wide_resnet50_2')
 
-FOUR_BITS = ('alexnet', 'densenet121', 'efficientnet_b0', 'googlenet', 'mnasnet0_5', 'mobilenet_v2',
-    'mobilenet_v3_small', 'regnet_x_400mf', 'resnet18', 'shufflenet_v2_x0_5', 'squeezenet1_0', 'vgg11')
+FOUR_BITS = ('alexnet', 'mnasnet0_5', 'mobilenet_v2', 'mobilenet_v3_small', 'resnet18', 'shufflenet_v2_x0_5',
+    'squeezenet1_0')
 
 def torchvision():
     "The package, beside a torch for CPUs: its operators are not needed here."
@@ -279,7 +279,7 @@ def seconds_of(files, given, rounds=25):
             took[k].append(time.process_time()-began)
     return {k: statistics.median(v) for k,v in took.items()}
 
-def errors_of(files, name, like, many=64):
+def beside_floats(files, name, like, many=64):
     """On many batches that nobody has calibrated with: the error of each file over the size of the outputs of the
     first, both as root mean squares, and the share of inputs whose largest output is that of the first file."""
     import torch
@@ -287,14 +287,13 @@ def errors_of(files, name, like, many=64):
     runs = {k: onnx_session(f) for k,f in files.items()}
     g = torch.Generator().manual_seed(5)
     batches = [torch.randn(like.shape, generator=g) for _ in range(many)]
-    def answer(run, x): return torch.as_tensor(run.run(None, {name: x.numpy()})[0])
-    def answers(run): return torch.cat([answer(run, x) for x in batches]).double()
+    def answers(run): return torch.cat([torch.as_tensor(run.run(None, {name: x.numpy()})[0]) for x in batches]).double()
     wanted,*found = map(answers, runs.values())
     def off(a): return ((a-wanted).square().mean()/wanted.square().mean()).sqrt().item()
     def agrees(a): return (a.argmax(1) == wanted.argmax(1)).double().mean().item()
     return {k: dict(error=round(off(a), 5), agrees=round(agrees(a), 4)) for k,a in zip([*runs][1:], found)}
 
-def beside_floats(model, batches, ours, row):
+def time_of_floats(model, batches, ours, row):
     "The time of a session, where that of floats is 1."
     import onnxruntime as ort
     import shok_nb as R
@@ -325,7 +324,7 @@ def beside_static(model, batches, ours, row):
         quant_format=q.QuantFormat.QDQ, activation_type=q.QuantType.QUInt8, weight_type=q.QuantType.QInt8)
     given = {name: batches[0].numpy()}
     best = seconds_of({k: files[k] for k in ('floats', 'ours', 'static')}, given)
-    beside = errors_of({k: files[k] for k in ('floats', 'ours', 'static')}, name, batches[0])
+    beside = beside_floats({k: files[k] for k in ('floats', 'ours', 'static')}, name, batches[0])
     row['time'] = round(best['ours']/best['floats'], 3)
     row |= beside['ours']
     row['static'] = beside['static'] | dict(integer=integer_share(files['static'], given)[1],
@@ -481,7 +480,7 @@ def measured(name, setting, row, folder):
     row['runtime'],row['flips'] = gap(found, deployed),differ(found, deployed)
     if row['flips'] and setting != SETTINGS[1]: row['ties'] = ties(model, batches[0], file, feed, found)
     if before is not None:
-        beside = beside_static if setting == SETTINGS[0] else beside_floats
+        beside = beside_static if setting == SETTINGS[0] else time_of_floats
         with stage(row, 'static'): beside(before, batches, file, row)
     del row['stage']
 

@@ -377,31 +377,6 @@ def _keep_floats(node):
     kept.replace_input_with(0, out)
     node.graph.insert_after(node, kept)
 
-# %% ../../nbs/quantization/51_runtime.ipynb #b51c0de2
-def _dequantized_before(value, zero):
-    "The DequantizeLinear that these values come from, moved at most, or None."
-    node = value.producer()
-    while node is not None and node.op_type in _MOVING | {'Relu'}:
-        if node.op_type == 'Relu' and zero: break       # it would change codes below that of 0
-        node = node.inputs[0].producer()
-    return node if node is not None and node.op_type == 'DequantizeLinear' else None
-
-def _same_constants(a, b):
-    "Are these constants of two operators the same numbers?"
-    pairs = [(_held(v), _held(w)) for v,w in zip(a, b, strict=True)]
-    return all(v is not None and w is not None and (v == w).all() for v,w in pairs)
-
-def _clip_once(clip):
-    "Codes that come from codes of the same grid need no second Clip."
-    quantize = clip.inputs[0].producer() if clip.op_type == 'Clip' else None
-    if quantize is None or quantize.op_type != 'QuantizeLinear': return
-    x,*grid = quantize.inputs
-    found = _dequantized_before(x, _held(grid[1]))
-    if found is None or not _same_constants(found.inputs[1:], grid): return
-    first = found.inputs[0].producer()
-    if first is None or first.op_type != 'Clip': return
-    if _same_constants(first.inputs[2:], clip.inputs[2:]): _put(clip, quantize.outputs[0])
-
 # %% ../../nbs/quantization/51_runtime.ipynb #5e1f0c22
 def _grid_of(node):
     "Scale and code of 0 of an operator that makes or takes codes of 8 bits, or None."
@@ -487,6 +462,26 @@ def _silu_in_full(opset):
     graph = ir.Graph([x], product.outputs, nodes=steps, opset_imports={'': opset})
     return ir.Function(*_SILU, graph=graph, attributes=[ir.Attr('alpha', number, None)])
 
+# %% ../../nbs/quantization/51_runtime.ipynb #b51c0de2
+def _codes_before(node):
+    "The codes that these are, moved to other places at most; None if they come from values."
+    if node is None or node.op_type != 'QuantizeLinear': return node
+    made = node.inputs[0].producer()
+    while made is not None and made.op_type in _MOVING: made = made.inputs[0].producer()
+    grid = _grid_of(made)
+    return made.inputs[0].producer() if grid and grid == _grid_of(node) else None
+
+def _at_most(node):
+    "The largest code that this Clip leaves, or None."
+    if node is None or node.op_type != 'Clip' or node.inputs[0].producer() is None: return None
+    return _held(node.inputs[2]) if node.inputs[1] is None else None
+
+def _clip_once(node):
+    "No second Clip of codes that one has left."
+    if (top := _at_most(node)) is None: return
+    before = _at_most(_codes_before(node.inputs[0].producer()))
+    if before is not None and before == top: _put(node, node.inputs[0])
+
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00020
 def _formats(model):
     "The quantizers of weights whose grid is a format's, by their places."
@@ -565,9 +560,9 @@ def _for_the_runtime(model):
     graph = model.graph
     for node in [*graph.all_nodes()]:
         if node.op_type == 'BatchNormalization': _fold_norm(graph, node)
-    for node in [*graph.all_nodes()]: _clip_once(node)
     for node in [*graph.all_nodes()]: _keep_floats(node)
     _fewest(graph)
+    for node in [*graph]: _clip_once(node)
     _write_silu(model)
 
 def _without_traces(graph):
