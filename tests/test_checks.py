@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 import pytest
 import torch
+from estimators import slow_after
 import shok_nb as R
 from shok_nb.catalog import Row, row
 from shok_nb.checks import (
@@ -217,8 +218,8 @@ def test_planted_fault_is_wrong(name):
     if name in CLAIMED: given = replace(like(f, AS.get(name, R.round_ste)), smooth=False, knobs=())
     if name == 'random_without_chance': given = chance(f)
     report = check_estimator(f, given, raises=False)
-    assert LAW_OF[name] in {law for law,_,_ in report.broken}, report
-    with pytest.raises(AssertionError, match='(?s)laws hold.*wrong'): check_estimator(f, given)
+    assert LAW_OF[name] in {law for law,_,_ in report.broken} and not report.ok, report
+    assert re.search('(?s)laws hold.*wrong', f'{report}')
 
 # --- right functions of other people: details at most
 class OldSTE(torch.autograd.Function):
@@ -375,13 +376,12 @@ def test_a_seed_that_is_an_int():
     report = check_estimator(coin)
     assert report.row.random and report.row.unbiased
 
-def test_random_rows_are_measured():
+@pytest.mark.parametrize('r', slow_after([r for r in R.catalog.catalog if r.random], 2), ids=lambda r: r.name)
+def test_random_rows_are_measured(r):
     "The claims of each row with noise, without it."
-    for r in R.catalog.catalog:
-        if not r.random: continue
-        got = check_estimator(r.f).row
-        names = 'on_grid exact_slope continuous monotone mass_one odd equivariant unbiased random unbounded'
-        assert all(getattr(got, c) == getattr(r, c) for c in names.split()), (r, got)
+    got = check_estimator(r.f).row
+    names = 'on_grid exact_slope continuous monotone mass_one odd equivariant unbiased random unbounded'
+    assert all(getattr(got, c) == getattr(r, c) for c in names.split()), (r, got)
 
 def test_noise_is_not_state():
     "Torch's own generator is left as it was found."

@@ -387,9 +387,12 @@ def in_halves(m, x):
     with torch.autocast('cpu', torch.bfloat16): return m.d(m.a(x))
 
 WRITES = dict(
-    relu=wrote(lambda m, h: h.relu_()), view=wrote(lambda m, h: h.view(-1).mul_(3)), add=wrote(lambda m, h: h.add_(1)),
+    view=wrote(lambda m, h: h.view(-1).mul_(3)), wider=wrote(lambda m, h: h.add_(torch.ones(8).double())),
+    seen=lambda m, x: m.d((h := m.a(x), h.view(-1), h.relu_())[1].view(-1, 8)),
+    seen_later=lambda m, x: m.d((h := m.a(x), h.view(-1, 8), h.relu_())[1]),
+    given=lambda m, x: m.d(m.a(x.clone().view(-1, 6).abs_())),
     item=wrote(lambda m, h: h.__setitem__((slice(None), 0), 0.)), part=wrote(lambda m, h: h[:, 1:].clamp_(0, 1)),
-    copied=wrote(lambda m, h: h.copy_(h.abs())), out=wrote(lambda m, h: torch.neg(h, out=h)),
+    out=wrote(lambda m, h: torch.neg(h, out=h)),
     own=wrote(lambda m, h: add_one(h)), buffer=wrote(lambda m, h: m.seen.add_(h.mean(0))),
     dropped=wrote(lambda m, h: F.dropout(h, .5, True, True)), region=in_halves,
     training=lambda m, x: m.d(F.batch_norm(m.a(x), m.seen, m.seen.abs()+1, training=True)),
@@ -398,6 +401,10 @@ WRITES = dict(
     drawn=lambda m, x: m.d(F.dropout(m.a(x), .5, True)), traced=lambda m, x: m.d(m.a(x).T.T),
     alpha=lambda m, x: m.d(F.alpha_dropout(m.a(x), .5, False)), cast=lambda m, x: m.d(m.a(x).double().float()))
 PLAIN = dict(
+    relu=wrote(lambda m, h: h.relu_()), add=wrote(lambda m, h: h.add_(1)), twice=wrote(lambda m, h: h.add_(h).relu_()),
+    copied=wrote(lambda m, h: h.copy_(h.abs())), between=wrote(lambda m, h: h.add_(m.one)),
+    read=lambda m, x: (h := m.a(x), y := h*2, h.relu_(), m.d(h)+y[:, :3])[-1],
+    returned=lambda m, x: m.d(F.relu_(m.a(x))), both=lambda m, x: (h := m.a(x), r := h.relu_(), h.add_(r), m.d(r))[-1],
     chain=lambda m, x: m.d(F.relu(m.a(x))), two=lambda m, x: m.d(h := m.a(x)) + h[:, :3],
     unread=lambda m, x: (h := m.a(x), h.sum(), m.d(h))[-1], own=lambda m, x: m.d(plus_one(m.a(x))),
     norm=lambda m, x: m.d(F.batch_norm(m.a(x), m.seen, m.one)), dropout=lambda m, x: m.d(F.dropout(m.a(x), .5, False)),
@@ -441,6 +448,7 @@ def test_others_are_read_as_they_are(apart, monkeypatch):
     answers = asked()
     assert not apart
     monkeypatch.setattr(flow, '_is_plain', lambda node: False)
+    monkeypatch.setattr(flow, '_write_nowhere', lambda graph: None)
     assert asked() == answers and len(apart) == 1
 
 def test_loaded_again():

@@ -132,23 +132,32 @@ def test_a_grid_of_ones_own_says_how_it_lies():
     class Nowhere(Grid): pass
     with pytest.raises(NotImplementedError): R.round_ste(X, step=Nowhere())
 
-def test_stays_in_pieces():
-    "In pieces, replayed, as one and compiled: the same values and gradients, bit for bit."
-    x = (torch.randn(300_000, generator=torch.Generator().manual_seed(0))*4).view(-1, 32)
-    for f in (lambda t: R.float_round(t, 'e4m3'), lambda t: R.mx_quantize(t, 'e2m1'),
-            lambda t: R.nvfp4_quantize(t, tensor_scale=.01), lambda t: R.levels_round(t, R.NF4),
-            lambda t: R.int_quantize(t, scale_format='float16'), *[partial(R.gguf_quantize, format=k) for k in KINDS]):
-        def both(f, x):
-            leaf = x.clone().requires_grad_()
-            y = f(leaf)
-            return y.detach(),torch.autograd.grad(y.sum(), leaf)[0]
-        with no_replay(): want = both(f, x)
-        rows = [both(f, t) for t in x.split(1000)]
-        whole = [torch.cat(parts) for parts in zip(*rows)]
-        for got in (both(f, x), both(f, x), whole, both(torch.compile(f, fullgraph=True), x)):
-            assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
-
 KINDS = 'Q8_0', 'Q4_0', 'Q4_1'
+IN_ROWS = dict(e4m3=lambda t: R.float_round(t, 'e4m3'), mx=lambda t: R.mx_quantize(t, 'e2m1'),
+    nvfp4=lambda t: R.nvfp4_quantize(t, tensor_scale=.01), levels=lambda t: R.levels_round(t, R.NF4),
+    ints=lambda t: R.int_quantize(t, scale_format='float16'), **{k: partial(R.gguf_quantize, format=k) for k in KINDS})
+
+ROWS = 4*torch.randn(9375, 32, generator=torch.Generator().manual_seed(0))
+
+def both(f, x=ROWS):
+    "Value and gradient."
+    leaf = x.clone().requires_grad_()
+    y = f(leaf)
+    return torch.stack([y.detach(), torch.autograd.grad(y.sum(), leaf)[0]])
+
+@pytest.mark.parametrize('name', IN_ROWS)
+def test_stays_in_pieces(name):
+    "In pieces, replayed and row by row: the same values and gradients, bit for bit."
+    f = IN_ROWS[name]
+    with no_replay(): want = both(f)
+    by_rows = torch.cat([both(f, t) for t in ROWS.split(1000)], 1)
+    for got in (by_rows, both(f), both(f)): assert torch.equal(got, want)
+
+@pytest.mark.parametrize('name', slow_after(IN_ROWS))
+def test_compiled_in_rows(name):
+    "Generated code gives the same bits."
+    f = IN_ROWS[name]
+    assert torch.equal(both(torch.compile(f, fullgraph=True)), both(f))
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('name', R.FORMATS)

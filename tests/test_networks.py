@@ -97,7 +97,7 @@ def test_reduced_keeps_what_is_asked():
     assert reduced(spec, lambda s: True)['blocks'] == []
 
 def test_same_network_again():
-    for seed in range(5):
+    for seed in range(2):
         assert drawn(seed) == drawn(seed)
         a,b = quantized(drawn(seed)).state_dict(),quantized(drawn(seed)).state_dict()
         assert all(torch.equal(a[k], b[k]) for k in a)
@@ -144,14 +144,14 @@ FLOAT = 2**-23
 def test_roundings_are_explained():
     "No false alarm: biases rounded by hand are within the bound, in networks of every kind."
     tried = 0
-    for seed in range(30):
+    for seed in range(15):
         spec = drawn(seed)
         if spec.get('dtype') or 'pruned' in str(spec): continue
         model,x = quantized(spec).eval(),values(spec)
         want,got = outputs(model(x)),outputs(rounded_biases(model)(x))
         assert beyond(model, x, want, got, Shake(model, x, 4*FLOAT), 16*FLOAT) is None, seed
         tried += got[0].ne(want[0]).any().item()
-    assert tried > 8
+    assert tried > 4
 
 @pytest.mark.parametrize('change', [lambda m, t: t+6*units(m)[m], lambda m, t: t*1.01, lambda m, t: t.clamp(min=0)],
     ids=['three-units', 'one-percent', 'clipped'])

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from estimators import FLOATS, generator
+from estimators import FLOATS, generator, slow_after
 from shok_nb.estimators.soft import soft_round
 from shok_nb.estimators.ste import floor_ste, round_ste
 from shok_nb.quantization.fake_quantize import (
@@ -262,14 +262,14 @@ def test_quantized_bits_gradients():
         assert torch.equal(inside, (code >= -m) & (code <= m-1) if bits > 1 else x.abs() <= 1)
 
 # --- every transform
-FS = dict(saturated=fake_quantize, clipped=partial(fake_quantize, gradient='clipped'),
-          ste=partial(fake_quantize, gradient='ste'),
-          soft=partial(fake_quantize, rounding=soft_round), floor=partial(fake_quantize, rounding=floor_ste),
+FS = dict(saturated=fake_quantize, soft=partial(fake_quantize, rounding=soft_round),
           lsq=lambda x, s, z, bits: lsq(x, s, bits, offset=z), pact=lambda x, s, z, bits: pact(x, s, bits)+z,
+          clipped=partial(fake_quantize, gradient='clipped'), ste=partial(fake_quantize, gradient='ste'),
+          floor=partial(fake_quantize, rounding=floor_ste),
           bits=lambda x, s, z, bits: quantized_bits(x, bits, gradient='saturated')*s+z,
           blend=lambda x, s, z, bits: alpha_blend(x, round_ste(x), s)+z)
 
-@pytest.mark.parametrize('name', FS)
+@pytest.mark.parametrize('name', slow_after(FS, 4))
 def test_transforms(name):
     """The gradient of eager mode under func.grad, compiled, compiled func.grad and forward
     mode; vmap and export give its value."""

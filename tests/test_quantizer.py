@@ -163,17 +163,21 @@ def test_round_trips(kind, tmp_path):
         assert [n for n,_ in twin.named_parameters()] == [n for n,_ in q.named_parameters()]
     assert all(p.ndim > 0 for p in q.parameters())
 
-@kinds
-def test_compiled_and_exported(kind):
-    q = Quantizer(**dict(bits=4) | kind).calibrate_(W)
-    leaf = W.clone().requires_grad_()
+def test_compiled_and_exported():
+    "Every kind, side by side in one graph."
+    class All(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kinds = nn.ModuleList(Quantizer(**dict(bits=4) | kind).calibrate_(W) for kind in KINDS.values())
+        def forward(self, *xs): return [q(x) for q,x in zip(self.kinds, xs)]
+    model,leaves = All(),[W.clone().requires_grad_() for _ in KINDS]
     def run(f):
-        y = f(leaf)
-        return [y.detach(), *torch.autograd.grad(y.square().sum(), [leaf, *q.parameters()])]
-    for a,b in zip(run(torch.compile(q, backend='aot_eager', fullgraph=True)), run(q), strict=True):
+        ys = f(*leaves)
+        return [*ys, *torch.autograd.grad(sum(y.square().sum() for y in ys), [*leaves, *model.parameters()])]
+    for a,b in zip(run(torch.compile(model, backend='aot_eager', fullgraph=True)), run(model), strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
-    program = torch.export.export(q.eval(), (W,)).module()
-    assert torch.equal(program(W), q(W))
+    xs = [W]*len(KINDS)
+    assert all(map(torch.equal, torch.export.export(model.eval(), (*xs,)).module()(*xs), model(*xs)))
 
 def test_a_zero_point_that_learns():
     "Whole in the forward pass, kept in the range, moved by what is clipped."
@@ -754,7 +758,7 @@ def test_weights_without_values():
     quantize_model_(bag, 8, None)
     bag(torch.arange(6)).square().sum().backward()
 
-@pytest.mark.parametrize('kind', [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize('kind', slow_after([nn.LSTM, nn.GRU, nn.RNN]))
 def test_recurrent_layers_in_threads(kind):
     "Four threads, 400 passes: each the same as alone; copies, casts and undoing work too."
     torch.manual_seed(0)

@@ -141,11 +141,8 @@ def test_uniform_on_every_path(dtype):
     for shape in ((), (0,), (3, 0), (1,), (5,)): assert f(torch.empty(shape, dtype=dtype), SEED).shape == shape
     assert f(x.to('meta'), SEED).is_meta
 
-QUICKLY = [('aot_eager', torch.float64, True), ('inductor', torch.float32, False)]
-
-@pytest.mark.parametrize('backend, dtype, dynamic', QUICKLY + [pytest.param(*p, marks=pytest.mark.slow)
-    for p in itertools.product(('eager', 'aot_eager', 'inductor'), (torch.float32, torch.float64), (False, True))
-    if p not in QUICKLY], ids=str)
+@pytest.mark.parametrize('backend, dtype, dynamic', slow_after(
+    itertools.product(('aot_eager', 'eager', 'inductor'), (torch.float64, torch.float32), (True, False))), ids=str)
 def test_uniform_compiled(backend, dtype, dynamic):
     "Bit for bit, by every compiler."
     x = torch.empty(37, 41, 130, dtype=dtype)

@@ -307,6 +307,45 @@ def _shorten(graph):
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
 
+# %% ../../nbs/quantization/53_flow.ipynb #fc141098
+def _is_fresh(node):
+    "Does this node surely make a tensor of its own, with the memory of no other?"
+    op = node.target
+    if node.op != 'call_function' or not isinstance(op, torch._ops.OpOverload): return False
+    aliases = any(a.alias_info is not None for a in op._schema.arguments)
+    return not aliases and torch.Tag.maybe_aliasing_or_mutating not in op.tags
+
+def _of_one_kind(nodes):
+    "Are these tensors of one dtype, on one device?"
+    values = [n.meta.get('val') for n in nodes]
+    return len({(getattr(v, 'dtype', None), getattr(v, 'device', None)) for v in values}) == 1
+
+def _plain_form(op):
+    "The operator that returns what this one writes into its first argument, or None."
+    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable: return None
+    first,*others = [a.alias_info is not None for a in op._schema.arguments]
+    name = op.overloadpacket.__name__
+    if not first or any(others) or name[-1] != '_': return None
+    return getattr(getattr(_aten, name[:-1], None), op._overloadname, None)
+
+def _without_writing(node):
+    "As `_plain_form`, if nobody sees the memory that is written but the users of one node."
+    plain,to = _plain_form(node.target),node.args[0] if node.args else None
+    if plain is None or not isinstance(to, torch.fx.Node) or not _is_fresh(to): return None
+    if not all(u is node or u.op == 'output' or _is_fresh(u) for u in to.users): return None
+    keeps_shape = node.meta['val'].shape == to.meta['val'].shape
+    return plain if keeps_shape and _of_one_kind(node.all_input_nodes) else None
+
+def _write_nowhere(graph):
+    "Where it is easy, a new value in place of one that is written."
+    seen = set()
+    for node in graph.nodes:
+        seen.add(node)
+        plain = _without_writing(node)
+        if plain is None: continue
+        to,node.target = node.args[0],plain
+        to.replace_all_uses_with(node, delete_user_cb=lambda user: user not in seen)
+
 # %% ../../nbs/quantization/53_flow.ipynb #fc141094
 @contextmanager
 def _quiet(name, level='CRITICAL'):
@@ -349,7 +388,9 @@ def _flow(model, example, modules, quantizers=()):
             read = {_aten._local_scalar_dense.default, _aten.item.default}
             if any(n.target in read for n in program.graph.nodes):
                 raise _NoFlow('the model reads a value as a number')
+            _write_nowhere(program.graph)
             if not all(map(_is_plain, program.graph.nodes)):
+                program.graph_module.recompile()
                 program = program.run_decompositions({})    # writing becomes a new value
             _shorten(program.graph)
             known = program.graph_signature.inputs_to_parameters
