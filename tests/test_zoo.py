@@ -36,8 +36,8 @@ def test_rows_come_back(tmp_path, monkeypatch):
     rows = [dict(library='torchvision', model=m, setting=s) for m in 'ba' for s in reversed(zoo.SETTINGS)]
     zoo.write(dict(versions=dict(torch='2'), rows=rows))
     found = zoo.read()
-    assert [r['model'] for r in found['rows']] == [*'aabb'] and found['versions'] == dict(torch='2')
-    assert [r['setting'] for r in found['rows'][:2]] == [*zoo.SETTINGS]
+    assert [r['model'] for r in found['rows']] == [*'aaabbb'] and found['versions'] == dict(torch='2')
+    assert [r['setting'] for r in found['rows'][:3]] == [*zoo.SETTINGS]
 
 def test_multiplications(tmp_path):
     "Those of a convolution in groups and a Linear, from the runtime's own record; a share in integers after deploy_."

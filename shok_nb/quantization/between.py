@@ -600,7 +600,7 @@ def _chosen(model, example, layers):
     except _NoFlow: return [],[]
     choice,name = _Choice(flow, layers, operations, norms),_names(model)
     place = {m: (m not in layers, i) for i,m in enumerate(name)}      # layers come first
-    groups = [[name[m] for m in sorted(g, key=place.get)] for g in choice.groups()]
+    groups = [[name[m] for m in sorted(g, key=place.__getitem__)] for g in choice.groups()]
     return [name[m] for m in choice.operations],groups
 
 def _kept(model, owners, chosen):

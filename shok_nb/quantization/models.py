@@ -687,8 +687,8 @@ def _input_grids(model, layers, prototype, bits, batches, between, own):
 
 def _bits_between(layers, prototype, bits, between):
     "What lies between layers has 8 bits, or those of the layer that reads the same tensor."
-    few = isinstance(prototype, Quantizer) and isinstance(prototype.bits, int)
-    usual = 8 if few and prototype.bits < 8 else None
+    own = prototype.bits if isinstance(prototype, Quantizer) else None
+    usual = 8 if isinstance(own, int) and own < 8 else None
     sites = {n: between.shared.get(n, n) for n in between.sites if n not in layers}
     return {n: bits.get(at) if at in layers else usual for n,at in sites.items()}
 

@@ -288,7 +288,7 @@ def _is_of_rows(codes, scale, many):
 def _as_line(norm, conv):
     "The factor of each channel, and what is added to it; None if a number is not known."
     biases = [v for v in conv.inputs[2:3] if v is not None]
-    held = [_held(v) for v in (*norm.inputs[1:], *biases)]
+    held:list[Any] = [_held(v) for v in (*norm.inputs[1:], *biases)]
     if len(held) < 4 or any(v is None for v in held): return None
     weight,bias,mean,var,*added = (v.astype('float64') for v in held)
     factor = weight/(var+_options(norm).get('epsilon', 1e-5))**.5
@@ -296,7 +296,7 @@ def _as_line(norm, conv):
 
 def _fold_norm(graph, norm):
     "A normalization behind a convolution of codes becomes a part of their scales and a bias."
-    found = _scaled_by(norm)
+    found:Any = _scaled_by(norm)
     line = found and _as_line(norm, found[0])
     if not line: return
     (conv,codes),(factor,bias) = found,line
@@ -391,7 +391,8 @@ _LOWEST = dict(INT8=-128, UINT8=0)
 def _on_its_grid(graph, node):
     "What codes have become is written in the fewest operators. Has this one changed?"
     import onnx_ir as ir
-    made = node.inputs[0].producer() if node.inputs and node.inputs[0] is not None else None
+    first = node.inputs[0] if node.inputs else None
+    made:Any = None if first is None else first.producer()
     grid,out = _grid_of(made),node.outputs[0]
     if grid is None or made.op_type != 'DequantizeLinear': return
     if len(node.outputs) > 1 or out.is_graph_output(): return
@@ -468,8 +469,8 @@ def _codes_before(node):
     if node is None or node.op_type != 'QuantizeLinear': return node
     made = node.inputs[0].producer()
     while made is not None and made.op_type in _MOVING: made = made.inputs[0].producer()
-    grid = _grid_of(made)
-    return made.inputs[0].producer() if grid and grid == _grid_of(node) else None
+    if made is None or _grid_of(made) is None or _grid_of(made) != _grid_of(node): return None
+    return made.inputs[0].producer()
 
 def _at_most(node):
     "The largest code that this Clip leaves, or None."
