@@ -295,7 +295,7 @@ def _made_or_why(flow, m, name, operations, norms):
     if isinstance(found, str) and norm is not None: return _made(name, m, None)
     return found
 
-def _each_made(flow, layers, operations, norms):
+def _each_made(flow, layers, operations, norms)->Any:
     "Integer layers and operations, and why others are none."
     found = {m: _made_or_why(flow, m, name, operations, norms) for m,name in layers.items()}
     whys = {m: told for m,told in found.items() if isinstance(told, str)}
