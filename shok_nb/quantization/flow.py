@@ -333,8 +333,7 @@ def _without_writing(node):
     plain,to = _plain_form(node.target),node.args[0] if node.args else None
     if plain is None or not isinstance(to, torch.fx.Node) or not _is_fresh(to): return None
     if not all(u is node or u.op == 'output' or _is_fresh(u) for u in to.users): return None
-    keeps_shape = node.meta['val'].shape == to.meta['val'].shape
-    return plain if keeps_shape and _of_one_kind(node.all_input_nodes) else None
+    return plain if _of_one_kind(node.all_input_nodes) else None
 
 def _write_nowhere(graph):
     "Where it is easy, a new value in place of one that is written."
@@ -390,7 +389,6 @@ def _flow(model, example, modules, quantizers=()):
                 raise _NoFlow('the model reads a value as a number')
             _write_nowhere(program.graph)
             if not all(map(_is_plain, program.graph.nodes)):
-                program.graph_module.recompile()
                 program = program.run_decompositions({})    # writing becomes a new value
             _shorten(program.graph)
             known = program.graph_signature.inputs_to_parameters
