@@ -387,7 +387,8 @@ def in_halves(m, x):
     with torch.autocast('cpu', torch.bfloat16): return m.d(m.a(x))
 
 WRITES = dict(
-    view=wrote(lambda m, h: h.view(-1).mul_(3)), wider=wrote(lambda m, h: h.add_(torch.ones(8).double())),
+    view=wrote(lambda m, h: h.view(-1).mul_(3)), wider=wrote(lambda m, h: h.add_(m.wide)),
+    after=wrote(lambda m, h: h.relu_().view(-1).mul_(3)),
     seen=lambda m, x: m.d((h := m.a(x), h.view(-1), h.relu_())[1].view(-1, 8)),
     seen_later=lambda m, x: m.d((h := m.a(x), h.view(-1, 8), h.relu_())[1]),
     given=lambda m, x: m.d(m.a(x.clone().view(-1, 6).abs_())),
@@ -419,6 +420,7 @@ def of_two_layers(how):
     model = Made(how, a=nn.Linear(6, 8), d=nn.Linear(8, 3)).eval()
     model.register_buffer('seen', torch.zeros(8))
     model.register_buffer('one', torch.ones(8))
+    model.register_buffer('wide', torch.ones(8, dtype=torch.float64))
     return model
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_compiled(group):
     "The whole of torch.compile but the code generation, on which see below."
     check_group(group, 'aot_eager')
 
-@grouped(quick=1)
+@grouped(n=4, quick=1)
 def test_inductor(group):
     "With the code generated, by a compiler of C++, and run."
     check_group(group, 'inductor')

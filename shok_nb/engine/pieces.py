@@ -120,8 +120,9 @@ def _pieces(f, key, ts, knobs, make=None, flat=True):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
     knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `flat` is False
     where rows must stay whole."""
+    # thirteen decisions in one function: a small call takes longer by each function it passes
     x = ts[0]
-    knobs = [_widen(k, _wide(x.dtype)) for k in knobs]
+    knobs = [k.to(_wide(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
     _,tensors = split_tensors(knobs)
     if not (_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return _whole(f, ts, knobs)
     kernel = make(f, x, knobs) if make and x.device.type in _FUSED else None

@@ -282,13 +282,14 @@ class _Flow:
         return self.modules[node.args[1]//2]
 
 # %% ../../nbs/quantization/53_flow.ipynb #fc141096
+_OPERATOR = type(_here)       # what operators of torch are, and none of its control flow
 _KNOWN = {_aten.flatten, _aten.unflatten, _aten.reshape, _aten.contiguous, _aten.chunk}
 
 def _is_plain(node):
     "Does this node surely write nowhere, and do torch's decompositions leave it as it is?"
     op = node.target
     if node.op != 'call_function' or op is operator.getitem: return node.op != 'get_attr'
-    if not isinstance(op, torch._ops.OpOverload): return False
+    if not isinstance(op, _OPERATOR): return False
     if op is _aten.dropout.default: return not node.args[2]
     if op is _aten.batch_norm.default: return not node.args[5]          # in training it writes
     names = {a.name for a in op._schema.arguments}
@@ -311,7 +312,7 @@ def _shorten(graph):
 def _is_fresh(node):
     "Does this node surely make a tensor of its own, with the memory of no other?"
     op = node.target
-    if node.op != 'call_function' or not isinstance(op, torch._ops.OpOverload): return False
+    if node.op != 'call_function' or not isinstance(op, _OPERATOR): return False
     aliases = any(a.alias_info is not None for a in op._schema.arguments)
     return not aliases and torch.Tag.maybe_aliasing_or_mutating not in op.tags
 
@@ -322,7 +323,7 @@ def _of_one_kind(nodes):
 
 def _plain_form(op):
     "The operator that returns what this one writes into its first argument, or None."
-    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable: return None
+    if not isinstance(op, _OPERATOR) or not op._schema.is_mutable: return None
     first,*others = [a.alias_info is not None for a in op._schema.arguments]
     name = op.overloadpacket.__name__
     if not first or any(others) or name[-1] != '_': return None
@@ -333,8 +334,7 @@ def _without_writing(node):
     plain,to = _plain_form(node.target),node.args[0] if node.args else None
     if plain is None or not isinstance(to, torch.fx.Node) or not _is_fresh(to): return None
     if not all(u is node or u.op == 'output' or _is_fresh(u) for u in to.users): return None
-    keeps_shape = node.meta['val'].shape == to.meta['val'].shape
-    return plain if keeps_shape and _of_one_kind(node.all_input_nodes) else None
+    return plain if _of_one_kind(node.all_input_nodes) else None
 
 def _write_nowhere(graph):
     "Where it is easy, a new value in place of one that is written."
@@ -390,7 +390,6 @@ def _flow(model, example, modules, quantizers=()):
                 raise _NoFlow('the model reads a value as a number')
             _write_nowhere(program.graph)
             if not all(map(_is_plain, program.graph.nodes)):
-                program.graph_module.recompile()
                 program = program.run_decompositions({})    # writing becomes a new value
             _shorten(program.graph)
             known = program.graph_signature.inputs_to_parameters
