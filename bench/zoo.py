@@ -291,7 +291,7 @@ def beside_floats(files, name, like, many=64):
     wanted,*found = map(answers, runs.values())
     def off(a): return ((a-wanted).square().mean()/wanted.square().mean()).sqrt().item()
     def agrees(a): return (a.argmax(1) == wanted.argmax(1)).double().mean().item()
-    return {k: dict(error=round(off(a), 5), agrees=round(agrees(a), 4)) for k,a in zip([*runs][1:], found)}
+    return {k: dict(rms=round(off(a), 5), agrees=round(agrees(a), 4)) for k,a in zip([*runs][1:], found)}
 
 def time_of_floats(model, batches, ours, row):
     "The time of a session, where that of floats is 1."
