@@ -388,25 +388,34 @@ def _grid_of(node):
 
 _LOWEST = dict(INT8=-128, UINT8=0)
 
+def _values_before(node)->Any:
+    "The DequantizeLinear whose values an operator with one output takes, or None."
+    first = node.inputs[0] if node.inputs and len(node.outputs) == 1 else None
+    made = None if first is None else first.producer()
+    known = made is not None and made.op_type == 'DequantizeLinear'
+    return made if known and not node.outputs[0].is_graph_output() else None
+
 def _on_its_grid(graph, node):
-    "What codes have become is written in the fewest operators. Has this one changed?"
-    import onnx_ir as ir
-    first = node.inputs[0] if node.inputs else None
-    made:Any = None if first is None else first.producer()
-    grid,out = _grid_of(made),node.outputs[0]
-    if grid is None or made.op_type != 'DequantizeLinear': return
-    if len(node.outputs) > 1 or out.is_graph_output(): return
-    users = [user for user,_ in out.uses()]
+    "What codes have become is written in the fewest operators."
+    made = _values_before(node)
+    grid = _grid_of(made)
+    if grid is None: return
     if node.op_type == 'QuantizeLinear' and _grid_of(node) == grid: _put(node, made.inputs[0])
     elif node.op_type == 'Relu' and grid[1] == _LOWEST[grid[2]]: _put(node, made.outputs[0])
-    elif node.op_type == 'MaxPool' and [*map(_grid_of, users)] != [grid]:
-        codes = ir.node('QuantizeLinear', [out, *made.inputs[1:3]])
-        values = ir.node('DequantizeLinear', [codes.outputs[0], *made.inputs[1:3]])
-        ir.convenience.replace_all_uses_with(out, values.outputs[0])
-        codes.replace_input_with(0, out)
-        values.outputs[0].type,values.outputs[0].shape = out.type,out.shape
-        codes.outputs[0].type,codes.outputs[0].shape = made.inputs[0].type,out.shape
-        graph.insert_after(node, [codes, values])
+    elif node.op_type == 'MaxPool': _pool_codes(graph, node, made)
+
+def _pool_codes(graph, pool, made):
+    "A maximum gives codes of its grid, unless these are all that is read of it."
+    import onnx_ir as ir
+    out = pool.outputs[0]
+    if [_grid_of(user) for user,_ in out.uses()] == [_grid_of(made)]: return
+    codes = ir.node('QuantizeLinear', [out, *made.inputs[1:3]])
+    values = ir.node('DequantizeLinear', [codes.outputs[0], *made.inputs[1:3]])
+    ir.convenience.replace_all_uses_with(out, values.outputs[0])
+    codes.replace_input_with(0, out)
+    values.outputs[0].type,values.outputs[0].shape = out.type,out.shape
+    codes.outputs[0].type,codes.outputs[0].shape = made.inputs[0].type,out.shape
+    graph.insert_after(pool, [codes, values])
 
 def _set_apart(graph, node):
     "A Sum of one tensor between two grids, of which the runtime would make one."
