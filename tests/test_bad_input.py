@@ -204,7 +204,7 @@ def of_closest():
     both = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01)
     legal = dict(w=NOTHING, gram=NOTHING, scale=POSITIVE, zero_point=NUMBER, bits=NOTHING, signed=FLAG,
         damping=NUMBER - kind('minus'))
-    yield 'gptq', both | dict(ordered=True, beam=2), legal | dict(ordered=FLAG, beam=NOTHING)
+    yield 'gptq', both | dict(ordered=True, beam=2), legal | dict(ordered=FLAG | NONE, beam=NOTHING)
     yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(start=NONE, sweeps=COUNT)
 
 def of_equalize():
@@ -419,10 +419,11 @@ def methods():
     yield of('integers', 'Dequantize', lambda: dict(self=integers.Dequantize(scale, axis=0),
         codes=torch.ones(2, 3).char()), dict(codes=kind('ints')), member='forward')
     yield of('integers', 'IntegerLayer', lambda: dict(layer=nn.Linear(3, 2), codes=torch.ones(2, 3).char(),
-        scale=torch.ones(2), bias=None, input_scale=torch.tensor(.5), input_zero_point=torch.tensor(0).byte()), dict(
-        layer=NOTHING, codes=NOTHING, scale=NOTHING, bias=NONE, input_scale=NOTHING, input_zero_point=NOTHING))
+        scale=torch.ones(2), bias=None, input_scale=torch.tensor(.5), input_zero_point=torch.tensor(0).byte(),
+        input_top=15), dict(layer=NOTHING, codes=NOTHING, scale=NOTHING, bias=NONE, input_scale=NOTHING,
+        input_zero_point=NOTHING, input_top=NOTHING))
     yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), scale=torch.tensor(.5),
-        zero_point=torch.tensor(0).byte()), dict(scale=NOTHING, zero_point=NOTHING), member='feeds')
+        zero_point=torch.tensor(0).byte(), top=15), dict(scale=NOTHING, zero_point=NOTHING, top=NOTHING), member='feeds')
     yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), input=X), dict(input=NOTHING), member='forward')
     yield of('nn', 'Rounding', lambda: dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1.,
         offset=0.), dict(f=NOTHING, deployed=NONE, learnable=FLAG, alpha=SHARP | {'void', 'meta'}, step=POSITIVE | {

@@ -174,15 +174,6 @@ class Program:
         def line(c): return f"{name(c.to)} = {c.name}({', '.join(name(a) for a in c.args)})"
         return '\n'.join(map(line, self.calls))
 
-def _in_place(a, b):
-    "Is each element of `a` where that of `b` is?"
-    laid = [(t.shape, t.stride(), t.itemsize, t.data_ptr()) for t in (a, b)]
-    return laid[0] == laid[1]
-
-def _alike(a, b):
-    "Have these one dtype and layout? Torch may round otherwise where it cannot use vectors."
-    return a.dtype == b.dtype and a.stride() == b.stride()
-
 # %% ../../nbs/engine/50_replay.ipynb #7b3a96df
 class Plan:
     "A trace on its way to a Program: where each value lives, which function makes it."

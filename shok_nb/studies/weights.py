@@ -129,8 +129,8 @@ def _ordered(layers, i):
     "Order of the inputs of layer `i`, largest first; Gram matrix and weights in that order."
     order = layers.gram[i].diagonal().argsort(descending=True, stable=True)
     w,ends = layers.target[i].mT,(layers.low, layers.high)
-    lattice = _Lattice(w, torch.ones_like(w), *(k.expand(-1, len(w)).mT for k in ends))
-    return order,layers.gram[i][order][:, order],lattice.inputs(order)
+    parts = w,torch.ones_like(w),*(k.expand(-1, len(w)).mT for k in ends)
+    return order,layers.gram[i][order][:, order],_Lattice(*(t[order] for t in parts))
 
 def _beam(layers, keep):
     "`gptq` with a beam, for rows of different bits."
