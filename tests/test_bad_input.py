@@ -423,7 +423,8 @@ def methods():
         input_top=15), dict(layer=NOTHING, codes=NOTHING, scale=NOTHING, bias=NONE, input_scale=NOTHING,
         input_zero_point=NOTHING, input_top=NOTHING))
     yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), scale=torch.tensor(.5),
-        zero_point=torch.tensor(0).byte(), top=15), dict(scale=NOTHING, zero_point=NOTHING, top=NOTHING), member='feeds')
+        zero_point=torch.tensor(0).byte(), top=15), dict(scale=NOTHING, zero_point=NOTHING, top=NOTHING),
+        member='feeds')
     yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), input=X), dict(input=NOTHING), member='forward')
     yield of('nn', 'Rounding', lambda: dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1.,
         offset=0.), dict(f=NOTHING, deployed=NONE, learnable=FLAG, alpha=SHARP | {'void', 'meta'}, step=POSITIVE | {

@@ -136,7 +136,8 @@ def _beam(layers, keep):
     "`gptq` with a beam, for rows of different bits."
     def one(order, gram, lattice):
         factor,diagonal = _unit_factor(gram, 'weights')
-        return _best_kept(lattice, factor, diagonal**2, keep)[order.argsort()].mT
+        best,_ = _best_kept(lattice, factor, diagonal**2, keep)
+        return best[order.argsort()].mT
     return torch.stack([one(*_ordered(layers, i)) for i in range(len(layers.target))])
 
 def _optimum(layers):
