@@ -48,6 +48,10 @@ def written(folder, nbs=Path('../nbs'), src=SOURCE):
         write_pages(SimpleNamespace(config=config, confdir=DOCS, srcdir=src))
     return conf
 
+def for_kernels(conf):
+    "What the kernels of pages find in their environment."
+    return dict(IN_TEST='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(conf['paths']))
+
 class Kernel:
     "A process that is not our child, with what jupyter_client asks of one."
     stdin = stdout = stderr = None
@@ -91,7 +95,7 @@ def execute(nb, folder, *where):
     it is there. Raises what a cell raises. For another site, `where` is what `written` takes."""
     with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [*sys.path]):
         conf = written(folder, *where)
-        os.environ.update(IN_TEST='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(conf['paths']))
+        os.environ.update(for_kernels(conf))
         from jupyter_cache import get_cache
         from jupyter_cache.base import CacheBundleIn
         from jupyter_cache.executors.utils import single_nb_execution
@@ -147,8 +151,8 @@ def main(jobs):
     start = 'spawn'
     if sys.platform == 'linux':                                      # all jobs share what is made here
         start = 'fork'
+        os.environ.update(for_kernels(written(CACHE)))
         warm()
-        written(CACHE)
     with ProcessPoolExecutor(jobs, multiprocessing.get_context(start)) as pool: list(pool.map(keep, NBS))
 
 def is_built():

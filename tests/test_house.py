@@ -710,6 +710,16 @@ def test_figure_alt():
     (said,tags),(drawn,seen) = as_page('#| fig-alt: A "steep" line\nplot()')
     assert said == """figures.alt('A "steep" line')""" and 'remove-cell' in tags and (drawn, seen) == ('plot()', set())
 
+@pytest.mark.slow
+def test_jobs_of_the_site_share_their_start(tmp_path):
+    "Pages that run in two jobs find what the site adds to a kernel, and are kept."
+    some = "[p for p in pages.NBS if p.stem in ('24_cubic', '90_parts')]"
+    program = f"import pages; pages.NBS, pages.CACHE = {some}, pages.Path({str(tmp_path)!r}); pages.main(2)"
+    r = subprocess.run([sys.executable, '-c', program], cwd=ROOT/'tests', capture_output=True, text=True, timeout=300)
+    assert r.returncode == 0, r.stderr
+    from jupyter_cache import get_cache
+    assert len(get_cache(tmp_path).list_cache_records()) == 2
+
 def test_figures_say_what_is_seen(monkeypatch):
     "By fig-alt, or by all that is written in them; and no rule of theirs reaches the rest of the page."
     import figures
