@@ -535,8 +535,9 @@ class _Choice:
         "Can the inputs and the output of this operation be integers?"
         if not self.is_read(m): return False
         enters = [n.args[0] for place in self.operations[m] for n in self.flow.inputs(place)]
-        if _is_scaling(m) and all(map(self.folds, enters)): return False
         origins = {self.flow.origin(n) for n in enters}
+        if m in origins: return False                 # a layer that reads what it gives
+        if _is_scaling(m) and all(map(self.folds, enters)): return False
         return origins <= self.sources() and not self.keeps_floats(m, origins)
 
     def is_read(self, m):
