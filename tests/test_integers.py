@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from estimators import generator, slow_after
-from test_deploy import SATURATES
+from test_deploy import SATURATES, session
 from torch import nn
 from shok_nb.nn import remove_rounding_
 from shok_nb.quantization.between import Add
@@ -85,10 +85,8 @@ def operators(file): return Counter(n.op_type for n in onnx.load(file).graph.nod
 
 def in_runtime(model, example, folder):
     "A function that runs the model in the runtime, and the operators there."
-    file = to_onnx(model, example, folder/'model.onnx')
-    run = onnx_session(file, vnni=not SATURATES, optimized=folder/'optimized.onnx')
-    def call(x): return run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
-    return call,operators(folder/'optimized.onnx')
+    call,_,optimized = session(model, example, folder)
+    return call,Counter(optimized)
 
 FLOATS = {'Conv', 'FusedConv', 'Gemm', 'FusedGemm', 'MatMul', 'Add', 'Relu', 'GlobalAveragePool', 'ReduceMean',
     'DequantizeLinear'}

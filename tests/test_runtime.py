@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 from estimators import generator
+from test_deploy import session
 from torch import nn
 from torch.nn import functional as F
-from shok_nb import Quantizer, deploy_, onnx_session, quantize_model_, to_onnx
+from shok_nb import Quantizer, deploy_, quantize_model_
 from shok_nb.quantization import runtime
 from shok_nb.quantization.operators import IntegerCurve
 
 onnx = pytest.importorskip('onnx')
-ort = pytest.importorskip('onnxruntime')
+pytest.importorskip('onnxruntime')
 
 class Branches(nn.Module):
     "Pools in a row and a pool beside convolutions, all of one sum, as in GoogLeNet."
@@ -32,13 +33,11 @@ def deployed(model, x):
     deploy_(model, x)
     return model
 
-def in_file(model, x, file):
+def in_file(model, x, folder):
     "The file, its operators, those of the runtime, and what it computes."
-    run = onnx_session(to_onnx(model, x, file), optimized=file.with_name('optimized.onnx'))
-    made = onnx.load(file)
-    found = run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
-    def operators(graph): return [n.op_type for n in graph.node]
-    return made,operators(made.graph),operators(onnx.load(file.with_name('optimized.onnx')).graph),found
+    folder.mkdir(exist_ok=True)
+    call,some,fused = session(model, x, folder)
+    return onnx.load(folder/'model.onnx'),some,fused,call(x)
 
 def as_before(monkeypatch):
     "Files as they are without these steps."
@@ -49,9 +48,9 @@ def test_pools_and_relus_on_codes(tmp_path, monkeypatch):
     "Without these steps the runtime computes a pool in floats, and its codes are made twice; the outputs are the same."
     x = pictures(512)
     model = deployed(Branches(), x)
-    _,some,fused,found = in_file(model, x, tmp_path/'few.onnx')
+    _,some,fused,found = in_file(model, x, tmp_path/'few')
     as_before(monkeypatch)
-    _,more,unfused,same = in_file(model, x, tmp_path/'many.onnx')
+    _,more,unfused,same = in_file(model, x, tmp_path/'many')
     assert np.array_equal(found, same) and np.array_equal(found, model(x).numpy(force=True))
     assert 'Relu' in more and 'Relu' not in some and len(some) < len(more)
     assert fused.count('NhwcMaxPool') == 2 > unfused.count('NhwcMaxPool')
@@ -66,7 +65,7 @@ def test_other_grids_stay(tmp_path):
         first.set_grid_(torch.tensor(.02))
         second.set_grid_(torch.tensor(.03))
         model = nn.Sequential(first, between, second).eval()
-        _,some,_,found = in_file(model, x, tmp_path/'model.onnx')
+        _,some,_,found = in_file(model, x, tmp_path/'model')
         assert some.count('QuantizeLinear') >= 2 and ('Relu' in some) is isinstance(between, nn.ReLU)
         assert np.array_equal(found, model(x).numpy(force=True))
         assert (found < 0).any() != isinstance(between, nn.ReLU)
@@ -80,7 +79,7 @@ def test_same_grid_twice(tmp_path):
         if scale not in (3e-5, 1/3): continue
         twice = Quantizer(8).set_grid_(torch.tensor(scale))
         model = nn.Sequential(twice, copy.deepcopy(twice)).eval()
-        _,some,_,found = in_file(model, torch.as_tensor(v).view(2, 128), tmp_path/'model.onnx')
+        _,some,_,found = in_file(model, torch.as_tensor(v).view(2, 128), tmp_path/'model')
         assert some.count('QuantizeLinear') == 1 and np.array_equal(found.ravel(), v)
 
 class Curves(nn.Module):
@@ -100,10 +99,10 @@ def test_silu_is_one_operator(tmp_path, monkeypatch):
     grids = torch.rand(40, 4, generator=generator(3)).tolist()
     grids = [(.002*250**a, int(256*b), .002*100**c, int(64*d)) for a,b,c,d in grids]
     model,codes = Curves(grids).eval(),torch.arange(256.).view(2, 128)
-    file,some,fused,found = in_file(model, codes, tmp_path/'one.onnx')
+    file,some,fused,found = in_file(model, codes, tmp_path/'one')
     alone, = onnx.reference.ReferenceEvaluator(file).run(None, dict(x=codes.numpy()))
     as_before(monkeypatch)
-    _,more,unfused,same = in_file(model, codes, tmp_path/'two.onnx')
+    _,more,unfused,same = in_file(model, codes, tmp_path/'two')
     assert some.count('QuickGelu') == fused.count('QuickGelu') == more.count('Sigmoid') == 40
     assert unfused.count('DequantizeLinear') - fused.count('DequantizeLinear') == 40
     assert np.array_equal(found, same) and np.array_equal(found, alone)
@@ -112,7 +111,7 @@ def test_what_stands_for_a_silu(tmp_path):
     "The steps beside the operator multiply by a sigmoid of `alpha` times the value, whatever alpha is."
     x = pictures(4)
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.SiLU(), nn.Conv2d(4, 2, 1))
-    file,*_ = in_file(deployed(model, x), x, tmp_path/'model.onnx')
+    file,*_ = in_file(deployed(model, x), x, tmp_path/'model')
     function, = file.functions
     assert (function.domain, function.name, [*function.attribute]) == ('com.microsoft', 'QuickGelu', ['alpha'])
     helper,kind = onnx.helper,onnx.TensorProto.FLOAT
@@ -139,6 +138,6 @@ def test_sigmoids_that_are_no_silu(tmp_path):
     x = pictures(4)
     for both in (True, False):
         model = Gate(both).eval()
-        _,some,_,found = in_file(model, x, tmp_path/'model.onnx')
+        _,some,_,found = in_file(model, x, tmp_path/'model')
         assert 'Sigmoid' in some and 'QuickGelu' not in some
         assert np.allclose(found, model(x).numpy(force=True), atol=1e-6)

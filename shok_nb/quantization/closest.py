@@ -263,7 +263,7 @@ def gptq(
     share = _share('gptq', damping)
     orders = _orders(h, ordered)
     beam = check_count(beam, 'gptq', 'beam', 1, 4096)
-    out,orders = torch.empty_like(w),_orders(h, ordered)
+    out = torch.empty_like(w)
     least = torch.full_like(w[:, 0], torch.inf, dtype=torch.float64) if orders[1:] else None
     for order in orders:
         if beam == 1: order,points = _planes(h, order, share, least is not None)

@@ -311,9 +311,14 @@ def _with_bias(conv, norm, bias):
     "One convolution with this bias in place of both."
     import onnx_ir as ir
     made = ir.node('Conv', [*conv.inputs[:2], bias], _options(conv))
-    old,new = norm.outputs[:1],made.outputs
+    _put_for_both(norm, conv, made)
+
+def _put_for_both(last, first, made):
+    "One operator in place of two; what it gives has the name of what the last one gave."
+    import onnx_ir as ir
+    old,new = last.outputs[:1],made.outputs
     new[0].type,new[0].shape,new[0].name = old[0].type,old[0].shape,old[0].name
-    ir.convenience.replace_nodes_and_values(norm.graph, norm, [norm, conv], [made], old, new)
+    ir.convenience.replace_nodes_and_values(last.graph, last, [last, first], [made], old, new)
 
 def _tidy(graph):
     "Constants have the names of the model; what no reader needs is left out."
@@ -363,6 +368,13 @@ def _has_float_numbers(node):
     made = [v.producer() for v in node.inputs[1:] if v is not None]
     return any(m is None or m.op_type != 'DequantizeLinear' for m in made)
 
+def _sum_of_one(value):
+    "A Sum of one tensor, which changes nothing and which the runtime joins to nothing."
+    import onnx_ir as ir
+    kept = ir.node('Sum', [value])
+    kept.outputs[0].type,kept.outputs[0].shape = value.type,value.shape
+    return kept
+
 def _keep_floats(node):
     "A Sum of one tensor behind floats between codes: without it the runtime rounds them."
     import onnx_ir as ir
@@ -370,10 +382,8 @@ def _keep_floats(node):
     out = node.outputs[0]
     if not _has_float_numbers(node) or not _comes_from_codes(node.inputs[0]): return
     if not _becomes_codes(out): return
-    kept = ir.node('Sum', [out])
-    value = kept.outputs[0]
-    value.type,value.shape = out.type,out.shape
-    ir.convenience.replace_all_uses_with(out, value)
+    kept = _sum_of_one(out)
+    ir.convenience.replace_all_uses_with(out, kept.outputs[0])
     kept.replace_input_with(0, out)
     node.graph.insert_after(node, kept)
 
@@ -419,11 +429,9 @@ def _pool_codes(graph, pool, made):
 
 def _set_apart(graph, node):
     "A Sum of one tensor between two grids, of which the runtime would make one."
-    import onnx_ir as ir
     made = node.inputs[0].producer() if node.op_type == 'QuantizeLinear' else None
     if made is None or made.op_type != 'DequantizeLinear': return
-    kept,value = ir.node('Sum', node.inputs[:1]),node.inputs[0]
-    kept.outputs[0].type,kept.outputs[0].shape = value.type,value.shape
+    kept = _sum_of_one(node.inputs[0])
     node.replace_input_with(0, kept.outputs[0])
     graph.insert_before(node, kept)
 
@@ -437,7 +445,7 @@ def _fewest(graph):
 
 _SILU = 'com.microsoft','QuickGelu'              # of x: x*sigmoid(alpha*x)
 
-def _silu(graph, node):
+def _silu(node):
     "One operator in place of a sigmoid of values of codes and its product with them."
     import onnx_ir as ir
     x,users = node.inputs[0],[user for user,_ in node.outputs[0].uses()]
@@ -446,15 +454,13 @@ def _silu(graph, node):
     product = users[0]
     if {*product.inputs} != {x, node.outputs[0]}: return False
     made = ir.node(_SILU[1], [x], dict(alpha=1.), domain=_SILU[0])
-    old,new = product.outputs,made.outputs
-    new[0].type,new[0].shape,new[0].name = old[0].type,old[0].shape,old[0].name
-    ir.convenience.replace_nodes_and_values(graph, product, [product, node], [made], old, new)
+    _put_for_both(product, node, made)
     return True
 
 def _write_silu(model):
     "SiLUs of codes by the runtime's operator, and what it computes for those without it."
     graph = model.graph
-    if not any([_silu(graph, node) for node in [*graph]]): return
+    if not any([_silu(node) for node in [*graph]]): return
     function = _silu_in_full(graph.opset_imports[''])
     model.functions[function.identifier()] = function
     graph.opset_imports[_SILU[0]] = 1
