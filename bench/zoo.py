@@ -33,7 +33,7 @@ LIMIT = 900                                     # seconds for one network in one
 
 # --- the networks
 SIZES = dict(inception_v3=96, alexnet=80, googlenet=64, vit_b_16=32, vit_b_32=64, vit_h_14=28, vit_l_16=32,
-    vit_l_32=64, maxvit_t=64)
+    vit_l_32=64, maxvit_t=224)
 FAMILIES = ('alexnet', 'convnext_tiny', 'densenet121', 'efficientnet_b0', 'efficientnet_v2_s', 'googlenet',
     'inception_v3', 'maxvit_t', 'mnasnet0_5', 'mobilenet_v2', 'mobilenet_v3_small', 'regnet_x_400mf', 'resnet18',
     'resnext50_32x4d', 'shufflenet_v2_x0_5', 'squeezenet1_0', 'swin_t', 'swin_v2_t', 'vgg11', 'vit_b_16',
@@ -54,9 +54,11 @@ def from_torchvision(name):
     size = SIZES.get(name, 64)
     options = dict(weights=None)
     if name.startswith('vit'): options |= dict(image_size=size)
-    if name == 'maxvit_t': options |= dict(input_size=(size, size), partition_size=2)
+    if name == 'maxvit_t': options |= dict(input_size=(size, size))
     if name in ('googlenet', 'inception_v3'): options |= dict(init_weights=True)
+    if name == 'inception_v3': options |= dict(aux_logits=False)     # the other output needs larger images
     model = torchvision().models.get_model(name, **options)
+    if name.startswith('vit'): torch.nn.init.normal_(model.heads[-1].weight, std=.02)   # it is all zeros
     images = [torch.randn(4, 3, size, size) for _ in range(2)]
     model.train()
     with torch.no_grad():
@@ -174,11 +176,11 @@ def every():
 
 # --- what the runtime runs
 PRODUCTS = {'MatMul', 'FusedMatMul', 'Gemm', 'FusedGemm', 'QGemm', 'MatMulInteger', 'MatMulIntegerToFloat',
-    'QLinearMatMul', 'DynamicQuantizeMatMul', 'MatMulNBits', 'TransposeMatMul'}
+    'QLinearMatMul', 'DynamicQuantizeMatMul', 'MatMulNBits', 'TransposeMatMul', 'Einsum'}
 CONVOLUTIONS = {'Conv', 'FusedConv', 'NhwcFusedConv', 'QLinearConv', 'ConvInteger', 'NhwcConv'}
 INTEGER = {'QGemm', 'MatMulInteger', 'MatMulIntegerToFloat', 'QLinearMatMul', 'DynamicQuantizeMatMul', 'QLinearConv',
     'ConvInteger'}                              # MatMulNBits multiplies floats: a share of its own
-QUIET = {'Einsum', 'LSTM', 'GRU', 'RNN', 'ConvTranspose', 'Attention', 'MultiHeadAttention', 'QAttention'}
+QUIET = {'LSTM', 'GRU', 'RNN', 'ConvTranspose', 'Attention', 'MultiHeadAttention', 'QAttention'}
 
 def shapes_of(tensors): return [next(iter(t.values())) for t in tensors]
 
@@ -190,6 +192,9 @@ def products_of(node, weights, inputs, outputs):
         weight = weights[name] if name in weights else inputs[1]
         return made*math.prod(weight[1:])
     if op in ('Gemm', 'FusedGemm', 'QGemm'): return made*math.prod(inputs[0])//outputs[0][0]
+    if op == 'Einsum':
+        terms = next(a.s for a in node.attribute if a.name == 'equation').decode().replace(' ', '').partition('->')[0]
+        return math.prod({k: n for term,shape in zip(terms.split(','), inputs) for k,n in zip(term, shape)}.values())
     turned = any(a.name == 'transA' and a.i for a in node.attribute)
     return made*inputs[0][-2 if turned else -1]
 
@@ -455,7 +460,7 @@ def measured(name, setting, row, folder):
     def outputs():
         with torch.no_grad(): return [t.clone() for t in _tensors(_feed(model, batches[0]))]
     floats = outputs()
-    compares = name not in NETWORKS and setting != SETTINGS[1]
+    compares = name in FAMILIES and setting != SETTINGS[1]
     before = copy.deepcopy(model) if compares else None
     row['parameters'] = sum(p.numel() for p in model.parameters())
     held = sum(t.numel()*t.element_size() for t in (*model.parameters(), *model.buffers()))

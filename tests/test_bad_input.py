@@ -196,9 +196,11 @@ def of_calibrate():
     yield 'minmax_init', both, legal
     yield 'percentile_init', both | dict(percentile=99.), legal | dict(percentile=NOTHING)
     yield 'mse_init', both | dict(search='grid'), legal | dict(search=NOTHING)
+    yield 'sample_init', both, legal
     yield 'minmax_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'percentile_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'mse_init', both | dict(axis=1, block=None), dict(axis=AXIS)
+    yield 'sample_init', both | dict(axis=1, block=None), dict(axis=AXIS)
 
 def of_closest():
     both = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01)

@@ -157,7 +157,7 @@ def test_batches(cls, batch):
     torch.manual_seed(0)
     model = cls()
     quantize_model_(model, 8, 8, calibrate=[batch])
-    q = Quantizer(8, signed=None).calibrate_(X*MASK)
+    q = Quantizer(8, signed=None, init='sample').calibrate_(X*MASK)
     assert torch.allclose(model.layer.input_quantizer.grid()[0], q.grid()[0])
     report = deploy_(model, batch)
     assert 'no graph' not in report.note and report.rows[0].weights == 'int8'

@@ -120,7 +120,8 @@ def test_close_to_before(whole):
     x = inputs(500, 2)
     with torch.no_grad(): a,b = model(x),before(x)
     assert (a-b).abs().max() < .03*b.abs().max()
-    assert all(float(r.gap) < 1e-4 for r in report.rows)
+    step = 1/255                               # of the largest output: that of a sum may lie on a tie
+    assert all(float(r.gap) < (1e-4 if r.weights == 'int8' else 1.1*step) for r in report.rows)
 
 def test_copies_pickles_and_compiles(whole):
     _,_,model,*_ = whole
@@ -1090,6 +1091,48 @@ def test_a_pooling_to_a_size(size, tmp_path):
     x = inputs(2000, 1)*1.3
     with torch.no_grad(): y = model(x).numpy()
     assert np.array_equal(call(x), y) if passes else (call(x) != y).mean() < 1e-3
+
+class Normalized(nn.Module):
+    "As ConvNeXt: convolutions into normalizations of each place, and one that an addition reads too."
+    def __init__(self):
+        super().__init__()
+        self.stem,self.norm1 = nn.Conv2d(3, 8, 2, 2),nn.LayerNorm(8)
+        self.depth,self.norm2 = nn.Conv2d(8, 8, 3, padding=1, groups=8),nn.LayerNorm(8)
+        self.wide,self.curve,self.narrow = nn.Linear(8, 32),nn.GELU(),nn.Linear(32, 8)
+        self.norm3,self.down = nn.LayerNorm(8),nn.Conv2d(8, 12, 2, 2)
+        self.norm4,self.head = nn.LayerNorm(12),nn.Linear(12, 5)
+    def forward(self, x):
+        x = self.norm1(self.stem(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        y = self.norm2(self.depth(x).permute(0, 2, 3, 1))
+        x = x.permute(0, 2, 3, 1)+self.narrow(self.curve(self.wide(y)))
+        x = self.down(self.norm3(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return self.head((self.norm4(x)+x).mean((1, 2)))
+
+def test_a_convolution_before_a_normalization_gives_codes(tmp_path):
+    """Where the normalization alone reads it. That computes with floats, whose last bits differ between torch and the
+    runtime, so a code beside a tie may be the next one: in one of 2,000 outputs here."""
+    torch.manual_seed(0)
+    model = Normalized().eval()
+    floats = copy.deepcopy(model)
+    report = quantize_model_(model, calibrate=[inputs(64)])
+    assert [r.name for r in report.rows if r.kind == 'LayerNorm'] == ['norm1', 'norm2']
+    before = copy.deepcopy(model)
+    rows = {r.name: r for r in deploy_(model, inputs(8)).rows}
+    assert rows['norm1'].activations == 'floats: no runtime normalizes codes'
+    assert [rows[n].activations for n in ('stem', 'depth', 'down')] == ['codes to codes']*2+['codes to floats']
+    call,found = in_runtime(model, inputs(8), tmp_path)
+    assert found['QLinearConv'] == 2 and found['Conv'] + found['FusedConv'] == 1
+    x = inputs(2000, 1)
+    with torch.no_grad(): y,was,exact = (m(x).numpy() for m in (model, before, floats))
+    def off(a, b): return np.linalg.norm(a-b)/np.linalg.norm(b)
+    assert (np.abs(call(x)-y) > 1e-5*np.abs(y).max()).mean() < .01 and off(call(x), y) < .003
+    assert 2*off(y, was) < off(y, exact) < .03
+
+def test_no_convolution_no_site():
+    "Behind a Linear a normalization reads floats, as it did."
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).eval()
+    report = quantize_model_(model, calibrate=[torch.randn(32, 4, generator=generator(0))])
+    assert '1' not in {r.name for r in report.rows}
 
 def test_your_own_quantizer_is_calibrated():
     model = nn.Sequential(nn.Linear(4, 4), Quantizer(8, signed=None), nn.ReLU(), nn.Linear(4, 2))

@@ -141,3 +141,22 @@ def test_sigmoids_that_are_no_silu(tmp_path):
         _,some,_,found = in_file(model, x, tmp_path/'model')
         assert 'Sigmoid' in some and 'QuickGelu' not in some
         assert np.allclose(found, model(x).numpy(force=True), atol=1e-6)
+
+class Relative(nn.Module):
+    "As Swin: a table of 13 * 13 offsets, read for each pair of 49 places."
+    def __init__(self):
+        super().__init__()
+        self.scores,self.table = nn.Linear(4, 1),nn.Parameter(torch.randn(169, 6))
+        places = torch.cartesian_prod(torch.arange(7), torch.arange(7))
+        apart = (places[:, None]-places[None]+6)@torch.tensor([13, 1])
+        self.register_buffer('pairs', apart.flatten())
+    def forward(self, x): return self.scores(x)[..., None] + self.table[self.pairs].view(49, 49, -1).permute(2, 0, 1)
+
+def test_a_table_is_not_written_for_each_place(tmp_path):
+    "The file holds the table and not what is read of it, fourteen times as much; the result is that of torch."
+    model,x = Relative().eval(),torch.randn(5, 1, 4)
+    onnx = pytest.importorskip('onnx')
+    call,*_ = session(model, x, tmp_path)
+    written = onnx.load(tmp_path/'model.onnx').graph.initializer
+    assert sorted(t.dims[0]*t.dims[1] for t in written if len(t.dims) == 2 and t.data_type == 1)[-1] == 169*6
+    assert np.allclose(call(x), model(x).detach().numpy(), atol=1e-6)

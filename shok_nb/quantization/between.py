@@ -441,7 +441,11 @@ def _is_curve(m):
     "Is this a function of each value that is no ReLU?"
     return type(m) in _SMOOTH
 
-_OF_ONE = _is_pool,_is_to_size,_is_of_windows,_is_curve,_is_scaling
+def _is_layer_norm(m):
+    "Is this a normalization of each place, which takes codes and gives floats?"
+    return isinstance(m, nn.LayerNorm)
+
+_OF_ONE = _is_pool,_is_to_size,_is_of_windows,_is_curve,_is_scaling,_is_layer_norm
 
 def _operations_of(model):
     "The operations in a model that could be integers, and the places of their inputs."
@@ -521,6 +525,8 @@ def _only_tensors(model, example, operations):
     return {m: places for m,places in operations.items() if m in called-odd}
 
 # %% ../../nbs/quantization/54_between.ipynb #3773d73f
+_CONVOLUTIONS = nn.Conv1d,nn.Conv2d,nn.Conv3d
+
 class _Choice:
     "Which operations are to be integers, found by taking away those that cannot be."
     def __init__(self, flow, layers, operations, norms):
@@ -529,14 +535,17 @@ class _Choice:
             for m in odd: del self.operations[m]
 
     def sites(self): return {*self.layers, *itertools.chain(*self.operations.values())}
-    def sources(self): return {*self.layers, *self.operations, *self.norms}
+    def sources(self):
+        operations = {m for m in self.operations if not _is_layer_norm(m)}
+        return {*self.layers, *operations, *self.norms}
 
     def fits(self, m):
         "Can the inputs and the output of this operation be integers?"
-        if not self.is_read(m): return False
+        if not _is_layer_norm(m) and not self.is_read(m): return False
         enters = [n.args[0] for place in self.operations[m] for n in self.flow.inputs(place)]
         origins = {self.flow.origin(n) for n in enters}
         if m in origins: return False                 # a layer that reads what it gives
+        if _is_layer_norm(m) and not all(map(self.gives_codes, origins)): return False
         if _is_scaling(m) and all(map(self.folds, enters)): return False
         return origins <= self.sources() and not self.keeps_floats(m, origins)
 
@@ -544,6 +553,12 @@ class _Choice:
         "Do sites alone read its output? A mean that leaves the network may give floats."
         users = self.flow.reached(self.flow.outputs(m))
         if _is_to_size(m) or _is_pool(m) and not users: return True
+        return bool(users) and {*users} <= self.sites()
+
+    def gives_codes(self, m):
+        "Is this a convolution whose sums nobody reads but what is quantized?"
+        if not isinstance(m, _CONVOLUTIONS) or m not in self.layers: return False
+        users = self.flow.reached(self.flow.outputs(m))
         return bool(users) and {*users} <= self.sites()
 
     def keeps_floats(self, m, origins):
@@ -592,7 +607,10 @@ def _read_right(model, example, owners, before):
 # %% ../../nbs/quantization/54_between.ipynb #3fdac686
 def _chosen(model, example, layers):
     "The names of operations to quantize, and of sites that share, in a model read as a whole."
-    operations = _only_tensors(model, example, _operations_of(model))
+    possible = _operations_of(model)
+    if not any(isinstance(m, _CONVOLUTIONS) for m in layers):
+        possible = {m: places for m,places in possible.items() if not _is_layer_norm(m)}
+    operations = _only_tensors(model, example, possible)
     if not operations: return [],[]
     norms = [m for m in model.modules() if isinstance(m, _NORMS)]
     places = [p for ps in operations.values() for p in ps]

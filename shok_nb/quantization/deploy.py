@@ -27,6 +27,7 @@ from shok_nb.quantization.between import (
     Concatenate,
     Multiply,
     _is_curve,
+    _is_layer_norm,
     _is_of_windows,
     _is_pool,
     _is_scaling,
@@ -783,6 +784,7 @@ def _no_operation(m, quantizers):
     told = [t for q in quantizers if (t := _no_grid(q))]
     if told: return told[0]
     if _is_to_size(m): return 'its windows differ in length'
+    if _is_layer_norm(m): return 'no runtime normalizes codes'
     if _is_scaling(m) and not _foldable(m): return 'a normalization of its own'
     own = [k for k in m.modules() if not isinstance(k, Quantizer)]
     if any(map(_hooks_of, own)): return 'it has a hook'

@@ -446,7 +446,8 @@ def _prototypes(weights, activations, ends):
     "The quantizers to copy, checked."
     by_bits = isinstance(activations, int)
     weights = _prototype(weights, 'weights', axis=0, learn=True)
-    activations = _prototype(activations, 'activations', signed=None, learn=True)
+    default = dict(signed=None, learn=True, init='sample')
+    activations = _prototype(activations, 'activations', **default)
     if by_bits and isinstance(activations, Quantizer): activations._set(moves=True)
     given = [p for p in (weights, activations) if p is not None]
     if not given: raise ValueError('quantize_model_: weights and activations are both None')

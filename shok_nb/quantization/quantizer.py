@@ -36,7 +36,13 @@ from shok_nb.grids.floats import (
     float_round,
 )
 from ..nn import Rounding, _hard_in_evaluation
-from .calibrate import _filled, minmax_init, mse_init, percentile_init
+from shok_nb.quantization.calibrate import (
+    _filled,
+    minmax_init,
+    mse_init,
+    percentile_init,
+    sample_init,
+)
 from shok_nb.quantization.fake_quantize import (
     _Bits,
     _check_runs,
@@ -289,7 +295,7 @@ class _Stored(_Grid):
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00004
 _INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
-    mse=mse_init, lsq=lsq_init)
+    mse=mse_init, sample=sample_init, lsq=lsq_init)
 def _knobs_of(init, block):
     "The names of what `calibrate_` gives to this function beside `x` and bits."
     zero_point = () if init is lsq_init else ('zero_point',)
@@ -433,8 +439,8 @@ class Quantizer(_Placed):
         block (int|None = None): Or one per run of so many values along the last axis
         learn (bool = False): Are the scale and the zero point Parameters?
         rounding (Callable = round_ste): Any that is hard in `.eval()`, function or layer
-        init ('minmax'|'percentile'|'mse'|'lsq'|Callable = 'mse'): How `calibrate_` chooses, or
-            a function with the arguments of `minmax_init`
+        init ('minmax'|'percentile'|'mse'|'sample'|'lsq'|Callable = 'mse'): How `calibrate_`
+            chooses, or a function with the arguments of `minmax_init`
         format (str|torch.dtype|FloatFormat|None = None): In place of integers: a float format,
             'nf4', or blocks with scales of their own, as 'mxfp4', 'nvfp4' or 'Q4_0'
 
@@ -456,7 +462,7 @@ class Quantizer(_Placed):
         learn:bool=False,        # Are the scale and the zero point Parameters?
         rounding:Callable=round_ste, # Any that is hard in `.eval()`, function or layer
         # How `calibrate_` chooses, or a function with the arguments of `minmax_init`
-        init:Literal['minmax', 'percentile', 'mse', 'lsq']|Callable='mse',
+        init:Literal['minmax', 'percentile', 'mse', 'sample', 'lsq']|Callable='mse',
         # In place of integers: a float format, 'nf4', or blocks with scales of their own, as
         # 'mxfp4', 'nvfp4' or 'Q4_0'
         format:str|torch.dtype|FloatFormat|None=None,

@@ -6,6 +6,7 @@
 __all__ = ['to_onnx', 'onnx_session']
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00003
+import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -554,16 +555,26 @@ def _dynamic_shapes(axes):
     shapes = {k: {a: lengths[name] for a,name in v.items()} for k,v in axes.items()}
     return dict(given=shapes) if names else None
 
+def _keeps_table(node):
+    "False where a choice of rows takes more of a file than their table; None: as is usual."
+    if node.op_type != 'GatherND' or node.attributes['batch_dims'].value: return None
+    table,rows = (x.const_value for x in node.inputs)
+    places,deep = math.prod(rows.shape[:-1]),rows.shape[-1]
+    chosen = places*math.prod(table.shape[deep:])
+    return False if chosen > table.size+1024 else None
+
 def _exported(model, inputs, together, axes):
     "The program that torch's exporter makes, with the operators that the runtime knows best."
+    from onnxscript.optimizer import optimize_ir
     blocks = any(isinstance(m, Dequantize) and m.block is not None for m in model.modules())
     quiet,as_is = _quiet('torch', 'ERROR'),_as_computed(model)
     plain = sdpa_kernel(SDPBackend.MATH)     # its layout is that of what a file holds
     with quiet, as_is, plain, _evaluating(model), _as_values(model), _in_file(model) as four:
         flat:Any = _Flat(model, together).eval()
         program:Any = torch.onnx.export(flat, kwargs=dict(given=inputs), dynamo=True,
-            verbose=False, input_names=[*inputs], opset_version=21 if blocks or four else 20,
-            dynamic_shapes=_dynamic_shapes(axes))
+            verbose=False, optimize=False, input_names=[*inputs],
+            opset_version=21 if blocks or four else 20, dynamic_shapes=_dynamic_shapes(axes))
+    optimize_ir(program.model, should_fold=_keeps_table)
     graph = program.model.graph
     if four: _write_int4(graph)
     _for_the_runtime(program.model)
