@@ -4,7 +4,9 @@ import os
 import sys
 from configparser import ConfigParser
 from pathlib import Path
-from nbclient import NotebookClient
+
+sys.modules.setdefault('rfc3987_syntax', None)               # or its grammar takes a second, for a check of nobody's
+from nbclient import NotebookClient  # noqa: E402
 
 here = Path(__file__).parent.resolve()
 ini = ConfigParser(delimiters=['='], interpolation=None)
@@ -20,7 +22,7 @@ logging.getLogger('traitlets').setLevel('WARNING')
 NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']  # or each kernel warns that it uses TCP
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton']
-extensions += ['reference', 'literate', 'finding', 'offline_math', 'shallow_rst']    # of _ext
+extensions += ['reference', 'literate', 'finding', 'offline_math', 'shallow_rst', 'made_once']    # of _ext
 literate_package = cfg['lib_path']
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
 literate_folders = dict(                                     # the groups of the menu, in its order: folders of nbs

@@ -217,6 +217,17 @@ class Result(NamedTuple):
     marked:Tensor # The photo with it
     decoded:Tensor # And after the file
 
+# %% ../nbs/studies/20_demo.ipynb #a956299b
+def _read(photo, mark, quality, pattern, spread):
+    "What a reader makes of a file: wrong bits, sentence, wrong after the vote, PSNR, images."
+    marked = (photo+mark).round().clamp(0, 255)
+    decoded = pillow_jpeg(marked, quality)
+    found = correlate(_luma(decoded), pattern)
+    vote = found.unflatten(3, (-1, 16)).unflatten(2, (-1, 16)).sum((2, 4)) > 0
+    error = ((found > 0) != spread).float().mean().item()
+    wrong = (vote != spread[..., :16, :16]).sum().item()
+    return error,to_text(vote),wrong,psnr(photo, marked).item(),marked,decoded
+
 # %% ../nbs/studies/20_demo.ipynb #b9562999
 _files = (10, 8.),(25, 4.)   # quality of a file, and how far a pixel may move, in grey levels
 
@@ -262,15 +273,8 @@ def trial(
         mark = embed(luma, spread, pattern, channel, limit=limit, steps=taken)
         if photo.is_cuda: torch.cuda.synchronize()
         seconds += time.perf_counter()-start
-        marked = (photo+mark).round().clamp(0, 255)
-        decoded = pillow_jpeg(marked, quality)
-        found = correlate(_luma(decoded), pattern)
-        vote = found.unflatten(3, (-1, 16)).unflatten(2, (-1, 16)).sum((2, 4)) > 0
-        error = ((found > 0) != spread).float().mean().item()
-        wrong = (vote != bits).sum().item()
-        dB = psnr(photo, marked).item()
-        out.append((error, to_text(vote), wrong, dB, mark, marked, decoded))
-    errors,texts,wrong,dBs,marks,marked,decoded = zip(*out)
+        out.append((*_read(photo, mark, quality, pattern, spread), mark))
+    errors,texts,wrong,dBs,marked,decoded,marks = zip(*out)
     return Result(name, errors, texts, wrong, dBs, seconds, marks[0], marked[0], decoded[0])
 
 # %% ../nbs/studies/20_demo.ipynb #f4b59b24
@@ -404,6 +408,7 @@ def _figure(image, caption, alt, kind=''):
     picture = f'<img src="{_png(image)}" alt="{alt}" class="{kind}">'
     return f'<figure>{picture}<figcaption>{caption}</figcaption></figure>'
 
+# %% ../nbs/studies/20_demo.ipynb #7e56c089
 def _html(name):
     "A function's name in code type; words as they are."
     return f'<code>{html.escape(name)}</code>' if ' ' not in name or '(' in name else name
@@ -425,6 +430,28 @@ def _results_table(results):
         '<td></td><th colspan="2">PSNR, dB</th><td></td></tr>'
         f'<tr>{head("trained through")}{two*2}{said}{two}{head("seconds")}</tr>'
         f'</thead><tbody>{"".join(rows)}</tbody></table></div>')
+
+# %% ../nbs/studies/20_demo.ipynb #94beb8ae
+def _pictures(photo, results):
+    "The photo, with the best mark, and after the file."
+    best = min(results, key=lambda r: (r.wrong[0], r.errors[0]))
+    copies = photo.shape[2]*photo.shape[3]//_side**2
+    hidden = f'256 bits in it, {copies} times over: {_html(best.name)}, {best.psnr[0]:.1f} dB.'
+    read = 'The same as a JPEG file of quality 10. This is all that the reader gets.'
+    return [
+        _figure(photo, 'The photo.', 'The photo'),
+        _figure(best.marked, hidden, 'The photo with the mark'),
+        _figure(best.decoded, read, 'The marked photo after the file')]
+
+def _marks(photo, results):
+    "The middle of each mark, eight times as strong."
+    y,x = (s//2-32 for s in photo.shape[2:])
+    marks = []
+    for r in results:
+        middle = 128 + 8*r.mark[..., y:y+64, x:x+64]
+        alt = f'Mark of {html.escape(r.name)}'
+        marks.append(_figure(middle, _html(r.name), alt, 'pixels'))
+    return marks
 
 # %% ../nbs/studies/20_demo.ipynb #94beb8ad
 def page(
@@ -448,20 +475,6 @@ def page(
         '<!doctype html>'
     """
     from shok_nb.show.widgets import player
-    best = min(results, key=lambda r: (r.wrong[0], r.errors[0]))
-    copies = photo.shape[2]*photo.shape[3]//_side**2
-    hidden = f'256 bits in it, {copies} times over: {_html(best.name)}, {best.psnr[0]:.1f} dB.'
-    read = 'The same as a JPEG file of quality 10. This is all that the reader gets.'
-    pictures = [
-        _figure(photo, 'The photo.', 'The photo'),
-        _figure(best.marked, hidden, 'The photo with the mark'),
-        _figure(best.decoded, read, 'The marked photo after the file')]
-    y,x = (s//2-32 for s in photo.shape[2:])
-    marks = []
-    for r in results:
-        middle = 128 + 8*r.mark[..., y:y+64, x:x+64]
-        alt = f'Mark of {html.escape(r.name)}'
-        marks.append(_figure(middle, _html(r.name), alt, 'pixels'))
     sliders = ''.join(f'<div>{player(f)}</div>' for f in (round_ste, soft_round, cubic_round))
     made = f'torch {torch.__version__} on {photo.device.type}'
     return f'''<!doctype html>
@@ -471,7 +484,7 @@ def page(
 <h1>256 bits through a JPEG</h1>
 <p class="lead">JPEG rounds, and rounding has no useful slope.
 Which substitute for it teaches a mark to survive?</p>
-<div class="row" style="--w:17rem">{''.join(pictures)}</div>
+<div class="row" style="--w:17rem">{''.join(_pictures(photo, results))}</div>
 <h2>Who can still read it</h2>
 <p>A mark may move each pixel by 8 grey levels for a file of quality 10, by 4 for quality 25.
 It is trained through a JPEG codec that rounds as the first column says, then saved and decoded
@@ -482,7 +495,7 @@ the message vote on each of its 256 bits.</p>
 <p>The middle 64x64 pixels of each mark for quality 10, eight times as strong. A
 straight-through estimator does not see the codec, and draws the reader's own pattern: fine
 noise, which the file forgets. A curve finds the waves that the file keeps.</p>
-<div class="row" style="--w:9rem">{''.join(marks)}</div>
+<div class="row" style="--w:9rem">{''.join(_marks(photo, results))}</div>
 <h2>The roundings</h2>
 <p>Forward value above, the slope that training receives below. <code>soft_round</code> has a
 slider for <code>alpha</code>, and a curve can lend its slope to a hard forward pass.</p>

@@ -174,18 +174,13 @@ class Program:
         def line(c): return f"{name(c.to)} = {c.name}({', '.join(name(a) for a in c.args)})"
         return '\n'.join(map(line, self.calls))
 
-# %% ../../nbs/engine/50_replay.ipynb #7b3a96df
-class Plan:
-    "A trace on its way to a Program: where each value lives, which function makes it."
-    def __init__(self, trace, ends, ts, to):
-        self.trace,self.ends,self.to,self.inputs = trace,ends,to,len(ts)
-        self.values = [*ts, *[s.result for s in trace.steps]]
-        self.target = len(self.values)
-        self.registers,self.place = [None]*(self.target+1),[*range(self.target)]
-        self.rows,self.owner,self.last = {},{},self.last_uses()
-        views = [(self.inputs+i, s) for i,s in enumerate(trace.steps) if s.is_view()]
-        self.viewed = {a for _,s in views for a in s.args if type(a) is Value}
-        self.turned = self.turned_by(views)
+# %% ../../nbs/engine/50_replay.ipynb #7b3a96de
+class _Uses:
+    "When each value of a trace is used last, and which of them a view shows in other places."
+    trace:Trace
+    ends:list       # Values of the results
+    values:list     # Tensors as they were traced
+    inputs:int
 
     def turned_by(self, views):
         "Values of which a view shows elements in other places."
@@ -205,6 +200,19 @@ class Plan:
             for a in steps[i].args:
                 if type(a) is Value: last[a] = max(until, last.get(a, until))
         return last
+
+# %% ../../nbs/engine/50_replay.ipynb #7b3a96df
+class Plan(_Uses):
+    "A trace on its way to a Program: where each value lives, which function makes it."
+    def __init__(self, trace, ends, ts, to):
+        self.trace,self.ends,self.to,self.inputs = trace,ends,to,len(ts)
+        self.values = [*ts, *[s.result for s in trace.steps]]
+        self.target = len(self.values)
+        self.registers,self.place = [None]*(self.target+1),[*range(self.target)]
+        self.rows,self.owner,self.last = {},{},self.last_uses()
+        views = [(self.inputs+i, s) for i,s in enumerate(trace.steps) if s.is_view()]
+        self.viewed = {a for _,s in views for a in s.args if type(a) is Value}
+        self.turned = self.turned_by(views)
 
     def program(self):
         useful = [(i, s) for i,s in enumerate(self.trace.steps) if self.inputs+i in self.last]

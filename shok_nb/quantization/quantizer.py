@@ -213,6 +213,9 @@ class _Grid(_Float32Buffers):
         axis,block = self.axis,self.block
         return [*self._ends(), axis is not None, axis or 0, block or 0, self.ready]
 
+# %% ../../nbs/quantization/30_quantizer.ipynb #1b0ca3cb
+class _Kept(_Grid):
+    "Numbers of a grid are written in place."
     def _write(self, name, value):
         """A Parameter or buffer gets this value in place: an optimizer goes on with what it
         holds, and what is frozen stays so."""
@@ -237,7 +240,7 @@ class _Grid(_Float32Buffers):
         return twin
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00003
-class _Stored(_Grid):
+class _Stored(_Kept):
     "A grid that a saved state may set, if it was saved from one like it."
     def _unlike(self, saved):
         "How the grid of a saved state differs from this one, in words; or None."
@@ -426,8 +429,57 @@ class _Placed(_Sound):
         axis = None if self.axis is None else self.axis % x.ndim
         return _on_grid_in_onnx(x.float(), scale, code, axis).to(x.dtype)
 
+# %% ../../nbs/quantization/30_quantizer.ipynb #57a00005
+class _Rounded(_Placed):
+    "A grid with a rounding, which takes values to it."
+    rounding:Any
+    to_even:bool                 # does the rounding round halves to even?
+    range:Callable[[], tuple[int, int]]
+
+    def __setattr__(self, name, value:Any):
+        "A rounding is looked at as in the constructor."
+        if name == 'rounding':
+            value,even = _whole_values(value)
+            self._set(to_even=even)
+        super().__setattr__(name, value)
+
+    def _shown(self):
+        "Its grid and its rounding, in words."
+        low,high = self.range()
+        shown = [f'codes {low} to {high}']
+        if self.axis is not None: shown.append(f'axis={self.axis}')
+        if self.block is not None: shown.append(f'block={self.block}')
+        if self.has_zero_point: shown.append('zero point')
+        if self.learn: shown.append('learns')
+        if not isinstance(self.rounding, nn.Module) and self.rounding is not round_ste:
+            shown.append(_name(self.rounding))
+        return shown if self.ready else [*shown, 'not calibrated']
+
+    def _nearest(self, v):
+        "The points of the grid next to these values."
+        low,high = self.range()
+        scale,code = self.grid()
+        if self.learn: scale = _lsq_scaled(scale, v, high)
+        scale = self._laid_beside(scale, v)
+        code = 0 if code is None else self._laid_beside(code, v)
+        rounding = self.rounding
+        if not self.training and not self.to_even:
+            def rounding(v): return _saturate(self.rounding(v), low-code, high-code)
+        ends = low,high
+        return fake_quantize(v, scale, code, ends, rounding=rounding, gradient='clipped')
+
+    def _codes(self, v):
+        "The codes of these values in evaluation, as floats."
+        low,high = self.range()
+        scale,code = self.grid()
+        v = v.to(_wide(v.dtype))
+        v = v/self._laid_beside(scale, v).to(v.dtype)
+        code = 0 if code is None else self._laid_beside(code, v)
+        n = _select(_in_evaluation(self.rounding)(v), v, low-code, high-code)
+        return (n+code).clamp(low, high)
+
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
-class Quantizer(_Placed):
+class Quantizer(_Rounded):
     """A grid of integers as a layer, fixed or learned (arXiv:1902.08153). Raises if it is none.
 
     Parameters:
@@ -476,13 +528,6 @@ class Quantizer(_Placed):
         _check_init(init, self.block, self.has_zero_point)
         self.init,self.rounding = init,rounding
 
-    def __setattr__(self, name, value:Any):
-        "A rounding is looked at as in the constructor."
-        if name == 'rounding':
-            value,even = _whole_values(value)
-            self._set(to_even=even)
-        super().__setattr__(name, value)
-
     def extra_repr(self):
         """What `print` shows of it.
 
@@ -494,15 +539,7 @@ class Quantizer(_Placed):
             >>> R.Quantizer(bits=4, axis=0)
             Quantizer(codes -8 to 7, axis=0, not calibrated)
         """
-        low,high = self.range()
-        shown = [f'codes {low} to {high}']
-        if self.axis is not None: shown.append(f'axis={self.axis}')
-        if self.block is not None: shown.append(f'block={self.block}')
-        if self.has_zero_point: shown.append('zero point')
-        if self.learn: shown.append('learns')
-        if not isinstance(self.rounding, nn.Module) and self.rounding is not round_ste:
-            shown.append(_name(self.rounding))
-        return ', '.join(shown if self.ready else [*shown, 'not calibrated'])
+        return ', '.join(self._shown())
 
     def range(self)->tuple[int, int]: # Smallest and largest code
         """The codes there are; with `signed=None`, those of a signed grid until calibrated.
@@ -608,15 +645,7 @@ class Quantizer(_Placed):
         low,high = self.range()
         a_byte = self.to_even and self.block is None and (low, high) in ((-128, 127), (0, 255))
         if a_byte and torch.onnx.is_in_onnx_export(): return self._in_onnx(x)
-        scale,code = self.grid()
-        if self.learn: scale = _lsq_scaled(scale, v, high)
-        scale = self._laid_beside(scale, v)
-        code = 0 if code is None else self._laid_beside(code, v)
-        rounding = self.rounding
-        if not self.training and not self.to_even:
-            def rounding(v): return _saturate(self.rounding(v), low-code, high-code)
-        y = fake_quantize(v, scale, code, (low, high), rounding=rounding, gradient='clipped')
-        return y.reshape(x.shape)
+        return self._nearest(v).reshape(x.shape)
 
     def right_inverse(self, w):
         """What torch keeps when a weight that goes through this layer is set.
@@ -655,13 +684,7 @@ class Quantizer(_Placed):
         v = self._blocks(check_input(x, 'Quantizer'))
         if not x.is_meta and v.isnan().any():
             raise ValueError('Quantizer: to_codes got nan, which has no code')
-        low,high = self.range()
-        scale,code = self.grid()
-        v = v.to(_wide(v.dtype))
-        v = v/self._laid_beside(scale, v).to(v.dtype)
-        code = 0 if code is None else self._laid_beside(code, v)
-        n = _select(_in_evaluation(self.rounding)(v), v, low-code, high-code)
-        return (n+code).clamp(low, high).reshape(x.shape).to(torch.int32)
+        return self._codes(v).reshape(x.shape).to(torch.int32)
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57c00001
 _BLOCKS:dict[Any, tuple] = _GGUF
@@ -686,8 +709,8 @@ def _float8_of(q):
     return dtype if dtype is not None and dtype.itemsize == 1 else None
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #f4b08659
-class _Formatted(Quantizer):
-    "A `Quantizer` on a grid that is not even."
+class _OfFormat(Quantizer):
+    "What a `Quantizer` of other numbers than integers says of its grid."
     own:Any
     def _choose(self, format:Any, bits, zero_point, axis, block, learn, init):
         "What the grid is. Raises for what it has no place for."
@@ -734,6 +757,14 @@ class _Formatted(Quantizer):
         axis = 0 if self.own else values.get('axis', self.axis)
         return Quantizer(values['bits'], axis=axis, block=self.block, learn=self.learn)
 
+    def extra_repr(self):
+        "See `Quantizer`."
+        shown = super().extra_repr().split(', ')[1:]
+        return ', '.join([f'format={self.format}', *shown])
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #f4b0865a
+class _Formatted(_OfFormat):
+    "A `Quantizer` on a grid that is not evenly spaced."
     def _found(self, x, signed, of):
         "The scale with which the largest magnitude is the largest number, or the best below."
         v,shape = _groups(x, 'Quantizer', of['axis'], of.get('block'))
@@ -786,8 +817,3 @@ class _Formatted(Quantizer):
         v = self._blocks(check_input(x, 'Quantizer')).float()
         v = float_round(v/self._laid_beside(self.grid()[0], v), self.format)
         return v.reshape(x.shape).to(dtype)
-
-    def extra_repr(self):
-        "See `Quantizer`."
-        shown = super().extra_repr().split(', ')[1:]
-        return ', '.join([f'format={self.format}', *shown])
