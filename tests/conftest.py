@@ -7,11 +7,11 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from torchlib import read_torchlib_once  # noqa: E402 (found by the line above)
+from once import once  # noqa: E402 (found by the line above)
 
 torch.set_num_threads(1)                  # the tests run side by side; those about threads set their own
-read_torchlib_once()
-gc.set_threshold(10_000, 10, 10)          # Python looks for garbage less often: tests make much and lose little
+once()
+gc.set_threshold(100_000, 10, 10)         # Python looks for garbage less often: tests make much and lose little
 
 def pytest_configure(config):
     "The bytecode of the package, for all that tests start: where PYTHONDONTWRITEBYTECODE is set each would make it."

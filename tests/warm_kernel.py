@@ -17,9 +17,9 @@ import sklearn.datasets  # noqa: F401
 import torch._dynamo  # noqa: F401
 import torch._functorch.aot_autograd  # noqa: F401
 from ipykernel import kernelapp
-from torchlib import read_torchlib_once
+from once import once
 
-read_torchlib_once()()
+once()()
 gc.freeze()                                                             # no kernel walks over what all have
 
 def become_kernel(cmd, cwd, env):
