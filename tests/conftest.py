@@ -28,6 +28,13 @@ def fresh_compiler():
     yield
     if 'torch._dynamo' in sys.modules: torch._dynamo.reset()              # importing it takes longer than most files
 
+@pytest.fixture(autouse=True, scope='module')
+def old_objects_stay():
+    """What a file of tests leaves, torch's modules above all, nobody walks over again: not the garbage collector, and
+    not `quantize_model_`, which looks for optimizers."""
+    gc.collect()
+    gc.freeze()
+
 @pytest.fixture(scope='session')
 def ran(tmp_path_factory):
     "The folder of the pages that ran."

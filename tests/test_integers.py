@@ -5,6 +5,7 @@ import functools
 import io
 import re
 from collections import Counter
+from itertools import cycle
 import numpy as np
 import pytest
 import torch
@@ -567,12 +568,11 @@ def test_few_codes_that_weigh_channels(kind, tmp_path):
     x = inputs(2000, 1)*1.2
     with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
 
-class Operator(nn.Module):
-    "One operator, and nothing else."
-    def __init__(self, op):
-        super().__init__()
-        self.op = op
-    def forward(self, x, y=None): return self.op(x) if y is None else self.op(x, y)
+class Operators(nn.ModuleList):
+    "Operators and nothing else, each with inputs of its own."
+    def forward(self, xs):
+        rest = iter(xs)
+        return [op(*(next(rest) for _ in OPERATORS[name][1:])) for name,op in zip(cycle(OPERATORS), self)]
 
 def a_convolution(grid):
     codes = torch.randint(-8, 8, (6, 4, 3, 3), generator=generator(), dtype=torch.int8)
@@ -583,37 +583,40 @@ def a_linear(grid):
     codes = torch.randint(-8, 8, (6, 4), generator=generator(), dtype=torch.int8)
     return IntegerLayer(nn.Linear(4, 6), codes, torch.full((6,), .125), torch.arange(6, dtype=torch.int32), *grid)
 
-PICTURE = 50, 4, 8, 8
-OPERATORS = dict(add=(IntegerAdd, (10_000, 2), (10_000, 2)),
-    multiply=(IntegerMultiply, PICTURE, (50, 4, 1, 1)),
-    concatenate=(lambda a, b: IntegerConcatenate([a, b], 1), (10_000, 2), (10_000, 2)),
-    sigmoid=(lambda a: IntegerCurve(a, nn.Sigmoid()), (10_000, 2)),
-    silu=(lambda a: IntegerCurve(a, nn.SiLU()), PICTURE),
+MANY,PICTURE = (2500, 8),(2500, 4, 2, 2)
+OPERATORS = dict(add=(IntegerAdd, MANY, MANY), multiply=(IntegerMultiply, PICTURE, (2500, 4, 1, 1)),
+    concatenate=(lambda a, b: IntegerConcatenate([a, b], 1), MANY, MANY),
+    sigmoid=(lambda a: IntegerCurve(a, nn.Sigmoid()), MANY), silu=(lambda a: IntegerCurve(a, nn.SiLU()), PICTURE),
     hardswish=(lambda a: IntegerCurve(a, nn.Hardswish()), PICTURE), mean=(IntegerMean, (2500, 4, 8, 8)),
-    windows=(lambda a: IntegerAveragePool(a, nn.AvgPool2d(2)), PICTURE), convolution=(a_convolution, PICTURE),
-    linear=(a_linear, (10_000, 4)))
+    windows=(lambda a: IntegerAveragePool(a, nn.AvgPool2d(2)), (2500, 4, 4, 4)),
+    convolution=(a_convolution, (2500, 4, 4, 4)), linear=(a_linear, (2500, 4)))
 
-@pytest.mark.parametrize('name', OPERATORS)
-def test_operators_on_few_codes(name, tmp_path):
-    "At least 10,000 values enter: all codes, ties between them and what lies beyond. Scales of 2**n leave ties too."
-    (make,*shapes),seen = OPERATORS[name],0
+def test_operators_on_few_codes(tmp_path):
+    """At least 10,000 values enter each: all codes, ties between them and what lies beyond. Scales of 2**n leave ties
+    too. All of them stand in one file."""
+    ops,xs,leave = [],[],[]
     for seed,(top,zero,out,leaves) in enumerate([(15, 0, 15, 4), (200, 77, 3, 1), (1, 1, 254, 250), (255, 128, 6, 0)]):
-        grids = [(torch.tensor(.25), torch.tensor(zero, dtype=torch.uint8), top)]
-        grids += [(torch.tensor(.5), torch.tensor(3, dtype=torch.uint8), 7)]*(len(shapes)-1)
-        op = make(*grids)
-        op.feeds(torch.tensor(.5 if seed % 2 else .0625), torch.tensor(leaves, dtype=torch.uint8), out)
-        g = generator(seed)
-        xs = [torch.randint(-2*zero-4, 2*(top-zero)+5, s, generator=g)/2*scale for s,(scale,*_) in zip(shapes, grids)]
-        model = Operator(op).eval()
-        file = to_onnx(model, dict(zip('xy', xs)), tmp_path/f'{seed}.onnx')
-        run = onnx_session(file, vnni=not SATURATES)
-        found, = run.run(None, {k: x.numpy() for k,x in zip('xy', xs)})
-        with torch.no_grad(): want = model(*xs)
-        assert np.array_equal(found, want.numpy()), f'{(found != want.numpy()).sum()} of {found.size}'
+        for name,(make,*shapes) in OPERATORS.items():
+            grids = [(torch.tensor(.25), torch.tensor(zero, dtype=torch.uint8), top)]
+            grids += [(torch.tensor(.5), torch.tensor(3, dtype=torch.uint8), 7)]*(len(shapes)-1)
+            ops.append(make(*grids))
+            ops[-1].feeds(torch.tensor(.5 if seed % 2 else .0625), torch.tensor(leaves, dtype=torch.uint8), out)
+            g = generator(seed)
+            xs += [torch.randint(-2*zero-4, 2*(top-zero)+5, s, generator=g)/2*scale
+                for s,(scale,*_) in zip(shapes, grids)]
+            leave.append((f'{name}, {seed}', leaves, out))
+    model = Operators(ops).eval()
+    run = onnx_session(to_onnx(model, [xs], tmp_path/'model.onnx'), vnni=not SATURATES)
+    given = dict(zip((i.name for i in run.get_inputs()), xs, strict=True))
+    found = run.run(None, {k: x.numpy() for k,x in given.items()})
+    with torch.no_grad(): wanted = model(xs)
+    seen = Counter()
+    for (name,leaves,out),op,got,want in zip(leave, ops, found, wanted, strict=True):
+        assert np.array_equal(got, want.numpy()), f'{name}: {(got != want.numpy()).sum()} of {got.size}'
         codes = (want/op.out_scale + leaves).unique()
         assert codes.min() >= 0 and codes.max() <= out
-        seen += len(codes)
-    assert seen > 9
+        seen[name.partition(',')[0]] += len(codes)
+    assert min(seen.values()) > 9 and len(seen) == len(OPERATORS)
 
 @pytest.mark.parametrize('leaves, enters, clips', [((.5, 0, 15), (.5, 0, 15), 2), ((.5, 0, 15), (.5, 0, 9), 3),
     ((.5, 0, 15), (.25, 0, 15), 3), ((.5, 3, 15), (.5, 3, 15), 3)], ids=['same', 'top', 'scale', 'relu'])
@@ -943,7 +946,7 @@ FLOAT_LAYERS = {
 
 class Parallel(nn.ModuleList):
     "Each layer has an input of its own."
-    def forward(self, *inputs): return [layer(x) for layer,x in zip(self, inputs)]
+    def forward(self, xs): return [layer(x) for layer,x in zip(self, xs, strict=True)]
 
 def test_layers_of_floats_between_codes(tmp_path):
     """The runtime rounds the weights and the bias of such a layer to 8 and 32 bits with ranges of its own; then 4 to
@@ -957,10 +960,10 @@ def test_layers_of_floats_between_codes(tmp_path):
         between[-1][0].calibrate_(x)
         with torch.no_grad(): between[-1][2].calibrate_(between[-1][:2](x))
     model = Parallel(between)
-    run = onnx_session(to_onnx(model, tuple(x[:2] for x in given), tmp_path/'between.onnx'))
-    outputs = run.run(None, {i.name: x.numpy() for i,x in zip(run.get_inputs(), given)})
-    with torch.no_grad(): wanted = model(*given)
-    for name,layers,found,want in zip(FLOAT_LAYERS, between, outputs, wanted):
+    run = onnx_session(to_onnx(model, [[x[:2] for x in given]], tmp_path/'between.onnx'))
+    outputs = run.run(None, {i.name: x.numpy() for i,x in zip(run.get_inputs(), given, strict=True)})
+    with torch.no_grad(): wanted = model(given)
+    for name,layers,found,want in zip(FLOAT_LAYERS, between, outputs, wanted, strict=True):
         away = (torch.from_numpy(found)-want).abs() > layers[2].grid()[0]/2
         assert away.sum() <= 1 + want.numel()/1000, (name, int(away.sum()), want.numel())
 
