@@ -114,7 +114,6 @@ def test_rows_and_columns_get_one_range():
 
 def test_a_channel_that_is_read_twice():
     "Of its two columns the larger one counts. Any seed."
-    torch.manual_seed(0)
     model = uneven(ByHand())
     R.equalize_(model, drawn(2, 5, 6).double())
     columns = model.out.weight.detach().abs().amax(0).view(2, 4).amax(0)
@@ -122,7 +121,6 @@ def test_a_channel_that_is_read_twice():
 
 def test_a_chain_is_balanced_to_the_end():
     "Where every pair is even within the 1 % at which it stops; 300 times uneven before. Any seed."
-    torch.manual_seed(0)
     model = uneven(nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(9, 9), nn.ReLU())]))
     R.equalize_(model, drawn(2, 9).double())
     for a,b in zip(model[0:10:2], model[2:12:2]):
@@ -133,7 +131,6 @@ def test_a_chain_is_balanced_to_the_end():
 @pytest.mark.parametrize('norm', [nn.LayerNorm, nn.RMSNorm])
 def test_smoothed_is_the_same_and_by_the_formula(norm, alpha):
     "Query, key and value share max|x|^alpha/max|w|^(1-alpha); over two batches. Any seed."
-    torch.manual_seed(0)
     model,x = uneven(Heads(norm)),drawn(4, 5, 8).double()
     h = model.norm1(x).detach().abs().amax((0, 1))
     readers = model.q,model.k,model.v
@@ -154,7 +151,6 @@ def test_smoothed_is_the_same_and_by_the_formula(norm, alpha):
 
 def test_smoothing_takes_in_every_batch():
     "The largest value is in the last of three, and a generator will do."
-    torch.manual_seed(0)
     model,x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)),drawn(30, 4)
     x[25] *= 1e6
     whole = copy.deepcopy(model)
@@ -234,7 +230,6 @@ def test_what_is_refused_is_told_and_stays(name):
 def test_relu6_becomes_relu_if_asked():
     """The output is that of the network with ReLU; nothing changes where no value is clipped; what is no ReLU6 stays,
     and after an error everything is there again. Any seed."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU6(), nn.Linear(8, 8), nn.Hardtanh(), nn.Linear(8, 8),
         nn.Hardtanh(0, 1), nn.Linear(8, 2)).double()
     plain,x = copy.deepcopy(model),drawn(3, 4).double()*100
@@ -277,7 +272,6 @@ def same_look(a, b):
 
 def test_another_output_puts_everything_back():
     "Normalizations that were folded, too, and modes and hooks."
-    torch.manual_seed(0)
     model = Elsewhere().train()
     model.net[2].eval()
     was = look(model)
@@ -307,7 +301,6 @@ def test_an_interrupt_puts_everything_back(error):
 
 def test_training_goes_on():
     "Parameters stay the objects they were, so that an optimizer has them; a new bias learns too."
-    torch.manual_seed(0)
     model = chain().train()
     held = {n: p for n,p in model.named_parameters() if not n.startswith(('1.', '4.'))}
     R.equalize_(model, drawn(2, 3, 10, 10))
@@ -320,7 +313,6 @@ def test_training_goes_on():
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     "Within the rounding of these numbers; any seed."
-    torch.manual_seed(0)
     model,x = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype),drawn(9, 16)
     with torch.no_grad(): model[0].weight[3] *= 50
     x = x.to(dtype)

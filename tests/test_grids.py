@@ -790,7 +790,6 @@ def nibbles(t): return torch.stack([t & 15, t >> 4], -1).flatten(-2)
 @pytest.mark.parametrize('format', ['ints', 'e4m3', 'mxfp4', 'nvfp4'])
 def test_save_compressed(format, tmp_path):
     "Codes times scales of the file are the weights, bit for bit."
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 4))
     R.quantize_model_(model[0], R.Quantizer(4, block=32) if format == 'ints' else format, None)
     report = R.save_compressed(tmp_path, model.eval(), config=dict(a=1))

@@ -319,7 +319,6 @@ def by_cells(m, make, x, begin):
 @pytest.mark.parametrize('name', RECURRENT)
 def test_what_the_weights_of_a_recurrent_layer_multiply(name, ways, started, lengths):
     "Three layers, with states to begin with or without, and sequences of other lengths; any seed."
-    torch.manual_seed(0)
     make,cell = RECURRENT[name]
     m = make(3, 4, num_layers=3, **WAYS[ways]).double()
     x,many = torch.randn(5, 3, 3).double(),3*(1+m.bidirectional)
@@ -343,7 +342,6 @@ def test_what_the_weights_of_a_recurrent_layer_multiply(name, ways, started, len
 @pytest.mark.parametrize('bias', [True, False])
 def test_what_the_projection_of_an_lstm_multiplies(bias, lengths):
     "Its products are the states the layer gives, in both directions and layers; any seed."
-    torch.manual_seed(0)
     m = nn.LSTM(3, 6, num_layers=2, bidirectional=True, proj_size=2, bias=bias).double()
     x = nn.utils.rnn.pack_padded_sequence(torch.randn(5, 3, 3).double(), torch.tensor(lengths), enforce_sorted=False)
     hx = torch.randn(4, 3, 2).double(),torch.randn(4, 3, 6).double()
@@ -663,7 +661,6 @@ class Two(nn.Module):
 def test_all_readers_of_a_range_count():
     """The two want different ranges, so what is chosen is worse for one than its own. The sum of their errors is the
     least of all ranges in steps of 1/32 of an octave around, by hand; of one valley, any seed."""
-    torch.manual_seed(0)
     floats,x = Two().eval(),lopsided()[1]
     model = copy.deepcopy(floats)
     R.quantize_model_(model, 8, R.Quantizer(4, signed=False), calibrate=[x])

@@ -95,7 +95,6 @@ def test_rotated_is_the_same(name):
 
 def test_a_pair_turns_by_one_matrix():
     "Of a function: rows by its transpose, columns by itself. Any seed."
-    torch.manual_seed(0)
     model = changed(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)))
     q = _orthogonal(6, torch.Generator().manual_seed(5))
     a,bias,b = (p.detach().clone() for p in (model[0].weight, model[0].bias, model[1].weight))
@@ -211,7 +210,6 @@ def test_an_error_puts_everything_back(error):
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     "Within the rounding of these numbers; any seed."
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.RMSNorm(16), nn.Linear(16, 4)).to(dtype)
     x = drawn(9, 8).to(dtype)
     wanted = model(x).float()
