@@ -17,7 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from estimators import slow_after
+from estimators import lumped, slow_after
 import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.grid import Grid
@@ -114,8 +114,7 @@ GRIDS = dict(floats=lambda f: lambda x, **kw: R.float_round(x, 'e2m1', f, **kw),
     levels=lambda f: lambda x, **kw: R.levels_round(x, [-6., -2., 0., .5, 3., 7.], f, **kw))
 LAID = [r for r in catalog if 'step' in inspect.signature(r.f).parameters]
 
-@pytest.mark.parametrize('grid', GRIDS)
-@pytest.mark.parametrize('r', LAID, ids=[r.f.__name__ for r in LAID])
+@lumped([pytest.param(r, g, id=f'{r.f.__name__}-{g}') for r in LAID for g in GRIDS], lambda r, grid: r.f.__name__)
 def test_every_estimator(r, grid):
     seeded = 'seed' in inspect.signature(r.f).parameters
     kw = dict(seed=torch.tensor(0)) if seeded else {}
