@@ -1,5 +1,6 @@
 import compileall
 import gc
+import importlib
 import sys
 from pathlib import Path
 import pytest
@@ -34,6 +35,27 @@ def old_objects_stay():
     not `quantize_model_`, which looks for optimizers."""
     gc.collect()
     gc.freeze()
+
+def forget_modules():
+    "Dynamo keeps modules by name, and would take one package for the other."
+    cached = getattr(importlib.import_module('torch._dynamo.symbolic_convert'), '_import_module', None)
+    if cached: cached.cache_clear()
+    for m in [*sys.modules.values()]:
+        for k in [k for k in vars(m) if k.startswith('__import_shok_nb')] if hasattr(m, '__dict__') else ():
+            del vars(m)[k]
+
+@pytest.fixture
+def again():
+    "`again()`: the package, imported once more beside the usual one."
+    forget_modules()
+    ours = {k: m for k,m in sys.modules.items() if k.partition('.')[0] == 'shok_nb'}
+    def load():
+        for k in ours: sys.modules.pop(k, None)
+        return importlib.import_module('shok_nb')
+    yield load
+    for k in [k for k in sys.modules if k.partition('.')[0] == 'shok_nb']: del sys.modules[k]
+    sys.modules.update(ours)
+    forget_modules()
 
 @pytest.fixture(scope='session')
 def ran(tmp_path_factory):
