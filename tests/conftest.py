@@ -1,5 +1,6 @@
 import compileall
 import gc
+import importlib
 import sys
 from pathlib import Path
 import pytest
@@ -7,11 +8,11 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-from torchlib import read_torchlib_once  # noqa: E402 (found by the line above)
+from once import once  # noqa: E402 (found by the line above)
 
 torch.set_num_threads(1)                  # the tests run side by side; those about threads set their own
-read_torchlib_once()
-gc.set_threshold(10_000, 10, 10)          # Python looks for garbage less often: tests make much and lose little
+once()
+gc.set_threshold(100_000, 10, 10)         # Python looks for garbage less often: tests make much and lose little
 
 def pytest_configure(config):
     "The bytecode of the package, for all that tests start: where PYTHONDONTWRITEBYTECODE is set each would make it."
@@ -27,6 +28,34 @@ def fresh_compiler():
     "A test that compiles starts from nothing."
     yield
     if 'torch._dynamo' in sys.modules: torch._dynamo.reset()              # importing it takes longer than most files
+
+@pytest.fixture(autouse=True, scope='module')
+def old_objects_stay():
+    """What a file of tests leaves, torch's modules above all, nobody walks over again: not the garbage collector, and
+    not `quantize_model_`, which looks for optimizers."""
+    gc.collect()
+    gc.freeze()
+
+def forget_modules():
+    "Dynamo keeps modules by name, and would take one package for the other."
+    cached = getattr(importlib.import_module('torch._dynamo.symbolic_convert'), '_import_module', None)
+    if cached: cached.cache_clear()
+    for m in [*sys.modules.values()]:
+        for k in [k for k in vars(m) if k.startswith('__import_shok_nb')] if hasattr(m, '__dict__') else ():
+            del vars(m)[k]
+
+@pytest.fixture
+def again():
+    "`again()`: the package, imported once more beside the usual one."
+    forget_modules()
+    ours = {k: m for k,m in sys.modules.items() if k.partition('.')[0] == 'shok_nb'}
+    def load():
+        for k in ours: sys.modules.pop(k, None)
+        return importlib.import_module('shok_nb')
+    yield load
+    for k in [k for k in sys.modules if k.partition('.')[0] == 'shok_nb']: del sys.modules[k]
+    sys.modules.update(ours)
+    forget_modules()
 
 @pytest.fixture(scope='session')
 def ran(tmp_path_factory):

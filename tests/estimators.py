@@ -91,6 +91,24 @@ def grouped(params=None, n=8, quick=None):
         return pytest.mark.parametrize('group', batches(params, n, quick))(run)
     return wrap
 
+def lumped(params, key):
+    """Parametrize a test by `group`: all cases for which `key` of their values is the same are one test, as each test
+    costs pytest some milliseconds. Every case is run, and those that fail are named."""
+    groups = {}
+    for p in params: groups.setdefault(key(*p.values), []).append(p)
+    def wrap(test):
+        def run(group):
+            failed = {}
+            for case,name in zip(group, group.ids, strict=True):
+                torch.manual_seed(0)
+                try: test(*case)
+                except (Exception, pytest.fail.Exception) as e: failed[name] = e
+            told = '\n'.join(f'{name}: {type(e).__name__}: {e}' for name,e in failed.items())
+            if failed: raise AssertionError(f'{len(failed)} of {len(group)}:\n{told}') from next(iter(failed.values()))
+        run.__name__,run.__doc__ = test.__name__,test.__doc__
+        return pytest.mark.parametrize('group', [pytest.param(Group(g), id=k) for k,g in groups.items()])(run)
+    return wrap
+
 def side_by_side(fs):
     "A function of a tensor for each of `fs`: outputs that share an input would hand each other 0*nan on the way back."
     return lambda *xs: tuple(f(x) for f,x in zip(fs, xs))

@@ -5,7 +5,6 @@ back, for it needs it too. Bounds: 1e-5 of the largest slope, as in `test_probes
 operations round differently from a Function."""
 import importlib
 import re
-import sys
 from pathlib import Path
 import pytest
 import torch
@@ -25,31 +24,17 @@ def parent(name):
     for part in path: thing = getattr(thing, part)
     return thing,last
 
-def forget_modules():
-    "Dynamo keeps modules by name, and would take one package for the other."
-    cached = getattr(importlib.import_module('torch._dynamo.symbolic_convert'), '_import_module', None)
-    if cached: cached.cache_clear()
-    for m in [*sys.modules.values()]:
-        for k in [k for k in vars(m) if k.startswith('__import_shok_nb')] if hasattr(m, '__dict__') else ():
-            del vars(m)[k]
-
 @pytest.fixture
-def without(monkeypatch):
+def without(again, monkeypatch):
     "`without(name)`: the package as it is where torch has no such name."
-    forget_modules()
-    ours = {k: m for k,m in sys.modules.items() if k.partition('.')[0] == 'shok_nb'}
     def load(name):
-        for k in ours: del sys.modules[k]
         with monkeypatch.context() as m:
             if name == 'autograd.Function.apply':              # in C, as from torch 2.15 on; it cannot go altogether
                 m.setattr(torch.autograd.Function, 'apply', vars(torch._C._FunctionBase)['apply'])
             elif name.startswith('Tensor.'): m.setattr(*parent(name), None)          # its parent, in C, keeps it
             else: m.delattr(*parent(name), raising=False)
-            return importlib.import_module('shok_nb'),importlib.import_module('shok_nb.engine.compat')
-    yield load
-    for k in [k for k in sys.modules if k.partition('.')[0] == 'shok_nb']: del sys.modules[k]
-    sys.modules.update(ours)
-    forget_modules()
+            return again(),importlib.import_module('shok_nb.engine.compat')
+    return load
 
 def lost(compat, name):
     "What the package knows of that name: nothing."

@@ -4,7 +4,7 @@ from functools import partial
 from inspect import signature
 import pytest
 import torch
-from estimators import FLOATS, on_grid, slope, variants
+from estimators import FLOATS, lumped, on_grid, slope, variants
 from shok_nb import clipped_round, trust_round
 from shok_nb.catalog import catalog, row
 from shok_nb.checks import LAWS, _edges, _points, hard_row, is_the_same_in_pieces
@@ -22,11 +22,10 @@ def cases():
             r,f = p.values
             if not law.applies(claims(r, f)): continue
             for d in law.dtypes:
-                name = f'{law.name}-{p.id}' + (f'-{d}' if d else '')
-                yield pytest.param(law, r, f, d, id=name)
+                yield pytest.param(p.id, law, r, f, d, id=f'{law.name}-{p.id}' + (f'-{d}' if d else ''))
 
-@pytest.mark.parametrize('law, r, f, dtype', [*cases()])
-def test_law(law, r, f, dtype): law.test(f, claims(r, f), dtype)
+@lumped(cases(), lambda variant, *_: variant)
+def test_law(variant, law, r, f, dtype): law.test(f, claims(r, f), dtype)
 
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16), ids=str)
@@ -44,10 +43,10 @@ def far():
     for p in variants():
         for k in p.values[0].knobs:
             if not isinstance(k.default, float): continue
-            for v in (1e-6, 1e6): yield pytest.param(*p.values, k, v, id=f'{p.id}-{k.name}-{v:g}')
+            for v in (1e-6, 1e6):
+                for d in FLOATS: yield pytest.param(*p.values, k, v, d, id=f'{p.id}-{k.name}-{v:g}-{d}')
 
-@pytest.mark.parametrize('r, f, k, v', [*far()])
-@pytest.mark.parametrize('dtype', FLOATS, ids=str)
+@lumped(far(), lambda r, *_: r.name)
 def test_far_beyond_the_slider(r, f, k, v, dtype):
     "Finite at the edges, or refused by name."
     x = _edges(dtype)

@@ -146,7 +146,6 @@ def test_exact_sums():
 
 def test_normalization_is_folded():
     "Signs of the factor included; codes are those of the quantizer, turned where the factor is negative."
-    torch.manual_seed(0)
     model,x = cnn(),inputs((3, 8, 8), 500)
     with torch.no_grad(): model[1].weight.copy_(torch.tensor([1., -1., .5, -2., 3., 0., 1., 1.]))
     for part in x.split(100): model(part)
@@ -239,7 +238,6 @@ def test_floats_on_codes(name, weights):
     with torch.no_grad(): assert torch.equal(first(twin(x)), got)
 
 def test_blocks_and_zero_points():
-    torch.manual_seed(0)
     model,x = nn.Linear(32, 4).eval(),inputs((32,), 5)
     quantize_model_(model, Quantizer(4, block=8), None)
     want = model(x)
@@ -253,7 +251,6 @@ def test_blocks_and_zero_points():
 
 @pytest.mark.parametrize('bits', [(0, 255), 12], ids=str)
 def test_zero_points_beyond_int8(bits):
-    torch.manual_seed(0)
     model,x = nn.Linear(32, 4).eval(),inputs((32,), 5)
     quantize_model_(model, Quantizer(bits, axis=0, zero_point=True), None)
     want = model(x)
@@ -317,7 +314,6 @@ def test_sums_beyond_int32():
 @pytest.mark.slow
 def test_the_quantized_model_exports(tmp_path):
     "Before deployment too: the runtime's operators in ONNX, and a program that equals eager."
-    torch.manual_seed(0)
     model,x = cnn(),inputs((3, 8, 8), 64)
     quantize_model_(model, 8, 8, calibrate=[x])
     model.eval()
@@ -350,7 +346,6 @@ def test_everything_learns():
     assert len(scales) == 6 and all(p.grad.abs().sum() > 0 for p in scales)
 
 def test_undo():
-    torch.manual_seed(0)
     model,x = nn.ModuleList([cnn(), nn.LSTM(4, 3), nn.TransformerEncoderLayer(8, 2, 16)]),inputs((3, 8, 8), 16)
     state = copy.deepcopy(model.state_dict())
     model.forward = lambda x: model[0](x)

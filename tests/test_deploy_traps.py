@@ -297,7 +297,6 @@ STEPS = *ONCE,'_made','_pack','_judge','_store','_stored','_row','IntegerLayer',
 @pytest.mark.parametrize('late', slow_after([0, 1]))
 def test_a_failure_at_any_step_changes_nothing(step, late, monkeypatch):
     "The first or the second call of each step fails; so does what is interrupted by the keyboard."
-    torch.manual_seed(0)
     model,x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(),
         nn.Linear(64, 4), nn.ConvTranspose1d(1, 1, 2), nn.ConvTranspose1d(1, 1, 2)),image()
     model.insert(6, nn.Unflatten(1, (1, 4)))
@@ -330,7 +329,6 @@ SPOILED = dict(
 @pytest.mark.parametrize('what', SPOILED)
 def test_the_proof_finds_a_wrong_layer(what, monkeypatch):
     "One number of the first layer is off, by as little as a thousandth: the layer is named, the model as it was."
-    torch.manual_seed(0)
     model,x = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)),rows()
     quantize_model_(model.eval(), calibrate=[x])
     before,swap = snapshot(model),deploy._swap

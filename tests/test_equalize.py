@@ -12,7 +12,6 @@ import shok_nb as R
 
 def drawn(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
-
 def uneven(model, seed=0):
     "Weights whose channels differ by up to 1000, statistics and biases that are not 0 and 1; float64, evaluation."
     g = torch.Generator().manual_seed(seed)
@@ -27,10 +26,8 @@ def uneven(model, seed=0):
                 m.running_var.uniform_(.3, 3., generator=g)
     return model
 
-
 def mapped(report): return {r.name: r.into for r in report.rows if r.into != '-'}
 def notes(report): return {r.name: r.note for r in report.rows if r.into == '-'}
-
 
 class Heads(nn.Module):
     "Attention with two heads of values, a gated pair, normalizations that share their factor, and a residual."
@@ -48,7 +45,6 @@ class Heads(nn.Module):
         x = self.norm3(x)
         return self.head(x) + x.mean()
 
-
 class ByHand(nn.Module):
     "Values by two products of matrices, one key head for two of queries, a cast, and a constant factor."
     def __init__(self):
@@ -59,12 +55,10 @@ class ByHand(nn.Module):
         v = (self.v(x)/3).to(x.dtype)[:, None].expand(-1, 2, -1, -1)
         return self.out(((q@q.mT).softmax(-1)@v).transpose(1, 2).flatten(2))
 
-
 def chain():
     return nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8),
         nn.BatchNorm2d(8, affine=False), nn.PReLU(8), nn.MaxPool2d(2), nn.Conv2d(8, 6, 1, groups=2), nn.LeakyReLU(),
         nn.AvgPool2d(2, padding=1), nn.Flatten(), nn.Linear(24, 5), nn.Dropout(), nn.Linear(5, 2))
-
 
 class Branches(nn.Module):
     "Half of the channels each way, shuffled, padded and enlarged."
@@ -75,7 +69,6 @@ class Branches(nn.Module):
         h = F.pad(self.first(x).relu(), (1, 2)).flip(1)
         a,b = h.chunk(2, 1)
         return self.left(a).sum(2) + self.right(F.interpolate(b, scale_factor=2)).sum(2)
-
 
 NETWORKS = {
     'chain': (chain, (4, 3, 10, 10), {'0': '3', '3': '7', '7': '11', '11': '13'}),
@@ -90,7 +83,6 @@ NETWORKS = {
     'heads': (Heads, (2, 5, 8), {'v': 'out', 'up': 'down'}),
     'by hand': (ByHand, (2, 5, 6), {'v': 'out'}),
 }
-
 
 @pytest.mark.parametrize('name', NETWORKS)
 def test_equalized_is_the_same_and_even(name):
@@ -109,7 +101,6 @@ def test_equalized_is_the_same_and_even(name):
     assert sum(m is nn.Identity for m in map(type, model.modules())) == len(folds)
     assert len([*model.modules()]) == len(modules)
 
-
 def test_rows_and_columns_get_one_range():
     "Of a pair without anything around it: sqrt(r1*r2) exactly, the formula of the paper. Any seed."
     model = uneven(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)))
@@ -121,31 +112,25 @@ def test_rows_and_columns_get_one_range():
     torch.testing.assert_close(model[2].weight.detach().abs().amax(0), both)
     torch.testing.assert_close(model[0].bias.detach(), bias*(columns/rows).sqrt())
 
-
 def test_a_channel_that_is_read_twice():
     "Of its two columns the larger one counts. Any seed."
-    torch.manual_seed(0)
     model = uneven(ByHand())
     R.equalize_(model, drawn(2, 5, 6).double())
     columns = model.out.weight.detach().abs().amax(0).view(2, 4).amax(0)
     torch.testing.assert_close(model.v.weight.detach().abs().amax(1), columns, rtol=.01, atol=0)
 
-
 def test_a_chain_is_balanced_to_the_end():
     "Where every pair is even within the 1 % at which it stops; 300 times uneven before. Any seed."
-    torch.manual_seed(0)
     model = uneven(nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(9, 9), nn.ReLU())]))
     R.equalize_(model, drawn(2, 9).double())
     for a,b in zip(model[0:10:2], model[2:12:2]):
         ratio = a.weight.abs().amax(1)/b.weight.abs().amax(0)
         assert (ratio-1).abs().max() < .03
 
-
 @pytest.mark.parametrize('alpha', slow_after([.3, 1., 0., .5], 2))
 @pytest.mark.parametrize('norm', [nn.LayerNorm, nn.RMSNorm])
 def test_smoothed_is_the_same_and_by_the_formula(norm, alpha):
     "Query, key and value share max|x|^alpha/max|w|^(1-alpha); over two batches. Any seed."
-    torch.manual_seed(0)
     model,x = uneven(Heads(norm)),drawn(4, 5, 8).double()
     h = model.norm1(x).detach().abs().amax((0, 1))
     readers = model.q,model.k,model.v
@@ -164,17 +149,14 @@ def test_smoothed_is_the_same_and_by_the_formula(norm, alpha):
     assert told['q'] == 'scaled_dot_product_attention reads it' and told['out'] == 'add reads it'
     if alpha == 1.: assert all(r.after == 1. for r in report.rows if r.into != '-')
 
-
 def test_smoothing_takes_in_every_batch():
     "The largest value is in the last of three, and a generator will do."
-    torch.manual_seed(0)
     model,x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)),drawn(30, 4)
     x[25] *= 1e6
     whole = copy.deepcopy(model)
     R.smooth_(whole, [x])
     R.smooth_(model, (b for b in x.split(10)))
     assert torch.equal(model[0].weight, whole[0].weight)
-
 
 def test_normalizations_of_others():
     "A weight that is a factor takes one; one that is not, such as 1+weight, does not."
@@ -194,13 +176,11 @@ def test_normalizations_of_others():
     assert mapped(report) == {'0': '1', '2': '4'}
     assert notes(report)['5'] == 'it has no weight to take a factor'
 
-
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()
         self.a,self.b,self.c = nn.Linear(4, 4),nn.Linear(4, 4),nn.Linear(4, 4)
     def forward(self, x): return self.c(self.b(self.b(self.a(x))))
-
 
 class Tied(nn.Module):
     def __init__(self):
@@ -208,7 +188,6 @@ class Tied(nn.Module):
         self.embed,self.norm,self.head = nn.Embedding(9, 4),nn.LayerNorm(4),nn.Linear(4, 9, bias=False)
         self.head.weight = self.embed.weight
     def forward(self, x): return self.head(self.norm(self.embed(x)))
-
 
 class Squared(nn.Module):
     "What leaves the first layer is multiplied by itself; of the second, one half is added to the other."
@@ -219,11 +198,9 @@ class Squared(nn.Module):
         h = self.a(x)
         return self.d(self.c(self.b(h*h)).unflatten(-1, (2, 4)).mean(-2))
 
-
 def parametrized():
     model = nn.Sequential(nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
     return model
-
 
 REFUSED = {
     'twice': (Twice, dict(a='b is called more than once', b='called more than once', c='the model returns it')),
@@ -238,7 +215,6 @@ REFUSED = {
         {'0': 'pad reads it'}),
 }
 
-
 @pytest.mark.parametrize('name', REFUSED)
 def test_what_is_refused_is_told_and_stays(name):
     make,wanted = REFUSED[name]
@@ -251,11 +227,9 @@ def test_what_is_refused_is_told_and_stays(name):
     same = all(torch.equal(v, was[n]) for n,v in model.state_dict().items())
     assert same == (not mapped(report))
 
-
 def test_relu6_becomes_relu_if_asked():
     """The output is that of the network with ReLU; nothing changes where no value is clipped; what is no ReLU6 stays,
     and after an error everything is there again. Any seed."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU6(), nn.Linear(8, 8), nn.Hardtanh(), nn.Linear(8, 8),
         nn.Hardtanh(0, 1), nn.Linear(8, 2)).double()
     plain,x = copy.deepcopy(model),drawn(3, 4).double()*100
@@ -272,14 +246,12 @@ def test_relu6_becomes_relu_if_asked():
     assert same_look(was, look(model))
     assert R.equalize_(nn.Linear(4, 2), drawn(3, 4), relu6='relu').note == ''
 
-
 def test_a_weight_with_two_names():
     model = Tied()
     was = copy.deepcopy(model.state_dict())
     report = R.smooth_(model, [torch.arange(9)])
     assert notes(report)['norm'] == 'head: its weight is shared'
     assert all(torch.equal(v, was[k]) for k,v in model.state_dict().items())
-
 
 class Elsewhere(nn.Module):
     "Its output depends on a norm of weights, which the graph between layers does not show."
@@ -288,29 +260,24 @@ class Elsewhere(nn.Module):
         self.net = nn.Sequential(nn.Conv2d(2, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1))
     def forward(self, x): return self.net(x) + self.net[3].weight.norm()
 
-
 def look(model):
     "Everything that must be as it was."
     hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
     kept = [(n, id(p), p.requires_grad, p.detach().clone()) for n,p in model.named_parameters()]
     return [(n, id(m), m.training) for n,m in model.named_modules()],hooks,kept,copy.deepcopy(model.state_dict())
 
-
 def same_look(a, b):
     if a[:2] != b[:2] or [k[:3] for k in a[2]] != [k[:3] for k in b[2]]: return False
     return a[3].keys() == b[3].keys() and all(torch.equal(a[3][k], b[3][k]) for k in a[3])
 
-
 def test_another_output_puts_everything_back():
     "Normalizations that were folded, too, and modes and hooks."
-    torch.manual_seed(0)
     model = Elsewhere().train()
     model.net[2].eval()
     was = look(model)
     with pytest.raises(ValueError, match='equalize_: the output would change by .*the model is as it was'):
         R.equalize_(model, drawn(2, 2, 3, 3))
     assert same_look(was, look(model))
-
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt, RuntimeError])
 def test_an_interrupt_puts_everything_back(error):
@@ -332,10 +299,8 @@ def test_an_interrupt_puts_everything_back(error):
         with pytest.raises((error, ValueError), match='here'): R.smooth_(model, drawn(8, 4).split(4))
         assert same_look(was, look(model))
 
-
 def test_training_goes_on():
     "Parameters stay the objects they were, so that an optimizer has them; a new bias learns too."
-    torch.manual_seed(0)
     model = chain().train()
     held = {n: p for n,p in model.named_parameters() if not n.startswith(('1.', '4.'))}
     R.equalize_(model, drawn(2, 3, 10, 10))
@@ -345,11 +310,9 @@ def test_training_goes_on():
     model(drawn(2, 3, 10, 10)).sum().backward()
     assert now['0.bias'].grad is not None
 
-
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     "Within the rounding of these numbers; any seed."
-    torch.manual_seed(0)
     model,x = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)).to(dtype),drawn(9, 16)
     with torch.no_grad(): model[0].weight[3] *= 50
     x = x.to(dtype)
@@ -357,7 +320,6 @@ def test_half_precision(dtype):
     assert mapped(R.smooth_(model, [x])) == {'0': '1', '1': '3'} and mapped(R.equalize_(model, x)) == {'1': '3'}
     bound = 16*torch.finfo(dtype).eps*wanted.abs().max()
     assert (model(x).float()-wanted).abs().max() < bound and model[0].weight.dtype == dtype
-
 
 def test_dead_channels_and_zeros():
     "No division by 0: rows, columns and inputs that are 0 keep their factor of 1."
@@ -373,7 +335,6 @@ def test_dead_channels_and_zeros():
     with torch.no_grad(): model[0].weight[2] = 0
     R.smooth_(model, [drawn(3, 4)])
     assert all(p.isfinite().all() for p in model.parameters()) and model[0].weight[2] == 0
-
 
 def test_outliers_that_cost_bits_come_back():
     """A network with outliers of 100 in its activations: at 8 bits the error of its output falls by 15 dB or more: a
@@ -392,7 +353,6 @@ def test_outliers_that_cost_bits_come_back():
         smoothed = copy.deepcopy(model)
         R.smooth_(smoothed, [x])
         assert error(smoothed) < error(model)-15
-
 
 def test_bad_input():
     model,x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)),drawn(3, 4)

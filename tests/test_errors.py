@@ -1,5 +1,6 @@
 "Bad input: the type of the error and a message that names the function, the argument, what came and what to do."
 import inspect
+import itertools
 import math
 import re
 import numpy as np
@@ -26,13 +27,12 @@ BAD = [
     (torch.eye(2).to_sparse(), r'must be dense, got layout torch\.sparse_coo; use .*\.to_dense\(\)'),
     (torch.eye(2).to_sparse_csr(), r'torch\.sparse_csr'),
 ]
-def kind(b): return '' if isinstance(b, str) else type(b).__name__ + str(getattr(b, 'dtype', ''))
 
 @pytest.mark.filterwarnings('ignore')
-@pytest.mark.parametrize('bad, message', BAD, ids=kind)
 @pytest.mark.parametrize('r, f', variants())
-def test_input(r, f, bad, message):
-    with pytest.raises(TypeError, match=f'^{r.name}: .*{message}'): f(bad)
+def test_input(r, f):
+    for bad,message in BAD:
+        with pytest.raises(TypeError, match=f'^{r.name}: .*{message}'): f(bad)
 
 KNOBS = [
     (True, TypeError, 'must be a number or a torch.Tensor, got bool'),
@@ -44,15 +44,13 @@ KNOBS = [
     (torch.ones(2), ValueError, r'of shape \(2,\) does not broadcast with x of shape \(2, 3\)'),
     (torch.ones(3, device='meta'), ValueError, 'is on meta and x on cpu; use'),
 ]
-def value(b): return '' if isinstance(b, str) and len(b) > 5 else str(b)[:12]
 WHOLE = [r for r in catalog if any(isinstance(k.default, int) for k in r.knobs)]
 
 def numbers(r): return [k.name for k in r.knobs if not isinstance(k.default, int)] + ['step', 'offset']*r.grid
 
-@pytest.mark.parametrize('bad, error, message', KNOBS, ids=value)
 @pytest.mark.parametrize('r', [r for r in catalog if numbers(r)], ids=lambda r: r.name)
-def test_knobs_and_grid(r, bad, error, message):
-    for arg in numbers(r):
+def test_knobs_and_grid(r):
+    for arg,(bad,error,message) in itertools.product(numbers(r), KNOBS):
         with pytest.raises(error, match=f'^{r.name}: {arg} .*{message}'): r.f(X, **{arg: bad})
 
 @pytest.mark.parametrize('bad', (True, '5', None, 2.5, math.nan, torch.tensor(3)), ids=str)

@@ -154,7 +154,6 @@ CALLS = dict(tuple=(Attends, (X, MASK)), list=(Attends, [X, MASK]), label=(Atten
 @pytest.mark.parametrize('cls, batch', slow_after(CALLS.values(), 5), ids=CALLS)
 def test_batches(cls, batch):
     "Each gives the grid that the product of both gives, deploys with torch's own graph, and is the same number."
-    torch.manual_seed(0)
     model = cls()
     quantize_model_(model, 8, 8, calibrate=[batch])
     q = Quantizer(8, signed=None, init='sample').calibrate_(X*MASK)
@@ -449,7 +448,6 @@ class Windows(nn.Module):
 
 def test_attention_in_windows(tmp_path):
     "The kernels of a CPU lay an attention out as the operators of a file do not: there the reshape had no view."
-    torch.manual_seed(0)
     model,x = Windows().eval(),torch.randn(6, 8, 8)
     quantize_model_(model, calibrate=[x])
     deploy_(model, x)

@@ -17,7 +17,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from estimators import slow_after
+from estimators import lumped, slow_after
 import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.grid import Grid
@@ -114,8 +114,7 @@ GRIDS = dict(floats=lambda f: lambda x, **kw: R.float_round(x, 'e2m1', f, **kw),
     levels=lambda f: lambda x, **kw: R.levels_round(x, [-6., -2., 0., .5, 3., 7.], f, **kw))
 LAID = [r for r in catalog if 'step' in inspect.signature(r.f).parameters]
 
-@pytest.mark.parametrize('grid', GRIDS)
-@pytest.mark.parametrize('r', LAID, ids=[r.f.__name__ for r in LAID])
+@lumped([pytest.param(r, g, id=f'{r.f.__name__}-{g}') for r in LAID for g in GRIDS], lambda r, grid: r.f.__name__)
 def test_every_estimator(r, grid):
     seeded = 'seed' in inspect.signature(r.f).parameters
     kw = dict(seed=torch.tensor(0)) if seeded else {}
@@ -790,7 +789,6 @@ def nibbles(t): return torch.stack([t & 15, t >> 4], -1).flatten(-2)
 @pytest.mark.parametrize('format', ['ints', 'e4m3', 'mxfp4', 'nvfp4'])
 def test_save_compressed(format, tmp_path):
     "Codes times scales of the file are the weights, bit for bit."
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 4))
     R.quantize_model_(model[0], R.Quantizer(4, block=32) if format == 'ints' else format, None)
     report = R.save_compressed(tmp_path, model.eval(), config=dict(a=1))

@@ -9,6 +9,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 import pytest
+from estimators import lumped
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -41,7 +42,7 @@ def signature(o):
     if inspect.isclass(o) and vars(o).get('__init__', object.__init__) is object.__init__: return None
     return inspect.signature(o)
 
-@named
+@lumped([pytest.param(n, id=n) for n in PUBLIC], lambda name: name.partition('.')[0])
 def test_parameters(name):
     "Each is there, with what it means; so is what is returned."
     o = PUBLIC[name]

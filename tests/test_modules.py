@@ -168,7 +168,6 @@ def test_swap():
 def test_weights():
     """Convolutions and attention too, the optimizer's Parameters stay its own, tied
     weights stay tied, and only weights change."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten())
     for n in (2, 4, 4): model.append(nn.Linear(n, 4))
     model[5].weight = model[4].weight

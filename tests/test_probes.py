@@ -16,6 +16,7 @@ from estimators import (
     generator,
     grouped,
     leaves,
+    lumped,
     near,
     older,
     on_grid,
@@ -72,11 +73,11 @@ def refused(r):
 
 # of those that take noise, what the laws leave out
 WITH_NOISE = 'jacfwd','jacrev','jit.trace','deepcopy','pickle','autocast'
-DERIVED = [pytest.param(*p.values, t, id=f'{p.id}-{t}') for t in TRANSFORMS for p in variants() + seeded()
+DERIVED = [pytest.param(p.id, *p.values, t, id=f'{p.id}-{t}') for t in TRANSFORMS for p in variants() + seeded()
     if t in WITH_NOISE or not p.values[0].random]
 
-@pytest.mark.parametrize('r, f, transform', DERIVED)
-def test_eager_transform(r, f, transform):
+@lumped(DERIVED, lambda variant, *_: variant)
+def test_eager_transform(variant, r, f, transform):
     want = slope(f, X)
     if not r.linear and transform in FORWARD:
         with refused(r): TRANSFORMS[transform](f)

@@ -785,7 +785,6 @@ def test_weights_without_values():
 @pytest.mark.parametrize('kind', slow_after([nn.LSTM, nn.GRU, nn.RNN]))
 def test_recurrent_layers_in_threads(kind):
     "Four threads, 400 passes: each the same as alone; copies, casts and undoing work too."
-    torch.manual_seed(0)
     model,x = kind(4, 3, num_layers=2, bidirectional=True),torch.randn(5, 2, 4, generator=generator())
     floats = model(x)[0].detach()
     quantize_model_(model, 8, None)
@@ -918,7 +917,6 @@ def test_no_model(model):
 
 def test_calibration_keeps_little():
     "However many batches come: their ends always, and a scale that is that of all values to two percent."
-    torch.manual_seed(0)
     model,kept = nn.Sequential(nn.Linear(256, 4)),[]
     def batches():
         for i in range(60):

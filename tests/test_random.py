@@ -8,7 +8,7 @@ import math
 from functools import partial
 import pytest
 import torch
-from estimators import FLOATS, INDUCTOR, SEED, generator, grouped, leaves, near, same, slope, slopes, slow_after
+from estimators import FLOATS, INDUCTOR, SEED, generator, grouped, leaves, lumped, near, same, slope, slopes, slow_after
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
@@ -181,7 +181,7 @@ def test_fold_in():
     assert torch.equal(fold_in(SEED, torch.tensor(5)), seeds[5])
 
 # --- every random estimator
-@pytest.mark.parametrize('law, r, dtype', [*laws()])
+@lumped(laws(), lambda law, r, dtype: law.name)
 def test_law(law, r, dtype):
     "The laws of `shok_nb.checks` with the noise fixed, and those of noise."
     law.test(_Seeded(r.f), r, dtype)

@@ -390,7 +390,7 @@ def test_fork(early):
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        for _ in range(20):
+        for _ in range(10):
             child = os.fork()
             if child == 0:
                 torch.set_num_threads(1)
@@ -452,15 +452,14 @@ def test_debug_says_where_the_proof_failed(early, monkeypatch, capsys):
     assert line.endswith('Untraceable: result 0 at 2 is 12.0 as written, 9.0 replayed')
     assert replay._difference(torch.ones(2), None) == 'is not of one kind as written and replayed'
 
-def test_the_environment_decides():
+def test_the_environment_decides(again, monkeypatch, capsys):
     "To say why, or to be without programs."
-    code = '\n'.join(['import torch; from shok_nb import estimator; from shok_nb.engine import replay',
-        "f = estimator('looks', lambda v: v if v.any() else -v, pure=True)", 'for _ in range(300): f(torch.ones(9))',
-        'print(len(replay._programs))'])
     for word,n in (('debug', 1), ('0', 0)):
-        env = {**os.environ, 'SHOK_NB_REPLAY': word}
-        run = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, check=True)
-        assert run.stderr.count('is not replayed') == n == int(run.stdout)
+        monkeypatch.setenv('SHOK_NB_REPLAY', word)
+        f = again().estimator('looks', lambda v: v if v.any() else -v, pure=True)
+        for _ in range(300): f(torch.ones(9))
+        made = sys.modules['shok_nb.engine.replay']._programs
+        assert capsys.readouterr().err.count('is not replayed') == n == len(made) and made is not replay._programs
 
 # --- switched off, and bounded
 def test_switched_off(early, monkeypatch):

@@ -18,7 +18,6 @@ def changed(model, seed=0):
         for p in model.parameters(): p += .3*torch.randn(p.shape, generator=g, dtype=p.dtype)
     return model
 
-
 class MyNorm(nn.Module):
     "As in many language models."
     def __init__(self, n):
@@ -27,7 +26,6 @@ class MyNorm(nn.Module):
     def forward(self, x):
         h = x.float() if x.dtype is torch.float16 else x
         return self.weight*(h*(h.square().mean(-1, keepdim=True)+1e-6).rsqrt()).to(x.dtype)
-
 
 class Language(nn.Module):
     "Words, learned positions, one key head for two of queries, queries that turn with the position, a gated pair."
@@ -50,7 +48,6 @@ class Language(nn.Module):
         x = x + self.down(F.silu(self.gate(h))*self.up(h))
         return self.head(self.norm3(x)[:, 1:])
 
-
 class Halves(nn.Module):
     "Values that are split, put together, averaged and padded with zeros."
     def __init__(self):
@@ -59,7 +56,6 @@ class Halves(nn.Module):
     def forward(self, x):
         a,b = torch.cat([self.a(x), -self.b(x)], 1).chunk(2, 1)
         return self.c(F.pad((a+2*b).mean(0, keepdim=True), (0, 0, 1, 0)))
-
 
 WORDS = torch.arange(10).view(2, 5) % 9
 STREAM = 'head, up, gate and 3 more'
@@ -74,7 +70,6 @@ NETWORKS = {
     'images': (lambda: nn.Sequential(nn.Conv2d(2, 8, 3), nn.AvgPool2d(2), nn.Conv2d(8, 6, 3, padding=1), nn.ReLU(),
         nn.ConvTranspose2d(6, 4, 2), nn.Conv2d(4, 2, 1)), drawn(2, 2, 10, 10).double(), {'0': '2', '4': '5'}),
 }
-
 
 @pytest.mark.parametrize('name', NETWORKS)
 def test_rotated_is_the_same(name):
@@ -98,10 +93,8 @@ def test_rotated_is_the_same(name):
         for n in 'qk': assert notes(report)[n] == 'mul reads it'
         assert notes(report)['gate'] == 'silu reads it' and notes(report)['head'] == 'the model returns it'
 
-
 def test_a_pair_turns_by_one_matrix():
     "Of a function: rows by its transpose, columns by itself. Any seed."
-    torch.manual_seed(0)
     model = changed(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)))
     q = _orthogonal(6, torch.Generator().manual_seed(5))
     a,bias,b = (p.detach().clone() for p in (model[0].weight, model[0].bias, model[1].weight))
@@ -109,7 +102,6 @@ def test_a_pair_turns_by_one_matrix():
     torch.testing.assert_close(model[0].weight.detach(), q.mT@a)
     torch.testing.assert_close(model[0].bias.detach(), bias@q)
     torch.testing.assert_close(model[1].weight.detach(), b@q)
-
 
 @pytest.mark.parametrize('n', [1, 2, 12, 33, 64])
 @pytest.mark.parametrize('make', [_hadamard, _orthogonal])
@@ -123,7 +115,6 @@ def test_matrices(make, n):
     torch.testing.assert_close(_keeping_the_sum(kept), kept)
     if make is _hadamard and n in (1, 2, 64): torch.testing.assert_close(q.abs(), torch.full_like(q, n**-.5))
 
-
 def test_the_same_seed_gives_the_same():
     found = []
     for seed in (0, 0, 1):
@@ -132,7 +123,6 @@ def test_the_same_seed_gives_the_same():
         R.rotate_(model, drawn(3, 4), seed=seed)
         found.append(model[0].weight)
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
-
 
 class Residual(nn.Module):
     "What `around` makes of the stream; a normalization behind the sum where `last`."
@@ -148,14 +138,12 @@ class Residual(nn.Module):
         y = self.head(x+self.layer(x)) if self.last else self.head(x)
         return (y, x) if self.returns else y
 
-
 def tied():
     model = Language(nn.RMSNorm)
     model.head.weight = model.embed.weight
     return model
 
 def with_norm(m): return nn.Sequential(nn.Linear(4, 8), m, nn.Linear(8, 2))
-
 
 REFUSED = {
     'a curve': (lambda: Residual(torch.relu), dict(first='relu reads it', layer='relu reads it')),
@@ -172,7 +160,6 @@ REFUSED = {
     'groups': (lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 8, 1), nn.Conv1d(8, 8, 1, groups=4),
         nn.Flatten(), nn.Linear(8, 2)), {'1': '2: groups cut its channels'}),
 }
-
 
 @pytest.mark.parametrize('name', REFUSED)
 def test_what_is_refused_is_told_and_stays(name):
@@ -191,7 +178,6 @@ def test_what_is_refused_is_told_and_stays(name):
     if not mapped(report): assert all(torch.equal(v, was[k]) for k,v in model.state_dict().items())
     else: assert name == 'tied' and mapped(report) == {'v': 'out'}
 
-
 class Counting(nn.Module):
     "A network that fails in a call, or whose output depends on a weight in a way that the graph does not show."
     def __init__(self, at=99, error=RuntimeError, hidden=False):
@@ -204,7 +190,6 @@ class Counting(nn.Module):
             if self.calls >= self.at: raise self.error('here')
         y = self.net(x)
         return y + self.net.down.weight[0].norm() if self.hidden else y
-
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt, RuntimeError])
 def test_an_error_puts_everything_back(error):
@@ -222,18 +207,15 @@ def test_an_error_puts_everything_back(error):
         R.rotate_(model, WORDS)
     assert same_look(was, look(model))
 
-
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     "Within the rounding of these numbers; any seed."
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.RMSNorm(16), nn.Linear(16, 4)).to(dtype)
     x = drawn(9, 8).to(dtype)
     wanted = model(x).float()
     assert mapped(R.rotate_(model, x)) == {'0': '2'}
     assert (model(x).float()-wanted).abs().max() < 16*torch.finfo(dtype).eps*wanted.abs().max()
     assert model[0].weight.dtype == dtype
-
 
 def test_outliers_cost_less():
     """A channel that is 100 times the others, at 4 bits: the output is nothing but error, and 10 dB better rotated.
@@ -251,7 +233,6 @@ def test_outliers_cost_less():
         rotated = copy.deepcopy(model)
         R.rotate_(rotated, x)
         assert error(rotated) < error(model)-10
-
 
 def test_bad_input():
     model,x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),drawn(3, 4)

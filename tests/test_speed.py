@@ -1,6 +1,7 @@
 """What makes it fast, as far as no clock is needed: pieces, one fused kernel for each job, few graphs, replay,
 nothing kept that can be computed again. `make bench` has the times, `make measure` the Python calls."""
 import gc
+import itertools
 import math
 import sys
 import time
@@ -44,13 +45,12 @@ def whole(f, *args):
         m.setattr(pieces, '_PIECE', 1<<40)
         return f(*args)
 
-@pytest.mark.parametrize('dtype', FLOATS, ids=str)
 @all_variants
-def test_pieces(r, f, dtype, small):
+def test_pieces(r, f, small):
     "Cut into sixteen pieces a tensor gives what it gives whole, bit for bit."
-    x,g = sample(1000, dtype),torch.randn(1000, generator=generator()).to(dtype)
-    for kw in [{}] + [dict(step=.3, offset=.1)]*r.grid:
-        for a,b in zip(both(partial(f, **kw), x, g), whole(both, partial(f, **kw), x, g)): assert same(a, b)
+    for dtype,kw in itertools.product(FLOATS, [{}] + [dict(step=.3, offset=.1)]*r.grid):
+        x,g = sample(1000, dtype),torch.randn(1000, generator=generator()).to(dtype)
+        for a,b in zip(both(partial(f, **kw), x, g), whole(both, partial(f, **kw), x, g)): assert same(a, b), dtype
 
 @pytest.mark.parametrize('r', [r for r in NUMBERED if r.knobs[0].learns], ids=lambda r: r.name)
 def test_pieces_with_knobs(r, small):

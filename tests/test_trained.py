@@ -20,7 +20,6 @@ def test_the_rows():
         assert found['floats'] > 80 and found['nearest'] < found['reconstructed'] <= found['floats'] + 1
     for name in {r['model'] for r in rows}: assert f'| {name} |' in trained.table(rows)
 
-
 def test_a_row(monkeypatch):
     "A small network in place of torchvision's; all ways, from one start, and twice the same."
     def made(*_, **kw):
@@ -32,7 +31,6 @@ def test_a_row(monkeypatch):
     row,again = (trained.row_of('small', 1) for _ in range(2))
     assert [*row['accuracy']] == [*trained.WAYS] and row['accuracy'] == again['accuracy']
     assert row['accuracy']['floats'] > 60 and row['model'] == 'small' and row['seed'] == 1
-
 
 def test_whole_batches():
     "A last batch of three would spoil the statistics of the normalizations."

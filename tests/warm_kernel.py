@@ -17,10 +17,12 @@ import sklearn.datasets  # noqa: F401
 import torch._dynamo  # noqa: F401
 import torch._functorch.aot_autograd  # noqa: F401
 from ipykernel import kernelapp
-from torchlib import read_torchlib_once
+from once import once
 
-read_torchlib_once()()
+once()()
 gc.freeze()                                                             # no kernel walks over what all have
+
+def paths(env): return [p for p in env.get('PYTHONPATH', '').split(os.pathsep) if p]
 
 def become_kernel(cmd, cwd, env):
     "What a new Python with `cmd` would do after its imports."
@@ -29,12 +31,15 @@ def become_kernel(cmd, cwd, env):
     for fd,to in ((0, nothing), (1, 2)): os.dup2(to, fd)
     os.environ.clear()
     os.environ.update(env)
+    sys.path[:0] = paths(env)
     os.chdir(cwd)
     sys.argv = cmd[2:]                                                  # after `python -m`
     kernelapp.launch_new_instance(sys.argv[1:])
 
 def main():
     sys.path.pop(0)                                                     # the folder of the tests
+    ours = paths(os.environ)
+    sys.path[:] = [p for p in sys.path if p not in ours]                # each kernel has its own
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)                       # a kernel that ends is gone
     for line in sys.stdin:
         if os.fork(): continue
