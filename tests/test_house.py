@@ -495,13 +495,13 @@ for name,package in dict(plots='matplotlib', lab='matplotlib', widgets='ipywidge
 
 def test_messages_say_what_to_type():
     "The extra that a message names exists, and brings the package; what has none is a package of an index."
-    from shok_nb.engine.arguments import _EXTRAS, _missing
+    from shok_nb.engine.arguments import _EXTRAS, missing_package
     called = dict(PIL='pillow')                              # where the import has another name than the package
     for package,extra in _EXTRAS.items():
         assert called.get(package, package) in names(settings()[f'{extra}_requirements'].split())
-        assert str(_missing('f', package)) == f"f needs the package {package}: pip install 'shok_nb[{extra}]'"
+        assert str(missing_package('f', package)) == f"f needs the package {package}: pip install 'shok_nb[{extra}]'"
     texts = [f.read_text('utf-8') for f in (ROOT/'shok_nb').rglob('*.py')]
-    assert sum('pip install' in text for text in texts) == 1, 'use _missing or _ask of engine.arguments'
+    assert sum('pip install' in text for text in texts) == 1, 'use missing_package or installed of engine.arguments'
 
 def test_files_without_git(tmp_path, monkeypatch):
     "An unpacked archive has no .git, and a folder of somebody else's git does not look into."
