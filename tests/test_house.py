@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 import pytest
-from estimators import batches, grouped, variants
+from estimators import batches, grouped, lumped, variants
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import FOLDERS, NBS, execute, slug, sphinx
@@ -242,6 +242,18 @@ def test_a_group_that_fails_names_its_row():
     def check(group): assert 'ewgs_round' not in group.ids
     with pytest.raises(AssertionError, match='^ewgs_round, by itself: '): check(group=batches()[0].values[0])
     check(group=batches()[1].values[0])
+
+def test_cases_in_one_test_are_all_run_and_named():
+    seen = []
+    @lumped([pytest.param(i, id=f'case {i}') for i in range(5)], lambda i: f'{i % 2}')
+    def check(i):
+        seen.append(i)
+        if i == 2: pytest.fail('no')
+        assert i != 4
+    even,odd = (p.values[0] for p in check.pytestmark[0].args[1])
+    check(group=odd)
+    with pytest.raises(AssertionError, match='^2 of 3:\ncase 2: Failed: no\ncase 4: AssertionError'): check(group=even)
+    assert seen == [1, 3, 0, 2, 4]
 
 def test_each_variant_is_in_one_group():
     ids = [i for b in batches(n=5, quick=1) for i in b.values[0].ids]
