@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 import torch
 from torch import Tensor
-from .engine.arguments import _missing
+from .engine.arguments import missing_package
 from .estimators.cubic import cubic_round
 from .estimators.soft import soft_round
 from .estimators.ste import round_ste
@@ -102,7 +102,7 @@ def _sample():
     "Path of the demo's own photo."
     try:
         from matplotlib.cbook import get_sample_data
-    except ImportError: raise _missing("the demo's own photo", 'matplotlib') from None
+    except ImportError: raise missing_package("the demo's own photo", 'matplotlib') from None
     return get_sample_data('grace_hopper.jpg', asfileobj=False)
 
 # %% ../nbs/studies/20_demo.ipynb #baa0a387

@@ -1,5 +1,6 @@
 "Every estimator the tests know, made from the catalog: a new row brings its own tests."
 import functools
+import io
 from functools import partial
 import pytest
 import torch
@@ -123,5 +124,12 @@ def slopes(g, x, n):
 def on_grid(r, f): return r.on_grid or getattr(f, 'keywords', {}).get('hard', False)
 
 INDUCTOR = pytest.param('inductor', marks=pytest.mark.slow)       # it takes a compiler of C++ seconds for each graph
+
+def saved(thing, weights_only=True):
+    "From a file."
+    file = io.BytesIO()
+    torch.save(thing, file)
+    file.seek(0)
+    return torch.load(file, weights_only=weights_only)
 
 def generator(seed=0): return torch.Generator().manual_seed(seed)

@@ -80,7 +80,8 @@ class WrongAlong(WithSlope):
     @staticmethod
     def jvp(ctx, t, *_): return 2*t
 
-class WrongVmap(torch.autograd.Function):
+class NewSTE(torch.autograd.Function):
+    generate_vmap_rule = True
     @staticmethod
     def forward(x): return torch.round(x)
     @staticmethod
@@ -89,6 +90,9 @@ class WrongVmap(torch.autograd.Function):
     def backward(ctx, g): return g
     @staticmethod
     def jvp(ctx, t): return t
+
+class WrongVmap(NewSTE):
+    generate_vmap_rule = False
     @staticmethod
     def vmap(info, in_dims, x): return torch.floor(x),in_dims[0]
 
@@ -227,17 +231,6 @@ class OldSTE(torch.autograd.Function):
     def forward(ctx, x): return torch.round(x)
     @staticmethod
     def backward(ctx, g): return g
-
-class NewSTE(torch.autograd.Function):
-    generate_vmap_rule = True
-    @staticmethod
-    def forward(x): return torch.round(x)
-    @staticmethod
-    def setup_context(ctx, inputs, output): pass
-    @staticmethod
-    def backward(ctx, g): return g
-    @staticmethod
-    def jvp(ctx, t): return t
 
 class Layer(torch.nn.Module):
     def forward(self, x): return x + (torch.round(x)-x).detach()

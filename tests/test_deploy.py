@@ -4,7 +4,6 @@ layer and for values on ties, and a call that fails has changed nothing.
 Equality is not statistical: both sum integers and round the same float product. The numbers of inputs are those that
 showed differences while one side still summed floats (one or two of 600,000 codes)."""
 import copy
-import io
 import logging
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from estimators import generator, slow_after
+from estimators import generator, saved, slow_after
 from torch import nn
 from shok_nb.estimators.soft import soft_round
 from shok_nb.nn import SoftRound, remove_rounding_
@@ -231,10 +230,7 @@ def test_floats_on_codes(name, weights):
     floats = [k for k,t in model.state_dict().items() if t.is_floating_point() and k.endswith('original')]
     assert not floats
     twin = copy.deepcopy(model)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    twin.load_state_dict(torch.load(file, weights_only=True))
+    twin.load_state_dict(saved(model.state_dict()))
     with torch.no_grad(): assert torch.equal(first(twin(x)), got)
 
 def test_blocks_and_zero_points():

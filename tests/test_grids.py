@@ -3,7 +3,6 @@ transform; blocks against a second way to write them."""
 import copy
 import dataclasses
 import inspect
-import io
 import itertools
 import json
 import math
@@ -17,7 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from estimators import lumped, slow_after
+from estimators import lumped, saved, slow_after
 import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.grid import Grid
@@ -550,11 +549,7 @@ def test_deploy_codes(format, kw, dtype):
     assert torch.equal(model[0].weight, weight) and torch.equal(model(x), before)
     kind = {'mxfp8': torch.float8_e4m3fn}.get(format) or getattr(torch, STORED.get(format, 'uint8'))
     assert made.original.dtype == kind and made.original.numel() == (33*64//2 if format in FOUR_BITS else 33*64)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    file.seek(0)
-    state = torch.load(file, weights_only=True)
-    twin = copy.deepcopy(model)
+    state,twin = saved(model.state_dict()),copy.deepcopy(model)
     for t in twin.state_dict().values(): t.view(torch.uint8).fill_(1)
     assert not torch.equal(twin[0].weight, weight)
     twin.load_state_dict(state)
@@ -769,8 +764,8 @@ def test_saved_as_evaluated(tmp_path):
     assert {*report} == {'0.weight', '0.bias', *(f'2.{k}' for k in model[2].state_dict())}
     assert [m.training for m in model] == [True, False, True]
     _,found = parsed(tmp_path/'x.gguf')
-    saved = torch.tensor(np.frombuffer(found['0.weight'][2][:512], np.float32)).view(4, 32)
-    assert torch.equal(saved, model.eval()[0].weight) and not list(tmp_path.glob('*.part'))
+    written = torch.tensor(np.frombuffer(found['0.weight'][2][:512], np.float32)).view(4, 32)
+    assert torch.equal(written, model.eval()[0].weight) and not list(tmp_path.glob('*.part'))
 
 def stored(path):
     "A safetensors file read by hand."

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 import pytest
-from estimators import batches, grouped, variants
+from estimators import batches, grouped, lumped, variants
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import FOLDERS, NBS, execute, slug, sphinx
@@ -242,6 +242,18 @@ def test_a_group_that_fails_names_its_row():
     def check(group): assert 'ewgs_round' not in group.ids
     with pytest.raises(AssertionError, match='^ewgs_round, by itself: '): check(group=batches()[0].values[0])
     check(group=batches()[1].values[0])
+
+def test_cases_in_one_test_are_all_run_and_named():
+    seen = []
+    @lumped([pytest.param(i, id=f'case {i}') for i in range(5)], lambda i: f'{i % 2}')
+    def check(i):
+        seen.append(i)
+        if i == 2: pytest.fail('no')
+        assert i != 4
+    even,odd = (p.values[0] for p in check.pytestmark[0].args[1])
+    check(group=odd)
+    with pytest.raises(AssertionError, match='^2 of 3:\ncase 2: Failed: no\ncase 4: AssertionError'): check(group=even)
+    assert seen == [1, 3, 0, 2, 4]
 
 def test_each_variant_is_in_one_group():
     ids = [i for b in batches(n=5, quick=1) for i in b.values[0].ids]
@@ -495,13 +507,13 @@ for name,package in dict(plots='matplotlib', lab='matplotlib', widgets='ipywidge
 
 def test_messages_say_what_to_type():
     "The extra that a message names exists, and brings the package; what has none is a package of an index."
-    from shok_nb.engine.arguments import _EXTRAS, _missing
+    from shok_nb.engine.arguments import _EXTRAS, missing_package
     called = dict(PIL='pillow')                              # where the import has another name than the package
     for package,extra in _EXTRAS.items():
         assert called.get(package, package) in names(settings()[f'{extra}_requirements'].split())
-        assert str(_missing('f', package)) == f"f needs the package {package}: pip install 'shok_nb[{extra}]'"
+        assert str(missing_package('f', package)) == f"f needs the package {package}: pip install 'shok_nb[{extra}]'"
     texts = [f.read_text('utf-8') for f in (ROOT/'shok_nb').rglob('*.py')]
-    assert sum('pip install' in text for text in texts) == 1, 'use _missing or _ask of engine.arguments'
+    assert sum('pip install' in text for text in texts) == 1, 'use missing_package or installed of engine.arguments'
 
 def test_files_without_git(tmp_path, monkeypatch):
     "An unpacked archive has no .git, and a folder of somebody else's git does not look into."

@@ -2,14 +2,13 @@
 them. Operators one by one, on random grids, against the runtime's kernels."""
 import copy
 import functools
-import io
 import re
 from collections import Counter
 from itertools import cycle
 import numpy as np
 import pytest
 import torch
-from estimators import generator, slow_after
+from estimators import generator, saved, slow_after
 from test_deploy import SATURATES, session
 from torch import nn
 from shok_nb.nn import remove_rounding_
@@ -163,10 +162,7 @@ def test_copies_pickles_and_compiles(whole):
     _,_,model,*_ = whole
     x = inputs(8, 3)
     want = out(model, x)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    again = torch.load(file, weights_only=False)
+    again = saved(model, weights_only=False)
     compiled = torch.compile(copy.deepcopy(model), backend='aot_eager', fullgraph=True)
     with torch.no_grad():
         for m in (copy.deepcopy(model), again, compiled): assert torch.equal(m(x), want)
@@ -223,12 +219,6 @@ class Masked(Basic):
         if mask is not None: x = x*mask
         y = x if self.downsample is None else self.downsample(x)
         return self.sum(self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())), y).relu() + y
-
-def saved(state):
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 def waiting(block=Basic, strides=(1, 1, 2)):
     model = residual(block, 1, strides).eval()

@@ -1,7 +1,6 @@
 """Where the grid lies, and the layer that keeps it: against brute force and numpy, group by group, and through
 everything that holds a layer."""
 import copy
-import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -9,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from estimators import FLOATS, generator, older, slow_after
+from estimators import FLOATS, generator, older, saved, slow_after
 from processes import join_group, spawn
 from torch import nn
 from torch.nn.utils import parametrize, prune
@@ -271,12 +270,9 @@ def test_two_processes():
 def test_state_of_a_file():
     "Calibrated from a file, without a look at data."
     q = Quantizer(4, axis=0).calibrate_(W)
-    file = io.BytesIO()
-    torch.save(q.state_dict(), file)
-    file.seek(0)
     fresh = Quantizer(4, axis=0)
     with pytest.raises(RuntimeError, match='Quantizer: has no grid yet'): fresh(W)
-    fresh.load_state_dict(torch.load(file, weights_only=True))
+    fresh.load_state_dict(saved(q.state_dict()))
     assert torch.equal(fresh.to_codes(W), q.to_codes(W))
 
 ANY = dict(dorefa=Rounding(dorefa_weight, dorefa_weight, bits=2),

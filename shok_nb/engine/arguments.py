@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from .grid import Grid
-from .pieces import _FLOATS, _PLAIN, _wide
+from .pieces import _FLOATS, _PLAIN, wide_dtype
 
 # %% ../../nbs/engine/80_arguments.ipynb #e2eed36c
 COMMON = dict(
@@ -121,7 +121,7 @@ def _per_channel(k, x, arg):
 
 def _in_range(k, x, what, lo, hi, open, finite):
     "The number `k` as the dtype of `x` holds it. Raises ValueError if that is out of range."
-    dtype = torch.float64 if x is None else _wide(x.dtype)
+    dtype = torch.float64 if x is None else wide_dtype(x.dtype)
     number = _in_dtype(k, dtype, lo)
     if not (lo < number < hi if open else lo <= number <= hi):
         ends = f'({lo:g}, {hi:g})' if open else f'[{lo:g}, {hi:g}]'
@@ -370,17 +370,17 @@ def check_model(
 _EXTRAS = dict(matplotlib='widgets', ipywidgets='widgets', PIL='widgets', onnxscript='onnx',
     onnxruntime='onnx')
 
-def _missing(fn, package):
+def missing_package(fn, package):
     "The ImportError for a package that is not installed: what wants it, and what to type."
     extra = _EXTRAS.get(package)
     what = f"'shok_nb[{extra}]'" if extra else package
     return ImportError(f'{fn} needs the package {package}: pip install {what}', name=package)
 
-def _ask(fn, *names):
+def installed(fn, *names):
     "The first of these modules that is installed."
     from importlib import import_module
     for n in names:
         try: return import_module(n)
         except ModuleNotFoundError as e:
             if n.partition('.')[0] != (e.name or '').partition('.')[0]: raise
-    raise _missing(fn, names[0].partition('.')[0])
+    raise missing_package(fn, names[0].partition('.')[0])

@@ -35,10 +35,10 @@ from shok_nb.engine.pieces import (
     _fusible,
     _number,
     _pieces,
-    _wide,
     _widen,
     join_tensors,
     split_tensors,
+    wide_dtype,
 )
 from .replay import Label
 
@@ -186,7 +186,7 @@ def _accepted(op, x, rest, how):
 # %% ../../nbs/engine/10_core.ipynb #c1000018
 def _constants(x, knobs):
     "The knobs, each number as a tensor: what is compiled for one is right for another."
-    def constant(k): return torch.full((), k, dtype=_wide(x.dtype), device=x.device)
+    def constant(k): return torch.full((), k, dtype=wide_dtype(x.dtype), device=x.device)
     return [constant(k) if isinstance(k, float) else k for k in knobs]
 
 def _not_eager(op, how, x, rest, learns):
@@ -225,7 +225,7 @@ def _composite(op, x, rest):
     "The value as plain ops, in float32 at least."
     f = op.plain
     if op.slope is None and _default(*rest[:2]): return f(x, *rest[2:])
-    dtype = _wide(x.dtype)
+    dtype = wide_dtype(x.dtype)
     rest = [_widen(t, dtype) for t in rest]
     if isinstance(rest[0], Grid): y = _plainly_on(f, x.to(dtype), *rest)
     else: y = _on_grid(f, op.near, x.to(dtype), *rest)

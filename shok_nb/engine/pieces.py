@@ -28,7 +28,9 @@ _FLOATS = *_HALVES,torch.float32,torch.float64
 _FUSED = 'cuda',                            # where a formula is compiled into one kernel
 _PLAIN = Tensor,torch.nn.Parameter
 
-def _wide(dtype): return torch.float32 if dtype in _HALVES else dtype
+def wide_dtype(dtype):
+    "The dtype that formulas compute in: float32 for halves."
+    return torch.float32 if dtype in _HALVES else dtype
 
 def _widen(t, dtype): return t.to(dtype) if isinstance(t, Tensor) else t
 
@@ -101,7 +103,7 @@ def _cut(f, key, size, to, ts, knobs):
     return [join(parts, cut) for parts,cut in zip(zip(*sums), is_cut)]
 
 def _whole(f, ts, knobs):
-    y,*sums = f(*[t.to(_wide(t.dtype)) for t in ts], *knobs)
+    y,*sums = f(*[t.to(wide_dtype(t.dtype)) for t in ts], *knobs)
     return _narrow(y, ts[0].dtype),*sums
 
 def _fits(x, ts, knobs):
@@ -122,7 +124,7 @@ def _pieces(f, key, ts, knobs, make=None, flat=True):
     where rows must stay whole."""
     # thirteen decisions in one function: a small call takes longer by each function it passes
     x = ts[0]
-    knobs = [k.to(_wide(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
+    knobs = [k.to(wide_dtype(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
     _,tensors = split_tensors(knobs)
     if not (_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return _whole(f, ts, knobs)
     kernel = make(f, x, knobs) if make and x.device.type in _FUSED else None
@@ -161,4 +163,4 @@ def _fuse(f, name, grid, backend='inductor'):
 def _as_tensor(k, like):
     "A number as a tensor on the CPU, so that another number needs no other kernel."
     if not isinstance(k, (int, float)): return k
-    return torch.tensor(k, dtype=_wide(like.dtype), device='cpu')
+    return torch.tensor(k, dtype=wide_dtype(like.dtype), device='cpu')

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from .arguments import check_choice, check_count, check_input, check_knob
 from .parts import either, maths, pick
-from .pieces import _PIECE, _PLAIN, _for_cpu, _ordinary, _run_into, _wide
+from .pieces import _PIECE, _PLAIN, _for_cpu, _ordinary, _run_into, wide_dtype
 
 # %% ../../nbs/engine/60_random.ipynb #7ddbd525
 _WORD = 2**32-1
@@ -228,7 +228,7 @@ def uniform_like(
     check_random(x, generator, seed, fn)
     if type(draw) is not int or not 0 <= draw <= _WORD:
         draw = check_count(draw, fn, 'draw', 0, _WORD)
-    dtype = _wide(x.dtype)
+    dtype = wide_dtype(x.dtype)
     if seed is not None: return _look_up(x, seed, draw, dtype)
     if generator is not None:
         return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)

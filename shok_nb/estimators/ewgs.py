@@ -18,10 +18,10 @@ from ..engine.parts import by_mode, either
 from shok_nb.engine.pieces import (
     _number,
     _pieces,
-    _wide,
     _widen,
     join_tensors,
     split_tensors,
+    wide_dtype,
 )
 
 # %% ../../nbs/estimators/12_ewgs.ipynb #af907abf
@@ -40,7 +40,7 @@ class _Pull(Function):
     @staticmethod
     def backward(ctx, g):
         x,*tensors = ctx.saved_tensors
-        knobs = [_widen(k, _wide(x.dtype)) for k in join_tensors(ctx.numbers, tensors)]
+        knobs = [_widen(k, wide_dtype(x.dtype)) for k in join_tensors(ctx.numbers, tensors)]
         key,flat = _cut_as(knobs[1], ('pull',))
         return _pieces(_pulled_gradient, key, (x, g), knobs, flat=flat)
 
@@ -56,7 +56,7 @@ def _as_tensor(k, x):
     "A change of the number is then no other graph."
     if isinstance(k, Tensor): return k.detach()
     if isinstance(k, Grid): return k
-    return torch.full((), k, dtype=_wide(x.dtype), device=x.device)
+    return torch.full((), k, dtype=wide_dtype(x.dtype), device=x.device)
 
 _constant = either(_as_number, _as_tensor)                  # `k` without its gradient
 

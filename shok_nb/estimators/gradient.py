@@ -15,7 +15,7 @@ from torch.autograd import Function
 from ..engine.arguments import _must_have, _shown, check_count, check_input, check_knob
 from ..engine.core import _slope_one, straight_through
 from ..engine.parts import _saturate, by_mode, either
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from ..engine.random import _toss, check_random, uniform_like
 
 # %% ../../nbs/estimators/40_gradient.ipynb #0b46758a
@@ -33,10 +33,10 @@ class _Scale(Function):
     @staticmethod
     def backward(ctx, g):
         factor = ctx.saved_tensors[0] if ctx.number is None else ctx.number
-        return (g.to(_wide(g.dtype))*factor).to(g.dtype),None
+        return (g.to(wide_dtype(g.dtype))*factor).to(g.dtype),None
 
 def _plainly_scaled(x, factor):
-    wide = x.to(_wide(x.dtype))
+    wide = x.to(wide_dtype(x.dtype))
     return straight_through(wide, (wide*factor).to(wide.dtype)).to(x.dtype)
 
 def _unscaled(x, factor): return _view(x)
@@ -88,7 +88,7 @@ def _largest(g, dim, eps:float|Tensor=0., group=None):
         m = torch.maximum(high, -low)
     else: m = g.sum(dim, keepdim=True)                      # an empty rank takes part, with 0
     # A nan counts as infinite: which of the two a maximum is depends on the backend.
-    m = m.to(_wide(g.dtype)).nan_to_num(math.inf, math.inf)
+    m = m.to(wide_dtype(g.dtype)).nan_to_num(math.inf, math.inf)
     if group is not None:
         torch.distributed.all_reduce(m, torch.distributed.ReduceOp.MAX, group)
     return _saturate(m, eps)
@@ -203,7 +203,7 @@ def normalize_grad(
 def _few_bits(g, seed, u, half, dim, generator):
     "`g` on the grid of odd multiples of its largest magnitude over 2 half."
     if u is None: u = uniform_like(g, generator=generator, seed=seed, fn='quantize_grad')
-    wide = g.to(_wide(g.dtype))
+    wide = g.to(wide_dtype(g.dtype))
     m = _largest(wide.detach(), dim)
     v = wide/_over(m)*half + .5
     return ((_slope_one(v, _toss(v.detach(), u))-.5)/half*m).to(g.dtype)

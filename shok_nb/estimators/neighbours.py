@@ -14,7 +14,7 @@ from torch import Tensor
 from ..engine.arguments import check_callable, check_choice, check_count, check_knob
 from ..engine.core import estimator
 from ..engine.parts import _cached, _nan_to_zero, _saturate, _scalar
-from ..engine.pieces import _wide, _widen
+from ..engine.pieces import _widen, wide_dtype
 from ..engine.random import _checked_grid, _toss, uniform_like
 
 # %% ../../nbs/estimators/32_neighbours.ipynb #09670889
@@ -45,7 +45,7 @@ def local_expectation(
     """
     check_callable(f, 'local_expectation', 'f')
     step,offset = _checked_grid(x, 'local_expectation', step, offset)
-    dtype = _wide(x.dtype)
+    dtype = wide_dtype(x.dtype)
     step,offset = _widen(step, dtype),_widen(offset, dtype)
     v = (x.to(dtype)-offset)/step
     n = v.floor().detach()

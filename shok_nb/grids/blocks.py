@@ -20,7 +20,7 @@ from shok_nb.engine.arguments import (
 )
 from ..engine.grid import Cells, Grid, _Gradient, _power
 from ..engine.parts import either
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from shok_nb.grids.floats import (
     _BITS,
@@ -172,7 +172,7 @@ def _one_number(scale, x, fn):
     if isinstance(scale, Tensor) and scale.numel() != 1:
         got = tuple(scale.shape)
         raise ValueError(f'{fn}: tensor_scale must be a number, got shape {got}')
-    return torch.as_tensor(scale, dtype=_wide(x.dtype), device=x.device).detach().view(())
+    return torch.as_tensor(scale, dtype=wide_dtype(x.dtype), device=x.device).detach().view(())
 
 def _check_numbers(knobs, fn):
     "Knobs that are one number each: those of the shape of `x` would have to be cut too."

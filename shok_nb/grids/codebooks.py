@@ -15,7 +15,7 @@ from ..engine.arguments import check_count, check_input
 from ..engine.core import straight_through
 from ..engine.grid import Cells, Grid, _Gradient
 from ..engine.parts import _saturate, by_mode
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from .floats import _binade, _check_rounding
 
@@ -56,7 +56,7 @@ def _check_levels(levels, x, axis, fn):
         if not isinstance(levels, (list, tuple)):
             raise TypeError(f'{fn}: levels must be a Tensor or a list of numbers, '
                 f'got {type(levels).__name__}')
-        levels = torch.tensor(levels, dtype=_wide(x.dtype), device=x.device)
+        levels = torch.tensor(levels, dtype=wide_dtype(x.dtype), device=x.device)
     check_input(levels, fn, 'levels')
     shape = tuple(levels.shape)
     if len(shape) != (1 if axis is None else 2) or shape[-1] < 2:
@@ -70,7 +70,7 @@ def _check_levels(levels, x, axis, fn):
     if levels.device != x.device:
         raise ValueError(f'{fn}: levels is on {levels.device} and x on {x.device}; '
             f'use levels.to(x.device)')
-    return levels.to(_wide(x.dtype))
+    return levels.to(wide_dtype(x.dtype))
 
 def _check_order(levels, fn):
     "Raises where a level is not above the one before. It reads the values."

@@ -21,7 +21,7 @@ from shok_nb.engine.arguments import (
     check_knob,
 )
 from ..engine.grid import Cells, Grid, _Gradient, _power
-from ..engine.pieces import _for_cpu, _wide
+from ..engine.pieces import _for_cpu, wide_dtype
 from ..estimators.ste import round_ste
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00010
@@ -221,7 +221,7 @@ def ulp(
         tensor([0.5000, 0.5000, 2.0000])
     """
     f = _format_of(format, 'ulp')
-    return _grid_of(f).cells(check_input(x, 'ulp').detach().to(_wide(x.dtype))).worth
+    return _grid_of(f).cells(check_input(x, 'ulp').detach().to(wide_dtype(x.dtype))).worth
 
 def float_round(
     x:Tensor,                    # Values; any shape, floating dtype

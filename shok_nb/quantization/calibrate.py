@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from ..engine.arguments import check_choice, check_flag, check_input, check_knob
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from shok_nb.quantization.fake_quantize import (
     _Axis,
     _Bits,
@@ -27,7 +27,7 @@ def _settle(x, fn, bits, signed, zero_point, axis, block):
     check_flag(zero_point, fn, 'zero_point')
     qmin,qmax = _range_of(fn, bits, signed)
     _check_values(check_input(x, fn), fn)
-    v,shape = _groups(x.detach().to(_wide(x.dtype)), fn, axis, block)
+    v,shape = _groups(x.detach().to(wide_dtype(x.dtype)), fn, axis, block)
     return v,shape,qmin,qmax
 
 def _filled(scale):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from ..engine.arguments import check_count, check_flag, check_input, check_knob
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from .fake_quantize import _Bits, _check_values, _range_of
 
 # %% ../../nbs/quantization/63_closest.ipynb #62f00006
@@ -67,7 +67,7 @@ def _lattice(fn, w, scale, zero_point, bits, signed):
     z = check_knob(zero_point, w, fn, 'zero_point', -math.inf, finite=True)
     qmin,qmax = _range_of(fn, bits, signed)
     def laid(k):
-        k = torch.as_tensor(k, dtype=_wide(w.dtype), device=w.device)
+        k = torch.as_tensor(k, dtype=wide_dtype(w.dtype), device=w.device)
         return k.detach().expand(w.shape).mT
     if isinstance(z, Tensor): low,high = laid(qmin-z),laid(qmax-z)
     else: low,high = qmin-z,qmax-z

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from ..engine.arguments import check_flag, check_model
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from ..grids.blocks import _MX
 from ..grids.codebooks import NF4, levels_round
 from ..grids.files import _e2m1_codes, _mx4, _nv4
@@ -585,7 +585,7 @@ _HALF_A_BYTE:dict[str, Any] = dict(nf4=NF4, e2m1=_E2M1, mxfp4=_E2M1, nvfp4=_E2M1
 def _of_blocks(q, w):
     "Elements of a format with scales of its own, and the scales as in `Dequantize`."
     grid,whole = _GRIDS[q.format],q.format == 'nvfp4'
-    v = w.to(_wide(w.dtype)).unflatten(-1, (-1, grid.block))
+    v = w.to(wide_dtype(w.dtype)).unflatten(-1, (-1, grid.block))
     own = q.scale.detach().view(()).to(v.dtype)
     scale = grid.shared(v, own) if whole else grid.shared(v)
     element = grid.element.cells(v*((1/own)/scale) if whole else v/scale)
@@ -597,7 +597,7 @@ def _of_blocks(q, w):
 
 def _of_numbers(q, w):
     "The same for a format with a scale for all, for each channel or for each block."
-    v,scale = q._blocks(w).to(_wide(w.dtype)),q.grid()[0].detach()
+    v,scale = q._blocks(w).to(wide_dtype(w.dtype)),q.grid()[0].detach()
     v = v/q._laid_beside(scale, v).to(v.dtype)
     v = levels_round(v, NF4) if q.format == 'nf4' else float_round(v, q.format)
     return v.reshape(w.shape),dict(scale=scale, axis=q.axis, block=q.block)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.node import map_arg
 from ..engine.arguments import check_choice, check_knob, check_model
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from .deploy import _behind, _foldable
 from shok_nb.quantization.flow import (
     _PARTS,
@@ -445,7 +445,7 @@ def smooth_(
 def _balanced(sources, sweeps=100):
     "A factor for each channel of each source: both sides of every pair get the same range."
     both = {m for s in sources for m in (s.m, *s.readers)}
-    sizes = {m: _grouped(m, m.weight.data.to(_wide(m.weight.dtype)).abs()) for m in both}
+    sizes = {m: _grouped(m, m.weight.data.to(wide_dtype(m.weight.dtype)).abs()) for m in both}
     total = [sizes[s.m].new_ones(s.channels()) for s in sources]
     def ranges(s):
         return _of_outputs(sizes[s.m]),_of_readers(s, lambda r: _of_inputs(sizes[r]))

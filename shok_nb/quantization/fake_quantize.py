@@ -22,7 +22,7 @@ from shok_nb.engine.arguments import (
 from ..engine.core import _recompute, _slope_one, estimator, straight_through
 from ..engine.grid import _Gradient
 from ..engine.parts import _indicator, _saturate
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from ..engine.random import _WHOLE
 from ..estimators.gradient import _check_dim, scale_grad
 from ..estimators.signs import clipped_sign
@@ -39,10 +39,10 @@ from shok_nb.estimators.surrogates import (
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #0118bb80
 def _zero_code(z, x, qmin, qmax):
     "The code nearest to the zero point, and how far from it that lies: 0 for a code."
-    if isinstance(z, Tensor) and z.dtype in _WHOLE: return z.to(_wide(x.dtype)),0
+    if isinstance(z, Tensor) and z.dtype in _WHOLE: return z.to(wide_dtype(x.dtype)),0
     z = check_knob(z, x, 'fake_quantize', 'zero_point', qmin, qmax)
     if not isinstance(z, Tensor): return round(z),z-round(z)
-    z = z.to(_wide(x.dtype))
+    z = z.to(wide_dtype(x.dtype))
     code = torch.round(z.detach())
     return code,z-code
 
@@ -149,7 +149,7 @@ def _is_moved(apart): return isinstance(apart, Tensor) or apart != 0
 def _by_any(rounding, x, s, apart, low, high, gradient, reciprocal):
     "The same in plain steps, for a rounding that is no part of a formula, or for 1/scale."
     moved = _is_moved(apart)
-    v = x.to(_wide(x.dtype))
+    v = x.to(wide_dtype(x.dtype))
     if isinstance(s, Tensor):
         s = s.to(v.dtype)
         if gradient != 'ste':                 # keeps 0*inf out of the scale's gradient

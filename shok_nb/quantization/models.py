@@ -28,7 +28,7 @@ from shok_nb.engine.arguments import (
     check_knob,
     check_model,
 )
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from ..nn import _all_or_nothing, _parametrize, _quantize_input, _rounded
 from shok_nb.quantization.between import (
     _Between,
@@ -332,7 +332,7 @@ class _Values(_Seen):
         reach = 2.**max(math.frexp(most)[1], -100)
         if reach > self.reach: self._widen(reach)
         for v in values.flatten().split(_AT_ONCE):
-            v = v.to(_wide(v.dtype))
+            v = v.to(wide_dtype(v.dtype))
             at = (v*(_HALF/self.reach)).floor().clamp(-_HALF, _HALF-1).long() + _HALF
             self.counts += torch.bincount(at, minlength=2*_HALF)
             self.sums += torch.bincount(at, v.double(), minlength=2*_HALF)
@@ -711,7 +711,7 @@ def _of_values(q, layer, values, axis):
 @torch.no_grad()
 def _moved(q, x):
     "The same with a zero point, if that takes a third of the squared error of these values."
-    x,twin = x.to(_wide(x.dtype)),q._changed()
+    x,twin = x.to(wide_dtype(x.dtype)),q._changed()
     twin._move()
     twin._calibrate(x, None)
     plain,moved = ((grid(x)-x).square().mean() for grid in (q, twin))

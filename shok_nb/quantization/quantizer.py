@@ -23,7 +23,7 @@ from shok_nb.engine.arguments import (
 )
 from ..engine.core import straight_through
 from ..engine.parts import _name, _saturate
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from ..grids.blocks import _GGUF, gguf_quantize, mx_quantize, nvfp4_quantize
 from ..grids.codebooks import NF4, levels_round
@@ -399,7 +399,7 @@ class _Placed(_Sound):
         "The same, where `axis` of `x` has the values of what is `self.axis` elsewhere."
         _check_values(x, 'Quantizer')
         self._along(x, axis)
-        x = x.to(_wide(x.dtype))
+        x = x.to(wide_dtype(x.dtype))
         signed = bool((x < 0).any()) if self.asked is None else self.asked
         _,shape = _groups(x, 'Quantizer', axis, self.block)
         of = dict(axis=axis) if self.block is None else dict(axis=None, block=self.block)
@@ -472,7 +472,7 @@ class _Rounded(_Placed):
         "The codes of these values in evaluation, as floats."
         low,high = self.range()
         scale,code = self.grid()
-        v = v.to(_wide(v.dtype))
+        v = v.to(wide_dtype(v.dtype))
         v = v/self._laid_beside(scale, v).to(v.dtype)
         code = 0 if code is None else self._laid_beside(code, v)
         n = _select(_in_evaluation(self.rounding)(v), v, low-code, high-code)
@@ -804,7 +804,7 @@ class _Formatted(_OfFormat):
             nearest = self.format in _GGUF and rounding is round_ste
             return self.own[1](x, rounding=None if nearest else rounding, **whole)
         if self.learn: scale = _lsq_scaled(scale, v, self._largest())
-        scale = self._laid_beside(scale, v).to(_wide(v.dtype))
+        scale = self._laid_beside(scale, v).to(wide_dtype(v.dtype))
         return self._on(v.to(scale.dtype), scale, rounding).reshape(x.shape).to(x.dtype)
 
     @torch.no_grad()

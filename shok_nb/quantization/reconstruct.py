@@ -24,7 +24,7 @@ from shok_nb.engine.arguments import (
     check_knob,
     check_model,
 )
-from ..engine.pieces import _wide
+from ..engine.pieces import wide_dtype
 from ..nn import remove_rounding_
 from .closest import _damped, coordinate_descent, gptq
 from .flow import _evaluating, _feed, _tensors
@@ -335,7 +335,7 @@ _CHUNK = 1 << 23                    # values of windows made at once
 
 def _chunked(m, x, wanted):
     "Rows of both, for so many samples at once that their windows stay small."
-    def rows(t): return _rows_of(m, t.to(_wide(t.dtype)))
+    def rows(t): return _rows_of(m, t.to(wide_dtype(t.dtype)))
     if not hasattr(m, 'kernel_size'):
         yield rows(x),rows(wanted)
         return

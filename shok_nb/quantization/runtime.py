@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import ParametrizationList
-from ..engine.arguments import _ask, _what, check_count, check_flag, check_model
+from ..engine.arguments import _what, check_count, check_flag, check_model, installed
 from shok_nb.quantization.flow import (
     _arguments,
     _evaluating,
@@ -709,7 +709,7 @@ def to_onnx(
             told = f'{"a shorter example" if i else "example"}: {_first_line(e)}'
             raise ValueError(f'to_onnx: the model does not take {told}') from e
     _check_formats(model)
-    _ask('to_onnx', 'onnxscript')
+    installed('to_onnx', 'onnxscript')
     program = _exported(model, inputs, together, axes)
     _check_lengths(program.model.graph, axes)
     to = Path(file)
@@ -749,7 +749,7 @@ def onnx_session(
     _check_path(file, 'onnx_session', 'file')
     vnni = check_flag(vnni, 'onnx_session', 'vnni')
     if optimized is not None: _check_path(optimized, 'onnx_session', 'optimized')
-    ort = _ask('onnx_session', 'onnxruntime')
+    ort = installed('onnx_session', 'onnxruntime')
     if not os.path.exists(file):
         raise FileNotFoundError(f'onnx_session: there is no file {file}')
     options = ort.SessionOptions()

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from shok_nb.engine.arguments import (
-    _missing,
     _what,
     check_callable,
     check_count,
     check_knob,
+    missing_package,
 )
 from ..engine.parts import _name
 try:
     import matplotlib.pyplot as plt
-except ImportError as e: raise _missing('shok_nb.plots', 'matplotlib') from e
+except ImportError as e: raise missing_package('shok_nb.plots', 'matplotlib') from e
 
 # %% ../../nbs/show/30_plots.ipynb #77591900
 def _said_knob(k, v): return f'{k} = {v:g}' if isinstance(v, float) else f'{k} = {v}'

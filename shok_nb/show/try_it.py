@@ -12,14 +12,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from ..catalog import Knob, Row, _address, catalog, row
-from ..engine.arguments import _missing, check_callable
+from ..engine.arguments import check_callable, missing_package
 from ..engine.random import uniform_like
 from . import widgets as _w
 from .plots import sweep
 try:
     import numpy as np
     from IPython.display import HTML
-except ImportError as e: raise _missing('shok_nb.try_it', 'ipywidgets') from e
+except ImportError as e: raise missing_package('shok_nb.try_it', 'ipywidgets') from e
 
 # %% ../../nbs/show/10_try_it.ipynb #7e000021
 _ROUND = Row(torch.round, '0', 'torch', on_grid=True, mass_one=False, grid=False)

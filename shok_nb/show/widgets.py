@@ -21,12 +21,12 @@ from importlib.resources import files
 from inspect import signature
 from typing import NamedTuple
 import torch
-from ..engine.arguments import _missing
+from ..engine.arguments import missing_package
 try:
     import ipywidgets as W
     import numpy as np
     from comm import DummyComm
-except ImportError as e: raise _missing('shok_nb.widgets', 'ipywidgets') from e
+except ImportError as e: raise missing_package('shok_nb.widgets', 'ipywidgets') from e
 from ..catalog import Choice, Knob, Row, row
 from ..engine.arguments import check_callable
 from ..engine.parts import _name

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from ..catalog import Knob, Row, catalog
 from shok_nb.engine.arguments import (
-    _missing,
     _what,
     check_callable,
     check_choice,
     check_flag,
     check_input,
     check_knob,
+    missing_package,
 )
 from ..engine.parts import _name
 from ..show.plots import figure
@@ -167,7 +167,7 @@ def _images_of_digits(fn):
     "The 1797 images of scikit-learn, (1797, 64) in [0, 1] and float64, and what they show."
     try:
         from sklearn.datasets import load_digits
-    except ImportError: raise _missing(fn, 'scikit-learn') from None
+    except ImportError: raise missing_package(fn, 'scikit-learn') from None
     images,labels = (torch.as_tensor(t) for t in load_digits(return_X_y=True))
     return images/16,labels
 

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from shok_nb.engine.arguments import (
-    _missing,
     _what,
     check_callable,
     check_choice,
     check_count,
     check_input,
     check_knob,
+    missing_package,
 )
 from ..engine.parts import _saturate
 from ..engine.random import check_random
@@ -60,7 +60,7 @@ def _pil(fn):
     "`PIL.Image`, imported when asked for."
     try:
         from PIL import Image
-    except ImportError: raise _missing(fn, 'PIL') from None
+    except ImportError: raise missing_package(fn, 'PIL') from None
     return Image
 
 def _to_pil(image, fn):

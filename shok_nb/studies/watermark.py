@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from ..engine.arguments import _missing
+from ..engine.arguments import missing_package
 from .harness import Study, ways
 from shok_nb.studies.jpeg import (
     _blocks,
@@ -46,10 +46,10 @@ def _photos():
     "Lightness of five pictures: a portrait, a temple, a flower, a scan of a head, a drawing."
     try:
         from sklearn.datasets import load_sample_images
-    except ImportError: raise _missing('watermark', 'scikit-learn') from None
+    except ImportError: raise missing_package('watermark', 'scikit-learn') from None
     try:
         from matplotlib import get_data_path
-    except ImportError: raise _missing('watermark', 'matplotlib') from None
+    except ImportError: raise missing_package('watermark', 'matplotlib') from None
     folder = Path(get_data_path())/'sample_data'
     def opened(name): return _pil('watermark').open(folder/name)
     with opened('grace_hopper.jpg') as im: portrait = _from_pil(im.convert('RGB'))

@@ -14,12 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from shok_nb.engine.arguments import (
-    _ask,
     _what,
     check_callable,
     check_count,
     check_input,
     check_knob,
+    installed,
 )
 from ..estimators.soft import soft_round
 
@@ -341,7 +341,7 @@ def lightning_callback(
         >>> callback = R.lightning_callback(scheduler)    # for Trainer(callbacks=[...])
     """
     _check_scheduler(scheduler, 'lightning_callback')
-    lightning = _ask('lightning_callback', 'lightning.pytorch', 'pytorch_lightning')
+    lightning = installed('lightning_callback', 'lightning.pytorch', 'pytorch_lightning')
     class KnobCallback(lightning.Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             scheduler.step(trainer.global_step)
@@ -366,7 +366,7 @@ def transformers_callback(
         >>> callback = R.transformers_callback(scheduler)    # for Trainer(callbacks=[...])
     """
     _check_scheduler(scheduler, 'transformers_callback')
-    class KnobCallback(_ask('transformers_callback', 'transformers').TrainerCallback):
+    class KnobCallback(installed('transformers_callback', 'transformers').TrainerCallback):
         def on_step_begin(self, args, state, control, **kwargs):
             scheduler.step(state.global_step)
         def on_train_end(self, args, state, control, **kwargs):
@@ -391,7 +391,7 @@ def fastai_callback(
         >>> callback = R.fastai_callback(scheduler)    # for Learner(cbs=[...])
     """
     _check_scheduler(scheduler, 'fastai_callback')
-    class KnobCallback(_ask('fastai_callback', 'fastai.callback.core').Callback):
+    class KnobCallback(installed('fastai_callback', 'fastai.callback.core').Callback):
         def before_batch(self):
             if self.training: scheduler.step(self.train_iter)
         def after_fit(self): scheduler.step(self.train_iter)
