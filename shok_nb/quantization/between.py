@@ -570,12 +570,30 @@ class _Choice:
         "Does a normalization that takes this value become part of the layer before it?"
         return self.flow.leaves(node) in self.layers and self.flow.only_user(node) is not None
 
+    def readers(self, m):
+        "The sites that an output reaches, if nothing else reads it."
+        users = {*(self.flow.reached(self.flow.outputs(m)) or ())}
+        return users if users <= self.sites() else set()
+
+    def parts(self):
+        "The places of what is joined."
+        joins = [m for m in self.operations if isinstance(m, Concatenate)]
+        return {p for m in joins for p in self.operations[m]}
+
+    def alone(self, place):
+        "Is this the only site that what enters it reaches?"
+        return all(self.readers(o) == {place} for o in map(self.flow.origin,
+            [n.args[0] for n in self.flow.inputs(place)]))
+
     def groups(self):
-        "Sites that one tensor reaches, together."
-        groups = []
+        """Sites that one tensor reaches, together; and parts that are joined with those that
+        read the whole, so that a part is rounded once."""
+        groups,parts = [],self.parts()
         for m in self.sources():
-            users = {*(self.flow.reached(self.flow.outputs(m)) or ())}
-            if len(users) < 2 or not users <= self.sites(): continue
+            users = self.readers(m)
+            if isinstance(m, Concatenate) and users-parts:
+                users |= {p for p in self.operations[m] if self.alone(p)}
+            if len(users) < 2: continue
             met = [g for g in groups if g & users]
             groups = [g for g in groups if not g & users] + [users.union(*met)]
         return groups
@@ -618,7 +636,8 @@ def _chosen(model, example, layers):
     try: flow = _flow(model, example, [*watched])
     except _NoFlow: return [],[]
     choice,name = _Choice(flow, layers, operations, norms),_names(model)
-    place = {m: (m not in layers, i) for i,m in enumerate(name)}      # layers come first
+    parts = choice.parts()      # last: the first of a group is calibrated
+    place = {m: (m in parts, m not in layers, i) for i,m in enumerate(name)}
     groups = [[name[m] for m in sorted(g, key=place.__getitem__)] for g in choice.groups()]
     return [name[m] for m in choice.operations],groups
 

@@ -677,14 +677,20 @@ def _input_grids(model, layers, prototype, bits, batches, between, own):
         return {n: fresh(n).to(m.weight.device) for n,m in layers.items()},{}
     axis = prototype.axis if isinstance(prototype, Quantizer) else None
     grids,whys = {},{}
-    for n,values in _entering(model, layers | between.sites | own, batches, axis).items():
-        same = between.shared.get(n)
+    seen = _entering(model, layers | between.sites | own, batches, axis)
+    for n in sorted(seen, key=lambda n: n in between.shared):      # whose grid it is: first
+        values,same = seen[n],between.shared.get(n)
+        alike = same in grids and bits.get(n) == bits.get(same)
         if not values.rows: whys[n] = 'not reached by the batches'
-        elif same in grids and bits.get(n) == bits.get(same): grids[n] = grids[same]
+        elif alike and _as_signed(values, seen[same]): grids[n] = grids[same]
         else:
             q = fresh(n).to(values.rows[0].device)
             grids[n] = _of_values(q, n, values, None if n in own else axis)
     return grids,whys
+
+def _as_signed(part, whole):
+    "Have both values below 0, or neither? Else a ReLU before the part would be an operator."
+    return bool(((part.low < 0) == (whole.low < 0)).all())
 
 def _bits_between(layers, prototype, bits, between):
     "What lies between layers has 8 bits, or those of the layer that reads the same tensor."
