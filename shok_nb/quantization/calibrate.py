@@ -202,8 +202,8 @@ def _in_parts(*tensors):
 # %% ../../nbs/quantization/20_calibrate.ipynb #b995a2e3
 def _searched(v, shape, ends, zero_point, **search):
     "The grid on the share of the range of each group that `_best_share` finds."
-    low,high = _reach(v, ends[0], zero_point)
-    def grid(low, high): return _grid_of_range(low, high, *ends, zero_point)
+    (qmin,qmax),(low,high) = ends,_reach(v, ends[0], zero_point)
+    def grid(low, high): return _grid_of_range(low, high, qmin, qmax, zero_point)
     def best(v, low, high):
         room = torch.empty_like(v)
         def error(t): return _error(v, grid(low*t, high*t), ends, room)
@@ -261,8 +261,7 @@ def sample_init(
     axis:_Axis=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
-    """The grid of least squared error to a hundredth of the range; with 256 codes or more the
-    widest whose error is at most a twentieth larger. Raises ValueError for nan.
+    """The widest grid of nearly the least squared error. Raises ValueError for nan.
 
     Parameters:
         x (Tensor): A sample of what will come: activations of some batches
