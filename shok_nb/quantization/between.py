@@ -557,9 +557,8 @@ class _Choice:
 
     def gives_codes(self, m):
         "Is this a convolution whose sums nobody reads but what is quantized?"
-        if not isinstance(m, _CONVOLUTIONS) or m not in self.layers: return False
-        users = self.flow.reached(self.flow.outputs(m))
-        return bool(users) and {*users} <= self.sites()
+        known = isinstance(m, _CONVOLUTIONS) and m in self.layers
+        return known and bool(self.readers(m))
 
     def keeps_floats(self, m, origins):
         "Is it a curve or a product of a Linear's sums, which the runtime gives exactly?"
@@ -582,8 +581,8 @@ class _Choice:
 
     def alone(self, place):
         "Is this the only site that what enters it reaches?"
-        return all(self.readers(o) == {place} for o in map(self.flow.origin,
-            [n.args[0] for n in self.flow.inputs(place)]))
+        origins = {self.flow.origin(n.args[0]) for n in self.flow.inputs(place)}
+        return all(self.readers(o) == {place} for o in origins)
 
     def groups(self):
         """Sites that one tensor reaches, together; and parts that are joined with those that
