@@ -298,27 +298,27 @@ def beside_floats(files, name, like, many=64):
     def agrees(a): return (a.argmax(1) == wanted.argmax(1)).double().mean().item()
     return {k: dict(rms=round(off(a), 5), agrees=round(agrees(a), 4)) for k,a in zip([*runs][1:], found)}
 
+def in_floats(model, batch, file):
+    "Writes a network to this file as it is. Returns the name of its input."
+    from shok_nb import onnx_session, to_onnx
+    to_onnx(model, batch, file, any_batch=False)
+    return onnx_session(file).get_inputs()[0].name
+
 def time_of_floats(model, batches, ours, row):
     "The time of a session, where that of floats is 1."
-    import onnxruntime as ort
-    import shok_nb as R
     floats = Path(ours).with_name('floats.onnx')
-    R.to_onnx(model, batches[0], floats, any_batch=False)
-    name = ort.InferenceSession(str(floats), providers=['CPUExecutionProvider']).get_inputs()[0].name
+    name = in_floats(model, batches[0], floats)
     best = seconds_of(dict(floats=floats, ours=Path(ours)), {name: batches[0].numpy()})
     row['time'] = round(best['ours']/best['floats'], 3)
 
 def beside_static(model, batches, ours, row):
     "The same network by the runtime's own `quantize_static`, from the same batches: share, error, agreement and time."
-    import onnxruntime as ort
     from onnxruntime import quantization as q
     from onnxruntime.quantization.shape_inference import quant_pre_process
-    import shok_nb as R
     folder = Path(ours).parent
     files = {k: folder/k/'model.onnx' for k in ('floats', 'prepared', 'static')} | dict(ours=Path(ours))
     for f in files.values(): f.parent.mkdir(exist_ok=True)
-    R.to_onnx(model, batches[0], files['floats'], any_batch=False)
-    name = ort.InferenceSession(str(files['floats']), providers=['CPUExecutionProvider']).get_inputs()[0].name
+    name = in_floats(model, batches[0], files['floats'])
     class Batches(q.CalibrationDataReader):
         def __init__(self): self.left = iter(batches)
         def get_next(self):
@@ -330,12 +330,13 @@ def beside_static(model, batches, ours, row):
         q.quantize_static(str(files['prepared']), str(files['static']), Batches(), per_channel=True,
             quant_format=q.QuantFormat.QDQ, activation_type=q.QuantType.QUInt8, weight_type=q.QuantType.QInt8)
     except Exception as e: why = told(e)                    # whatever fails in a program of others
-    best = seconds_of({k: files[k] for k in ('floats', 'ours', *([] if why else ['static']))}, given)
-    if why:
-        row['time'],row['static_fails'] = round(best['ours']/best['floats'], 3),why
-        return
-    beside = beside_floats({k: files[k] for k in ('floats', 'ours', 'static')}, name, batches[0])
+    made = {k: files[k] for k in ('floats', 'ours', 'static') if not (why and k == 'static')}
+    best = seconds_of(made, given)
     row['time'] = round(best['ours']/best['floats'], 3)
+    if why:
+        row['static_fails'] = why
+        return
+    beside = beside_floats(made, name, batches[0])
     row |= beside['ours']
     row['static'] = beside['static'] | dict(integer=integer_share(files['static'], given)[1],
         time=round(best['static']/best['floats'], 3))

@@ -91,9 +91,9 @@ def in_runtime(model, example, folder):
 def out(model, x):
     with torch.no_grad(): return model(x)
 
-def equal_there(model, folder, n=2000, call=None):
+def equal_there(model, folder):
     "The runtime gives the codes of torch, all of them, beyond what was calibrated too. Returns its operators."
-    x = inputs(n, 1)*1.3
+    x = inputs(2000, 1)*1.3
     call,found = in_runtime(model, inputs(16), folder)
     assert np.array_equal(call(x), out(model, x).numpy())
     return found
@@ -1007,6 +1007,17 @@ class Fire(nn.Module):
         x = self.relu(self.squeeze(x))
         return torch.cat([self.relu(self.one(x)), self.relu(self.three(x))], 1)
 
+def test_what_is_joined_is_rounded_once():
+    """The parts have the grid of what reads the whole; not one that something else reads, nor one without values below
+    0 where the whole has some: a ReLU before it would be an operator."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), Fire(8, 4, 8), nn.MaxPool2d(2), nn.Conv2d(16, 4, 1))
+    quantized(model)
+    assert all(p.input_quantizer is model[4].input_quantizer for p in model[2].operations['cat'].inputs)
+    model = Branches()
+    quantized(model)
+    whole,parts = model.d.input_quantizer,[p.input_quantizer for p in model.operations['cat'].inputs]
+    assert parts[0] is model.b.input_quantizer and whole not in parts[:2] and parts[2] is whole
+
 def test_squeezed(tmp_path):
     "The last convolution is pooled and leaves: it gives codes to the pooling, which computes with floats."
     pool = nn.MaxPool2d(3, 2, ceil_mode=True)
@@ -1072,7 +1083,7 @@ def test_a_convolution_before_a_normalization_gives_codes(tmp_path):
     call,found = in_runtime(model, inputs(8), tmp_path)
     assert found['QLinearConv'] == 2 and found['Conv'] + found['FusedConv'] == 1
     x = inputs(2000, 1)
-    with torch.no_grad(): y,was,exact = (m(x).numpy() for m in (model, before, floats))
+    y,was,exact = (out(m, x).numpy() for m in (model, before, floats))
     def off(a, b): return np.linalg.norm(a-b)/np.linalg.norm(b)
     assert (np.abs(call(x)-y) > 1e-5*np.abs(y).max()).mean() < .01 and off(call(x), y) < .003
     assert 2*off(y, was) < off(y, exact) < .03

@@ -541,7 +541,7 @@ class _Choice:
 
     def fits(self, m):
         "Can the inputs and the output of this operation be integers?"
-        if not _is_layer_norm(m) and not self.is_read(m): return False
+        if not self.is_read(m): return False
         enters = [n.args[0] for place in self.operations[m] for n in self.flow.inputs(place)]
         origins = {self.flow.origin(n) for n in enters}
         if m in origins: return False                 # a layer that reads what it gives
@@ -551,9 +551,9 @@ class _Choice:
 
     def is_read(self, m):
         "Do sites alone read its output? A mean that leaves the network may give floats."
-        users = self.flow.reached(self.flow.outputs(m))
-        if _is_to_size(m) or _is_pool(m) and not users: return True
-        return bool(users) and {*users} <= self.sites()
+        if _is_to_size(m) or _is_layer_norm(m): return True
+        if _is_pool(m) and not self.flow.reached(self.flow.outputs(m)): return True
+        return bool(self.readers(m))
 
     def gives_codes(self, m):
         "Is this a convolution whose sums nobody reads but what is quantized?"

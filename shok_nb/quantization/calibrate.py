@@ -178,15 +178,14 @@ def _golden(f, a, b, steps):
 def _best_share(error, clipped, like, golden=False, slack=0.):
     """The share of the range of each group where its error is least; with `slack` the largest
     share whose error is at most so much larger, relative to the least."""
-    shares,errors,least = [],[],torch.full_like(like, math.inf)
+    errors,least = [],torch.full_like(like, math.inf)
     for i in range(100, 0, -1):
         share = torch.full_like(like, i/100)
         if i % 5 == 0 and (clipped(share) >= least).all(): break      # nor is any below it
-        shares.append(share)
         errors.append(error(share))
         least = torch.minimum(errors[-1], least)
     good = torch.stack(errors) <= (1+slack)*least
-    best = torch.stack(shares).gather(0, good.int().argmax(0, keepdim=True))[0]
+    best = (100-good.int().argmax(0)).to(like)/100
     if not golden: return best
     finer = _golden(error, (best-.01).clamp(min=1e-3), best+.01, 20)
     return torch.where(error(finer) < least, finer, best)
@@ -277,7 +276,6 @@ def sample_init(
         Tensor|tuple[Tensor,Tensor]: As for `minmax_init`
 
     Example:
-        >>> import torch, shok_nb as R
         >>> import torch, shok_nb as R
         >>> x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
         >>> R.mse_init(x) < R.sample_init(x) <= R.minmax_init(x)    # other values reach farther
