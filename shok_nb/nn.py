@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -714,7 +714,10 @@ def remove_rounding_(
     leave_rounded = check_flag(leave_rounded, 'remove_rounding_', 'leave_rounded')
     _check_not_deployed(model)
     with _all_or_nothing(model):
-        found = [_free(m, leave_rounded) for m in list(model.modules())]
+        modules:list[Any] = [*model.modules()]
+        found = [_free(m, leave_rounded) for m in modules]
+        for m in modules:
+            if getattr(m, 'taken_apart', False): m.whole_()
     if any(found): return model
     told = f'nothing rounds the weights or the inputs of a layer in {type(model).__name__}'
     raise ValueError(f'remove_rounding_: {told}')

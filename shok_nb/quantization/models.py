@@ -30,6 +30,7 @@ from shok_nb.engine.arguments import (
 )
 from ..engine.pieces import wide_dtype
 from ..nn import _all_or_nothing, _parametrize, _quantize_input, _rounded
+from .attention import _apart, _take_apart
 from shok_nb.quantization.between import (
     _Between,
     _ending,
@@ -154,13 +155,15 @@ def quantize_model_(
     calibrate = _some_batches(calibrate, batches)
     kinds = _checked_kinds(kinds)
     _check_no_block(activations)
-    found,skipped,bits = _chosen_layers(model, skip, ends, kinds)
-    treated = {n: m for n,m in found.items() if n not in skipped}
-    for n,m in treated.items():
-        for w in _weights_of(m, kinds): _check_weight(m, n, w, weights is not None)
-    of_weights = _weight_grids(treated, weights, bits, kinds)
-    layers,whys = _with_activations(model, treated, activations, kinds)
+    skip = _checked_skip(skip)
     with _all_or_nothing(model):
+        if activations is not None: _take_attention_apart(model, skip, kinds)
+        found,skipped,bits = _chosen_layers(model, skip, ends, kinds)
+        treated = {n: m for n,m in found.items() if n not in skipped}
+        for n,m in treated.items():
+            for w in _weights_of(m, kinds): _check_weight(m, n, w, weights is not None)
+        of_weights = _weight_grids(treated, weights, bits, kinds)
+        layers,whys = _with_activations(model, treated, activations, kinds)
         own = {} if calibrate is None else _waiting(model)
         def between_them(): return _sites_between(model, layers, activations, calibrate)
         with _passing(own):
@@ -482,17 +485,20 @@ def _check_ends(ends, prototypes):
             'ends=0 leaves the first and the last layer')
 
 # %% ../../nbs/quantization/40_models.ipynb #58a00041
-def _skipped(found, skip):
-    "Why layers are left alone that `skip` names."
-    if callable(skip):
-        check_callable(skip, 'quantize_model_', 'skip', 2)
-        return {n: 'skipped' for n,m in found.items() if skip(n, m)}
+def _checked_skip(skip):
+    "Names, or a test of name and layer."
+    if callable(skip): return check_callable(skip, 'quantize_model_', 'skip', 2)
     if isinstance(skip, str):
         raise TypeError(f'quantize_model_: skip must be names or a test, got a string; '
             f'did you mean skip=[{skip!r}]?')
     if isinstance(skip, torch.Tensor) or not hasattr(skip, '__iter__'):
         got = type(skip).__name__
         raise TypeError(f'quantize_model_: skip must be names of layers or a test, got {got}')
+    return [*skip]
+
+def _skipped(found, skip):
+    "Why layers are left alone that `skip` names."
+    if callable(skip): return {n: 'skipped' for n,m in found.items() if skip(n, m)}
     why = {}
     for n in skip:
         if n not in found:
@@ -500,6 +506,12 @@ def _skipped(found, skip):
             raise ValueError(f'quantize_model_: {told}')
         why[n] = 'skipped'
     return why
+
+def _take_attention_apart(model, skip, kinds):
+    "Attentions of torch become layers, but those that are skipped."
+    for n,m in _apart(model):
+        left = skip(n, m) if callable(skip) else n in skip
+        if not left and not isinstance(m, tuple(kinds)): _take_apart(m)
 
 def _chosen_layers(model, skip, ends, kinds):
     "All layers that have a weight, why some are left alone, and the bits of the ends."

@@ -26,6 +26,8 @@ from shok_nb.engine.arguments import (
 )
 from ..engine.pieces import wide_dtype
 from ..nn import remove_rounding_
+from .attention import Attention, _take_apart
+from .between import _named
 from .closest import _damped, coordinate_descent, gptq
 from .flow import _evaluating, _feed, _tensors
 from shok_nb.quantization.models import (
@@ -572,8 +574,21 @@ def _method(method)->Any:
     return _METHODS[check_choice(method, 'reconstruct_', 'method', tuple(_METHODS))]
 
 def _teacher_of(model, teacher):
-    "The float network."
-    if teacher is not None: return check_model(teacher, 'reconstruct_', 'teacher')
+    "The float network, in the same layers as the model."
+    if teacher is None: return _in_same_layers(_without_quantizers(model), model)
+    return _in_same_layers(check_model(teacher, 'reconstruct_', 'teacher'), model)
+
+def _in_same_layers(teacher, model):
+    "A float network whose attentions are taken apart where those of the model are."
+    apart = [n for n,m in model.named_modules() if isinstance(m, Attention)]
+    whole = [n for n in apart if not isinstance(_named(teacher, n), Attention)]
+    if not whole: return teacher
+    teacher = copy.deepcopy(teacher)
+    for n in whole: _take_apart(teacher.get_submodule(n))
+    return teacher
+
+def _without_quantizers(model):
+    "A copy of a model, in floats."
     try: return remove_rounding_(copy.deepcopy(model), leave_rounded=False)
     except Exception as e:
         raise ValueError('reconstruct_: the model cannot be copied; give the float network '
