@@ -23,7 +23,9 @@ def attentions(model): return [type(m) for m in model.modules() if isinstance(m,
 
 def flipped(found, wanted):
     "The share of sentences with another code somewhere: last bits of a softmax or a norm may carry one over a tie."
-    return ((found-wanted).abs().amax((1, 2)) > 1e-4).float().mean()
+    apart = (found-wanted).abs().amax((1, 2))
+    assert apart.max() < .01*wanted.abs().max()                               # less than a code changes
+    return (apart > 1e-4).float().mean()
 
 def same_state(a, b):
     a,b = a.state_dict(),b.state_dict()
@@ -41,7 +43,7 @@ def test_all_products_with_weights_are_integers(model, tmp_path):
     assert attentions(model) == [Attention]*3
     quantized = model(x)
     deploy_(model, x)
-    assert flipped(model(x), quantized) < .1
+    assert flipped(model(x), quantized) < .25                                  # each has 768 codes before a product
     assert (quantized-floats(x)).square().mean() < 1e-3*floats(x).square().mean()     # 8 bits
     call,_,fused = session(model, x, tmp_path)
     assert fused.count('QGemm') == 16 and 'Gemm' not in fused
