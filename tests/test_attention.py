@@ -9,6 +9,7 @@ from shok_nb import Quantizer, deploy_, quantize_model_, reconstruct_
 from shok_nb.nn import remove_rounding_
 from shok_nb.quantization.attention import Attention
 
+
 class Translator(nn.Module):
     "An encoder, and a decoder that attends to it: to two tensors in one call."
     def __init__(self):
@@ -43,7 +44,7 @@ def test_all_products_with_weights_are_integers(model, tmp_path):
     assert attentions(model) == [Attention]*3
     quantized = model(x)
     deploy_(model, x)
-    assert flipped(model(x), quantized) < .25                                  # each has 768 codes before a product
+    assert flipped(model(x), quantized) < .25             # one code of about a thousand in a sentence
     assert (quantized-floats(x)).square().mean() < 1e-3*floats(x).square().mean()     # 8 bits
     call,_,fused = session(model, x, tmp_path)
     assert fused.count('QGemm') == 16 and 'Gemm' not in fused
