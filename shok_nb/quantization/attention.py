@@ -6,6 +6,7 @@
 __all__ = ['Attention']
 
 # %% ../../nbs/quantization/56_attention.ipynb #5b60000d
+import copy
 import math
 from collections import Counter
 from typing import Any
@@ -213,9 +214,98 @@ class Attention(nn.Module):
         """
         return f'embed_dim={self.embed_dim}, num_heads={self.num_heads}'
 
+# %% ../../nbs/quantization/56_attention.ipynb #5b60001c
+def _cut(x, h, w):
+    "A picture as (windows, places, channels), its windows of h x w in one row."
+    x = x.unflatten(1, (-1, h)).unflatten(3, (-1, w)).transpose(2, 3)
+    return x.flatten(3, 4).flatten(0, 2)
+
+def _joined(x, many, h, w):
+    "The picture that was cut, `many` windows high and wide."
+    x = x.unflatten(0, (-1, *many)).unflatten(3, (h, w)).transpose(2, 3)
+    return x.flatten(1, 2).flatten(2, 3)
+
+def _ends(n, window, shift, device):
+    "Which part of an axis each place of it is from, after a shift."
+    at = torch.arange(n, device=device)
+    return (at >= n-window).int() + (at >= n-shift) if shift else torch.zeros_like(at)
+
+class _WindowAttention(nn.Module):
+    "The attention of a Swin transformer of torchvision, by its layers."
+    window_size:list
+    shift_size:list
+    num_heads:int
+    attention_dropout:float
+    dropout:float
+    qkv:Any
+    proj:Any
+    whole_class:Any
+
+    def _unseen(self, size, shift, device):
+        "What is added to scores: -100 where two places of a window are from different ends."
+        rows,columns = (_ends(*args, device) for args in zip(size, self.window_size, shift))
+        part = (3*rows[:, None] + columns)[None, ..., None]
+        part = _cut(part, *self.window_size).squeeze(-1)
+        return (part[:, :, None] != part[:, None]).float()*-100
+
+    def _scores(self, q, k):
+        scale:Any = getattr(self, 'logit_scale', None)
+        if scale is None: return (q*q.shape[-1]**-.5) @ k.transpose(-2, -1)
+        scores = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1)
+        return scores*scale.clamp(max=math.log(100)).exp()
+
+    def forward(self, x):
+        "A picture of shape (batch, height, width, channels) for another."
+        height,width = x.shape[1:3]
+        h,w = self.window_size
+        x = F.pad(x, (0, 0, 0, -width % w, 0, -height % h))
+        size = x.shape[1:3]
+        shift = [s if n > m else 0 for s,n,m in zip(self.shift_size, size, (h, w))]
+        if any(shift): x = x.roll([-s for s in shift], (1, 2))
+        many = size[0]//h,size[1]//w
+        x = _cut(x, h, w)
+        q,k,v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = self._scores(q, k) + self.whole_class.get_relative_position_bias(self)
+        if any(shift):
+            unseen = self._unseen(size, shift, x.device).to(x.dtype)
+            scores = scores.unflatten(0, (-1, len(unseen))) + unseen[:, None]
+            scores = scores.flatten(0, 1)
+        weights = F.dropout(scores.softmax(-1), self.attention_dropout, self.training)
+        x = self.proj((weights @ v).transpose(1, 2).flatten(2))
+        x = _joined(F.dropout(x, self.dropout, self.training), many, h, w)
+        if any(shift): x = x.roll(shift, (1, 2))
+        return x[:, :height, :width].contiguous()
+
+    def whole_(self):
+        "It has torchvision's class again."
+        if vars(self).pop('taken_apart', False): self.__class__ = vars(self).pop('whole_class')
+
 # %% ../../nbs/quantization/56_attention.ipynb #5b600013
+_WINDOWS = 'torchvision.models.swin_transformer'
+
+def _is_of_torchvision(m):
+    "Is this the attention of a Swin transformer?"
+    kind = type(m)
+    named = kind.__name__ in ('ShiftedWindowAttention', 'ShiftedWindowAttentionV2')
+    return named and kind.__module__ == _WINDOWS and 'forward' not in vars(m)
+
+@torch.no_grad()
+def _gives_the_same(m):
+    "Does its twin in layers give the same for an example larger than a window?"
+    plain,twin = copy.copy(m),copy.copy(m)
+    plain.training = twin.training = False
+    twin.__class__,twin.whole_class = _WindowAttention,type(m)
+    (h,w),n = m.window_size,m.qkv.in_features
+    like = dict(device=m.qkv.weight.device, dtype=m.qkv.weight.dtype)
+    x = torch.linspace(-9, 9, (2*h+1)*(2*w-1)*n, **like).sin().view(1, 2*h+1, 2*w-1, n)
+    found,wanted = twin.forward(x),plain.forward(x)
+    return bool((found-wanted).abs().max() <= 1e-4*wanted.abs().max())
+
 def _take_apart(m):
-    "This `nn.MultiheadAttention` is an `Attention` from now on."
+    "This attention computes by layers from now on."
+    if _is_of_torchvision(m):
+        m.__class__,m.whole_class,m.taken_apart = _WindowAttention,type(m),True
+        return
     made = Attention(m)
     m.__class__ = Attention
     m._parameters.clear()
@@ -227,5 +317,7 @@ def _apart(model):
     "The attentions of a model that can be taken apart, by name."
     owners = Counter(p for m in model.modules() for p in m._parameters.values())
     def tied(m): return any(owners[p] > 1 for p in m._parameters.values() if p is not None)
-    found = [(n, m) for n,m in model.named_modules() if _whole_because(m) is None]
-    return [(n, m) for n,m in found if not tied(m)]
+    def fits(m):
+        if _is_of_torchvision(m): return _gives_the_same(m)
+        return _whole_because(m) is None and not tied(m)
+    return [(n, m) for n,m in model.named_modules() if fits(m)]

@@ -26,7 +26,7 @@ from shok_nb.engine.arguments import (
 )
 from ..engine.pieces import wide_dtype
 from ..nn import remove_rounding_
-from .attention import Attention, _take_apart
+from .attention import _take_apart
 from .between import _named
 from .closest import _damped, coordinate_descent, gptq
 from .flow import _evaluating, _feed, _tensors
@@ -580,8 +580,9 @@ def _teacher_of(model, teacher):
 
 def _in_same_layers(teacher, model):
     "A float network whose attentions are taken apart where those of the model are."
-    apart = [n for n,m in model.named_modules() if isinstance(m, Attention)]
-    whole = [n for n in apart if not isinstance(_named(teacher, n), Attention)]
+    def apart(m): return getattr(m, 'taken_apart', False)
+    names = [n for n,m in model.named_modules() if apart(m)]
+    whole = [n for n in names if not apart(_named(teacher, n))]
     if not whole: return teacher
     teacher = copy.deepcopy(teacher)
     for n in whole: _take_apart(teacher.get_submodule(n))
