@@ -11,6 +11,7 @@ both. What is done already is not done again: bench/zoo.json holds a row for eac
 network that fails holds the error."""
 import argparse
 import copy
+import itertools
 import json
 import math
 import multiprocessing
@@ -125,13 +126,13 @@ NETWORKS = dict(
     beit=('Beit', 'BeitModel', SMALL | dict(image_size=32, patch_size=8), 'image'),
     clip=('CLIP', 'CLIPModel', dict(text_config=SMALL | dict(max_position_embeddings=64),
         vision_config=SMALL | dict(image_size=32, patch_size=8), projection_dim=32), 'both'),
-    convnext=('ConvNext', 'ConvNextModel', dict(hidden_sizes=[16, 32, 64, 128], depths=[1, 1, 2, 1]), 'image'),
+    convnext=('ConvNext', 'ConvNextForImageClassification', dict(hidden_sizes=[16, 32, 64, 128]), 'image'),
     deit=('DeiT', 'DeiTModel', SMALL | dict(image_size=32, patch_size=8), 'image'),
     dinov2=('Dinov2', 'Dinov2Model', SMALL | dict(image_size=32, patch_size=8), 'image'),
-    mobilevit=('MobileViT', 'MobileViTModel', dict(image_size=64, hidden_sizes=[32, 48, 64],
+    mobilevit=('MobileViT', 'MobileViTForImageClassification', dict(image_size=64, hidden_sizes=[32, 48, 64],
         neck_hidden_sizes=[8, 16, 24, 32, 48, 64, 96], num_attention_heads=4), 'image64'),
-    resnet=('ResNet', 'ResNetModel', dict(embedding_size=16, hidden_sizes=[16, 32, 64, 128], depths=[1, 1, 1, 1],
-        layer_type='basic'), 'image'),
+    resnet=('ResNet', 'ResNetForImageClassification', dict(embedding_size=16, hidden_sizes=[16, 32, 64, 128],
+        depths=[1, 1, 1, 1], layer_type='basic'), 'image'),
     segformer=('Segformer', 'SegformerModel', dict(hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1],
         decoder_hidden_size=32), 'image64'),
     swin=('Swin', 'SwinModel', dict(image_size=32, patch_size=2, embed_dim=16, depths=[1, 2], num_heads=[2, 4],
@@ -269,18 +270,20 @@ def run_onnx(file, feed, row):
     row['kernels'],row['integer'] = integer_share(file, given)
     return found
 
-def seconds_of(files, given, rounds=25):
-    "The median time that a run of each file takes of the processor, in one thread, the files in turns."
+def seconds_of(files, given, rounds=30):
+    """The median time that a run of each file takes of the processor, in one thread. Each round has its own order, so
+    each file is as often the first behind a large one, whose weights fill the caches, as any other."""
     import onnxruntime as ort
     options = ort.SessionOptions()
     options.intra_op_num_threads,options.log_severity_level = 1,3
     providers = ['CPUExecutionProvider']
     runs = {k: ort.InferenceSession(str(f), options, providers=providers) for k,f in files.items()}
     took = {k: [] for k in runs}
-    for _ in range(rounds):
-        for k,run in runs.items():
+    orders = itertools.cycle(itertools.permutations(runs))
+    for order in itertools.islice(orders, rounds):
+        for k in order:
             began = time.process_time()
-            run.run(None, given)
+            runs[k].run(None, given)
             took[k].append(time.process_time()-began)
     return {k: statistics.median(v) for k,v in took.items()}
 
