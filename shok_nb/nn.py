@@ -478,7 +478,7 @@ def _all_or_nothing(model):
     modules = [(m, type(m), [(k, v, _contents(v)) for k,v in vars(m).items()])
         for m in model.modules()]
     both = *model.parameters(),*model.buffers()
-    tensors = [(t, t.detach(), t.requires_grad) for t in both]
+    tensors = [(t, t.detach(), t.requires_grad) for t in both if not nn.parameter.is_lazy(t)]
     try: yield
     except BaseException:
         for m,cls,attributes in modules:

@@ -1,4 +1,5 @@
 "The table of networks of others: that it counts what it says, and leaves nothing out."
+import itertools
 import json
 import re
 import sys
@@ -16,6 +17,17 @@ import zoo  # noqa: E402 (found by the line above)
 def explained(row):
     "Is each code that is another in the runtime beside a tie, and is nothing left where torch takes those codes?"
     return 0 < row['ties']['flipped'] and row['ties']['farthest'] < 1e-4 and row['ties']['left'] < 1e-5
+
+def test_no_file_has_a_better_place(monkeypatch):
+    "Behind a large file another takes longer, because its weights have left the caches: each is behind each as often."
+    ort,ran = pytest.importorskip('onnxruntime'),[]
+    class Session:
+        def __init__(self, file, *args, **kwargs): self.file = file
+        def run(self, *args): ran.append(self.file)
+    monkeypatch.setattr(ort, 'InferenceSession', Session)
+    zoo.seconds_of(dict(floats='a', ours='b', static='c'), {}, rounds=12)
+    rounds = [tuple(ran[i:i+3]) for i in range(0, len(ran), 3)]
+    assert sorted(rounds) == sorted(2*[*itertools.permutations('abc')])
 
 def test_the_table():
     "Each network once in each setting; a row has either all numbers or an error, and no path of a machine."
