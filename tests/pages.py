@@ -13,10 +13,12 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from queue import Empty
 from types import SimpleNamespace
 from unittest import mock
 import nbformat
 from filelock import FileLock
+from jupyter_client import AsyncKernelClient, KernelManager
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT/'docs'
@@ -85,10 +87,41 @@ def fork_kernel(cmd, cwd=None, env=None, **_):
         print(json.dumps(job), file=warm().stdin, flush=True)
         return Kernel(int(warm().stdout.readline()))
 
+async def _answer(channel, asked, is_it, seconds):
+    "The message on a channel that answers this question, or None if it does not come in time."
+    until = time.monotonic()+seconds
+    while (left := until-time.monotonic()) > 0:
+        try: msg = await channel.get_msg(timeout=left)
+        except Empty: return None
+        if msg['parent_header'].get('msg_id') == asked and is_it(msg): return msg
+
+async def ready(client, timeout=None):
+    """`KernelClient.wait_for_ready`, which waits until the kernel has said nothing for .2 s. Here it is ready once a
+    question is answered on both channels, for then all that it says arrives; it is asked again until both are open."""
+    until = time.monotonic()+(timeout or 60)
+    while time.monotonic() < until:
+        asked = client.kernel_info()
+        reply = await _answer(client.shell_channel, asked, lambda m: m['msg_type'] == 'kernel_info_reply', 5)
+        def idle(m): return m['content'].get('execution_state') == 'idle'
+        if reply and await _answer(client.iopub_channel, asked, idle, .1):
+            client._handle_kernel_info_reply(reply)
+            return
+        if not await client._async_is_alive(): raise RuntimeError('The kernel died before it was ready')
+    raise RuntimeError(f'The kernel was not ready in {timeout} s')
+
+def _look_often(finish):
+    "`finish_shutdown`, which looks every .01 s in place of .1 whether the kernel has ended."
+    async def often(manager, *args, **kwargs): await finish(manager, *args, pollinterval=.01, **kwargs)
+    return often
+
+@contextlib.contextmanager
 def forks():
-    "Kernels are forks inside this, where a fork is as good as a new process."
-    if sys.platform != 'linux': return contextlib.nullcontext()
-    return mock.patch('jupyter_client.provisioning.local_provisioner.launch_kernel', fork_kernel)
+    "Kernels are forks inside this, where a fork is as good as a new process; nobody waits longer than for an answer."
+    if sys.platform != 'linux': return (yield)
+    launch = 'jupyter_client.provisioning.local_provisioner.launch_kernel'
+    finish = KernelManager._async_finish_shutdown
+    with (mock.patch(launch, fork_kernel), mock.patch.object(AsyncKernelClient, 'wait_for_ready', ready),
+          mock.patch.object(KernelManager, '_async_finish_shutdown', _look_often(finish))): yield
 
 def execute(nb, folder, *where):
     """Run the page of the notebook `nb` as the site does and keep it in `folder`, unless

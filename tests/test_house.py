@@ -676,6 +676,18 @@ def test_what_is_installed_stays_the_same(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert version('other') == '2' and installed() == first and version('torch') in first.decode()
 
+@pytest.mark.skipif(sys.platform != 'linux', reason='kernels are forks there')
+def test_what_a_kernel_says_first_arrives():
+    "A kernel that is asked too soon computes, and nobody hears of it."
+    import nbformat
+    import pages
+    from nbclient import NotebookClient
+    for _ in range(4):
+        cells = [nbformat.v4.new_code_cell(f'print({i})') for i in range(2)]
+        nb = nbformat.v4.new_notebook(cells=cells)
+        with pages.forks(): NotebookClient(nb, timeout=60).execute()
+        assert [[o['text'] for o in c.outputs] for c in nb.cells] == [['0\n'], ['1\n']]
+
 def test_a_page_runs_once(tmp_path, monkeypatch, ran):
     """What ran is found by its code: it runs again when a cell, the library or an installed package is another, and not
     when its prose is. `make docs` finds what the tests ran."""
