@@ -24,6 +24,7 @@ NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']  # 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton']
 extensions += ['reference', 'literate', 'finding', 'offline_math', 'shallow_rst', 'made_once']    # of _ext
 literate_package = cfg['lib_path']
+literate_extras = {k: v for k,v in cfg.items() if k.endswith('_requirements')}
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
 literate_folders = dict(                                     # the groups of the menu, in its order: folders of nbs
     start='Start',

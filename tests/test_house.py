@@ -144,6 +144,24 @@ def test_install_cell():
     assert {'remove-cell', 'skip-execution'} <= {*page['metadata']['tags']}
     assert with_install(made, '')['cells'] == cells
 
+def test_what_a_page_needs():
+    "From its imports and from what it calls of ours; prose is not asked."
+    from literate import needs
+    extras = {k: v for k,v in settings().items() if k.endswith('_requirements')}
+    def of(*code): return needs(dict(cells=[dict(cell_type=k, source=c) for k,c in code]), ['tune'], extras)
+    assert of(('code', 'import torch\nfrom torch import nn'), ('markdown', 'import onnx')) == []
+    assert of(('code', 'from fastcore.test import test_eq')) == of(('code', 'tune(f)')) == ['widgets']
+    assert of(('code', 'def f():\n    import PIL'), ('code', 'R.to_onnx(m, x, file)')) == ['widgets', 'onnx']
+    assert of(('code', 'import onnxruntime as ort')) == ['onnx']
+    assert of(('code', 'import onnx'), ('code', 'from sklearn.datasets import load_digits')) == ['lessons']
+
+@site_group
+def test_a_page_says_what_it_needs(site):
+    said = {f.stem: re.findall(r"The code needs <code>pip install '\.\[(.*?)\]'", f.read_text('utf-8'))
+        for f in site.glob('*.html')}
+    wanted = dict(runtime=['widgets,onnx'], digits=['lessons'], ste=['widgets'], glossary=[])
+    assert {k: said[k] for k in wanted} == wanted
+
 def test_a_small_picture_stays():
     "Stored pictures become small once; a second run of docs/pictures.py changes nothing."
     Image = pytest.importorskip('PIL.Image')

@@ -74,6 +74,23 @@ def page_links(git_url, branch, nb, title):
         links += [(f'{git_url}/issues/new?title={quote(title)}', 'Feedback', '')]
     return ' · '.join(f'<a href="{html.escape(to)}"{more}>{text}</a>' for to,text,more in links)
 
+MODULES = {'scikit-learn': 'sklearn', 'pillow': 'PIL'}       # a package, and what code imports of it
+
+def packages(extra, requirements):
+    "The modules that an extra of settings.ini installs."
+    names = re.findall(r'(?m)^\s*([\w-]+)', requirements.get(f'{extra}_requirements', ''))
+    return {MODULES.get(n, n) for n in names}
+
+def needs(nb, show, requirements):
+    """What the code of a page is installed with: names of extras. `show` are our functions that want those of the
+    plots. Of all that is imported, `lessons` has the other two in it."""
+    code = '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
+    used = {*re.findall(r'(?m)^\s*(?:import|from) (\w+)', code)}
+    if re.search(r'\b(to_onnx|onnx_session)\(', code): used.add('onnx')
+    if {*re.findall(r'\b(\w+)\(', code)} & {*show}: used.add('matplotlib')
+    found = [extra for extra in ('widgets', 'onnx', 'lessons') if used & packages(extra, requirements)]
+    return ['lessons'] if 'lessons' in found else found
+
 def with_install(nb, git_url):
     "The notebook with a cell that installs the package where it is missing, as in Colab; none without a repository."
     cells = [c for c in nb['cells'] if c.get('id') != 'install']
@@ -307,6 +324,8 @@ def write_pages(app):
     ours |= {dst/f'{n}.md' for names in made.values() for n in names}
     for f in {*dst.glob('*.ipynb'), *dst.glob('*.md')} - ours: f.unlink()
     app.literate_terms = terms
+    show = [n for n,full in syms.items() if full.startswith(f'{pkg.__name__}.show.')]
+    app.literate_needs = {slug(p): needs(json.loads(p.read_text('utf-8')), show, cfg.literate_extras) for p in nbs}
     app.literate_pages = {slug(p): (p, openings[p][0]) for p in nbs}
 
 def _rst(s):
@@ -384,6 +403,8 @@ def link_page(app, pagename, templatename, context, doctree):
     nb,title = app.literate_pages[pagename]
     where = nb.relative_to(Path(app.confdir)/app.config.literate_nbs).as_posix()
     links = page_links(app.config.literate_git_url, app.config.literate_branch, where, title)
+    if extras := app.literate_needs[pagename]:
+        links += f" · The code needs <code>pip install '.[{','.join(extras)}]'</code>"
     head,end,rest = context['body'].partition('</h1>')
     context['body'] = f'{head}{end}\n<p class="page-links">{links}</p>{rest}'
 
@@ -399,7 +420,8 @@ def write_notebooks(app, error):
         write(to/nb.name, json.dumps(made, indent=1, ensure_ascii=False) + '\n')
 
 def setup(app):
-    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', folders={}, more={}, titles={}).items():
+    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', folders={}, more={}, titles={},
+            extras={}).items():
         app.add_config_value(f'literate_{k}', v, 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
