@@ -1,4 +1,5 @@
 "The pages as the site runs them, each once in a run of the tests: by the worker that asks first."
+import asyncio
 import compileall
 import contextlib
 import functools
@@ -13,6 +14,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from queue import Empty
 from types import SimpleNamespace
 from unittest import mock
 import nbformat
@@ -85,10 +87,31 @@ def fork_kernel(cmd, cwd=None, env=None, **_):
         print(json.dumps(job), file=warm().stdin, flush=True)
         return Kernel(int(warm().stdout.readline()))
 
+async def ready(client, timeout=60):
+    """`wait_for_ready` without a wait for silence: once IOPub has answered a request of ours, the client hears all that
+    is said there, so it loses nothing of the first cell."""
+    asked,end = set(),time.monotonic()+timeout
+    while True:
+        asked.add(client.kernel_info())
+        try:
+            while (await client.get_iopub_msg(timeout=.05))['parent_header'].get('msg_id') not in asked: pass
+            return
+        except Empty: pass
+        if not await client.is_alive(): raise RuntimeError('the kernel ended before it was ready')
+        if time.monotonic() > end: raise RuntimeError(f'the kernel was not ready in {timeout} seconds')
+
+async def ended(manager, **_):
+    "`KernelManager._async_wait` that looks every 5 ms, not every 100."
+    while await manager.is_alive(): await asyncio.sleep(.005)
+
+@contextlib.contextmanager
 def forks():
-    "Kernels are forks inside this, where a fork is as good as a new process."
-    if sys.platform != 'linux': return contextlib.nullcontext()
-    return mock.patch('jupyter_client.provisioning.local_provisioner.launch_kernel', fork_kernel)
+    "Kernels are forks inside this, where a fork is as good as a new process, and start and end without waiting."
+    if sys.platform != 'linux': return (yield)
+    provisioner = 'jupyter_client.provisioning.local_provisioner'
+    with (mock.patch(f'{provisioner}.launch_kernel', fork_kernel),
+          mock.patch('jupyter_client.asynchronous.client.AsyncKernelClient.wait_for_ready', ready),
+          mock.patch('jupyter_client.manager.KernelManager._async_wait', ended)): yield
 
 def execute(nb, folder, *where):
     """Run the page of the notebook `nb` as the site does and keep it in `folder`, unless
