@@ -155,8 +155,9 @@ def state():
     return code.hexdigest()
 
 def build_site(folder):
-    "The whole site, as `make docs` builds it, from the pages that ran."
-    for nb in NBS: execute(nb, folder)
+    """The whole site, as `make docs` builds it, from the pages that ran. They run from the last to the first here, and
+    from the first to the last in the tests: so two workers meet once, and do not wait for each other at each page."""
+    for nb in reversed(NBS): execute(nb, folder)
     sphinx(SOURCE, HTML, '-D', f'nb_execution_cache_path={folder}')
     BUILT.write_text(state())
     return HTML
@@ -170,7 +171,7 @@ def keep(nb):
 def main(jobs):
     "Run the pages for `make docs`, so many at a time; those that ran stay."
     CACHE.mkdir(parents=True, exist_ok=True)
-    compileall.compile_dir(ROOT/'shok_nb', quiet=2)                  # as conftest.py does
+    for folder in (ROOT/'shok_nb', DOCS/'_ext'): compileall.compile_dir(folder, quiet=2)     # as conftest.py does
     start = 'spawn'
     if sys.platform == 'linux':                                      # all jobs share what is made here
         start = 'fork'
