@@ -3056,8 +3056,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                      'shok_nb/studies/lattice.py'),
                                          'shok_nb.studies.lattice._optimum': ( 'studies/lattice.html#_optimum',
                                                                                'shok_nb/studies/lattice.py'),
-                                         'shok_nb.studies.lattice._outwards': ( 'studies/lattice.html#_outwards',
-                                                                                'shok_nb/studies/lattice.py'),
                                          'shok_nb.studies.lattice._random_search': ( 'studies/lattice.html#_random_search',
                                                                                      'shok_nb/studies/lattice.py'),
                                          'shok_nb.studies.lattice._relaxed': ( 'studies/lattice.html#_relaxed',

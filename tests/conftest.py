@@ -15,8 +15,9 @@ once()
 gc.set_threshold(100_000, 10, 10)         # Python looks for garbage less often: tests make much and lose little
 
 def pytest_configure(config):
-    "The bytecode of the package, for all that tests start: where PYTHONDONTWRITEBYTECODE is set each would make it."
-    if not hasattr(config, 'workerinput'): compileall.compile_dir(HERE.parent/'shok_nb', quiet=2)
+    "The bytecode of our modules, for all that tests start: where PYTHONDONTWRITEBYTECODE is set each would make it."
+    if hasattr(config, 'workerinput'): return
+    for folder in ('shok_nb', 'docs/_ext'): compileall.compile_dir(HERE.parent/folder, quiet=2)
 
 @pytest.fixture(autouse=True)
 def same_draws():

@@ -1,4 +1,5 @@
 "The pages as the site runs them, each once in a run of the tests: by the worker that asks first."
+import asyncio
 import compileall
 import contextlib
 import functools
@@ -18,7 +19,6 @@ from types import SimpleNamespace
 from unittest import mock
 import nbformat
 from filelock import FileLock
-from jupyter_client import AsyncKernelClient, KernelManager
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT/'docs'
@@ -87,41 +87,31 @@ def fork_kernel(cmd, cwd=None, env=None, **_):
         print(json.dumps(job), file=warm().stdin, flush=True)
         return Kernel(int(warm().stdout.readline()))
 
-async def _answer(channel, asked, is_it, seconds):
-    "The message on a channel that answers this question, or None if it does not come in time."
-    until = time.monotonic()+seconds
-    while (left := until-time.monotonic()) > 0:
-        try: msg = await channel.get_msg(timeout=left)
-        except Empty: return None
-        if msg['parent_header'].get('msg_id') == asked and is_it(msg): return msg
-
-async def ready(client, timeout=None):
-    """`KernelClient.wait_for_ready`, which waits until the kernel has said nothing for .2 s. Here it is ready once a
-    question is answered on both channels, for then all that it says arrives; it is asked again until both are open."""
-    until = time.monotonic()+(timeout or 60)
-    while time.monotonic() < until:
-        asked = client.kernel_info()
-        reply = await _answer(client.shell_channel, asked, lambda m: m['msg_type'] == 'kernel_info_reply', 5)
-        def idle(m): return m['content'].get('execution_state') == 'idle'
-        if reply and await _answer(client.iopub_channel, asked, idle, .1):
-            client._handle_kernel_info_reply(reply)
+async def ready(client, timeout=60):
+    """`wait_for_ready` without a wait for silence: once IOPub has answered a request of ours, the client hears all that
+    is said there, so it loses nothing of the first cell."""
+    asked,end = set(),time.monotonic()+timeout
+    while True:
+        asked.add(client.kernel_info())
+        try:
+            while (await client.get_iopub_msg(timeout=.05))['parent_header'].get('msg_id') not in asked: pass
             return
-        if not await client._async_is_alive(): raise RuntimeError('The kernel died before it was ready')
-    raise RuntimeError(f'The kernel was not ready in {timeout} s')
+        except Empty: pass
+        if not await client.is_alive(): raise RuntimeError('the kernel ended before it was ready')
+        if time.monotonic() > end: raise RuntimeError(f'the kernel was not ready in {timeout} seconds')
 
-def _look_often(finish):
-    "`finish_shutdown`, which looks every .01 s in place of .1 whether the kernel has ended."
-    async def often(manager, *args, **kwargs): await finish(manager, *args, pollinterval=.01, **kwargs)
-    return often
+async def ended(manager, **_):
+    "`KernelManager._async_wait` that looks every 5 ms, not every 100."
+    while await manager.is_alive(): await asyncio.sleep(.005)
 
 @contextlib.contextmanager
 def forks():
-    "Kernels are forks inside this, where a fork is as good as a new process; nobody waits longer than for an answer."
+    "Kernels are forks inside this, where a fork is as good as a new process, and start and end without waiting."
     if sys.platform != 'linux': return (yield)
-    launch = 'jupyter_client.provisioning.local_provisioner.launch_kernel'
-    finish = KernelManager._async_finish_shutdown
-    with (mock.patch(launch, fork_kernel), mock.patch.object(AsyncKernelClient, 'wait_for_ready', ready),
-          mock.patch.object(KernelManager, '_async_finish_shutdown', _look_often(finish))): yield
+    provisioner = 'jupyter_client.provisioning.local_provisioner'
+    with (mock.patch(f'{provisioner}.launch_kernel', fork_kernel),
+          mock.patch('jupyter_client.asynchronous.client.AsyncKernelClient.wait_for_ready', ready),
+          mock.patch('jupyter_client.manager.KernelManager._async_wait', ended)): yield
 
 def execute(nb, folder, *where):
     """Run the page of the notebook `nb` as the site does and keep it in `folder`, unless
@@ -165,8 +155,9 @@ def state():
     return code.hexdigest()
 
 def build_site(folder):
-    "The whole site, as `make docs` builds it, from the pages that ran."
-    for nb in NBS: execute(nb, folder)
+    """The whole site, as `make docs` builds it, from the pages that ran. They run from the last to the first here, and
+    from the first to the last in the tests: so two workers meet once, and do not wait for each other at each page."""
+    for nb in reversed(NBS): execute(nb, folder)
     sphinx(SOURCE, HTML, '-D', f'nb_execution_cache_path={folder}')
     BUILT.write_text(state())
     return HTML
@@ -180,7 +171,7 @@ def keep(nb):
 def main(jobs):
     "Run the pages for `make docs`, so many at a time; those that ran stay."
     CACHE.mkdir(parents=True, exist_ok=True)
-    compileall.compile_dir(ROOT/'shok_nb', quiet=2)                  # as conftest.py does
+    for folder in (ROOT/'shok_nb', DOCS/'_ext'): compileall.compile_dir(folder, quiet=2)     # as conftest.py does
     start = 'spawn'
     if sys.platform == 'linux':                                      # all jobs share what is made here
         start = 'fork'

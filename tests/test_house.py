@@ -1,6 +1,7 @@
 """The house is in order: notebooks, package, README, metadata and site say the
 same thing, and nothing of this machine."""
 import ast
+import asyncio
 import base64
 import filecmp
 import functools
@@ -21,13 +22,14 @@ from email.parser import Parser
 from html.parser import HTMLParser
 from importlib.metadata import distribution, version
 from pathlib import Path
+from queue import Empty
 from types import SimpleNamespace
 from unittest import mock
 import pytest
 from estimators import batches, grouped, lumped, variants
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import FOLDERS, NBS, execute, slug, sphinx
+from pages import FOLDERS, NBS, execute, ready, slug, sphinx
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT/'bench'), str(ROOT/'docs')]
@@ -738,6 +740,23 @@ def test_a_page_runs_once(tmp_path, monkeypatch, ran):
     execute(nb, ran)
     page = nbformat.read(pages.SOURCE/'references.ipynb', 4)
     assert get_cache(pages.CACHE).match_cache_notebook(page).pk
+
+def test_a_page_begins_when_its_kernel_is_heard():
+    "When IOPub has answered a request of ours, not at what was said before; and never with a kernel that has ended."
+    def client(*heard, alive=True):
+        heard,asked = iter(heard),iter(range(9))
+        async def get_iopub_msg(timeout):
+            parent = next(heard)
+            if parent is None: raise Empty
+            return dict(parent_header=dict(msg_id=parent))
+        async def is_alive(): return alive
+        names = dict(get_iopub_msg=get_iopub_msg, is_alive=is_alive, heard=heard)
+        return SimpleNamespace(kernel_info=lambda: next(asked), **names)
+    one = client('of another', None, 'of another', None, 1, 'the first cell')
+    asyncio.run(ready(one))
+    assert [*one.heard] == ['the first cell']
+    with pytest.raises(RuntimeError, match='ended before'): asyncio.run(ready(client(None, alive=False)))
+    with pytest.raises(RuntimeError, match='in 0 seconds'): asyncio.run(ready(client(None), timeout=0))
 
 def test_ticks_for_docutils():
     "What is marked as code in a comment arrives as code, whatever follows it, and nothing is lost."

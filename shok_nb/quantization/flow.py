@@ -350,9 +350,10 @@ def _write_nowhere(graph):
 @contextmanager
 def _quiet(name, level='CRITICAL'):
     "Without what an exporter says of itself; its errors are raised."
-    loggers = [logging.getLogger(k) for k in [name, *logging.root.manager.loggerDict]
-        if k.startswith(name)]
-    levels = [log.level for log in loggers]
+    family = {logging.getLogger(k) for k in [name, *logging.root.manager.loggerDict]
+        if k.startswith(name)}
+    loggers = [log for log in family if log.level or log.parent not in family]
+    levels = [log.level for log in loggers]       # all others have the level of their parent
     for log in loggers: log.setLevel(level)
     try:
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):

@@ -9,6 +9,7 @@ __all__ = ['lattice']
 import functools
 import math
 from collections.abc import Callable
+from operator import mul
 from typing import NamedTuple
 import torch
 from torch import Tensor
@@ -58,30 +59,21 @@ def _relaxed(tasks):
     return torch.linalg.pinv(tasks.A, rtol=1e-6)@tasks.b[..., None]
 
 # %% ../../nbs/studies/31_lattice.ipynb #2127f10c
-def _outwards(c):
-    "Integers, the nearest to `c` first."
-    m = round(c)
-    side = 1 if c >= m else -1
-    yield m
-    j = 1
-    while True:
-        yield m + side*j
-        yield m - side*j
-        j += 1
-
 def _decoded(r, t, least):
     "The least of |r z - t|² if that is below `least`, else `least`."
-    n = len(t)
-    z = [0]*n
+    z,known = [0]*len(t),[row[k+1:] for k,row in enumerate(r)]
     def down(k, spent, least):
         if k < 0: return spent
-        c = (t[k] - sum(r[k][j]*z[j] for j in range(k+1, n)))/r[k][k]
-        for m in _outwards(c):
-            cost = spent + (r[k][k]*(c-m))**2
-            if cost >= least: return least
+        side = r[k][k]
+        c = (t[k] - sum(map(mul, known[k], z[k+1:])))/side
+        m = round(c)
+        way = 1 if c >= m else -1           # then -2, 3, -4: outwards on both sides in turn
+        while (cost := spent + (side*(c-m))**2) < least:
             z[k] = m
             least = down(k-1, cost, least)
-    return down(n-1, 0., least)
+            m,way = m+way,(-way-1 if way > 0 else -way+1)
+        return least
+    return down(len(t)-1, 0., least)
 
 @functools.lru_cache(8)
 def _optimum(seeds):

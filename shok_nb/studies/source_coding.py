@@ -61,9 +61,9 @@ class ScalarCode(NamedTuple):
     rate:float        # Bits for each number: the entropy of the codes
     distortion:float  # Mean squared error
 
-def _code(source, edges, levels=None):
+def _code(source, edges, levels=None, cells=None):
     "The code with these cells, decoded to their means or to `levels`."
-    p,mean,square = _cells(source, edges)
+    p,mean,square = cells or _cells(source, edges)
     if levels is None: levels = torch.where(p > 0, mean/p, 0.)
     error = (square - 2*levels*mean + levels*levels*p).sum()
     return ScalarCode(edges, levels, _entropy(p).item(), error.item())
@@ -80,16 +80,19 @@ def _even(price, shift=0.):
 
 def _descended(source, price, edges):
     "Edges and levels improved in turn until the bits stand still."
-    least = math.inf
+    least,cells = math.inf,_cells(source, edges)
     for _ in range(5000):
-        p,mean,_ = _cells(source, edges)
-        p,mean = p[p > 1e-13],mean[p > 1e-13]
+        p,mean,_ = cells
+        sent = p > 1e-13
+        p,mean = p[sent],mean[sent]
         levels,bits = mean/p,-p.log2()
         edges = (levels[1:]+levels[:-1])/2 + price/2*bits.diff()/levels.diff()
-        now = _bits(_code(source, edges), price)
+        cells = _cells(source, edges)
+        code = _code(source, edges, cells=cells)
+        now = _bits(code, price)
         if now > least-1e-11: break
         least = now
-    return _code(source, edges)
+    return code
 
 @functools.lru_cache(64)
 def _ideal(source, price):
