@@ -178,7 +178,8 @@ def prose(c):
     "A Markdown cell, each paragraph as one line, so that a phrase is found where it wraps."
     return re.sub(r'(?<=\S)\n(?=[\w`*(\[])', ' ', ''.join(c['source'])) + '\n\n'
 
-SAYS = re.compile(r'(?m)^    (?:\*{0,2}\w+ \(.*\)|[\w.|\[\], ]+): (.*(?:\n {8}.*)*)')     # `x (Tensor): this`, `Tensor: this`
+# `x (Tensor): what it is`, `Tensor: what it is`
+SAYS = re.compile(r'(?m)^    (?:\*{0,2}\w+ \(.*\)|[\w.|\[\], ]+): (.*(?:\n {8}.*)*)')
 
 def docstrings(module):
     "What the docstrings of a file say, in paragraphs: each line, and of each parameter what it means."
