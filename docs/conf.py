@@ -49,6 +49,11 @@ literate_titles = dict(                                      # in the menu: the 
     try_it='Try it: two side by side',
     widgets='Sliders: tune',
 )
+literate_extras = dict(                                      # what needs them in the code of a page; the last has all
+    widgets='matplotlib ipywidgets fastcore PIL shok_nb.show shok_nb.demo plots widgets try_it lab demo',
+    onnx='onnx onnxscript onnxruntime onnx_session to_onnx',
+    lessons='sklearn',
+)
 literate_more = dict(reference=['api'])                      # pages of a folder that no notebook makes
 
 nb_execution_mode = 'cache'

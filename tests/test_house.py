@@ -196,7 +196,7 @@ def test_readme_numbers():
     from shok_nb.catalog import catalog
     from shok_nb.training.schedules import linear_schedule
     text = (ROOT/'README.md').read_text('utf-8')
-    assert f'{len(catalog)} estimators' in text and f'each of the {len(catalog)} claims' in text
+    assert f'{len(catalog)} estimators' in text and f'each of the {len(catalog)} has' in text
     assert [r.name for r in catalog if not r.linear] == ['ewgs_round'] and 'The one estimator' in text
     ends = [inspect.signature(linear_schedule).parameters[k].default for k in ('init_value', 'end_value')]
     assert 'from {:g} to {:g}'.format(*ends) in text
@@ -714,7 +714,7 @@ def test_ticks_for_docutils():
     from docutils.core import publish_doctree
     from literate import _rst
     for line in ('`steps`+1 entries', '`x`, (`y`) and `a_b`s', 'a*b|c_ `*`'):
-        tree = publish_doctree(_rst(line), settings_overrides=dict(report_level=1, halt_level=1))
+        tree = publish_doctree(_rst(line, {}), settings_overrides=dict(report_level=1, halt_level=1))
         assert tree.astext() == line.replace('`', '')
 
 def test_figure_alt():
@@ -919,6 +919,7 @@ def searched(site, *queries):
 WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 'straight-through estimator': 'ste',
     'weight only': 'quantization_recipes models quantizer', 'weight-only': 'quantization_recipes models quantizer',
     'group size': 'quantization_recipes quantizer models glossary', 'which estimator': 'index which',
+    'weights or codec': 'which index',
     'sphere decoder': 'lattice',
     'QAT': 'models fake_quantize digits', 'PTQ': 'calibrate learned',
     'post-training quantization': 'without_training reconstruct calibrate learned glossary',
