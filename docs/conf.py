@@ -24,7 +24,6 @@ NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']  # 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton']
 extensions += ['reference', 'literate', 'finding', 'offline_math', 'shallow_rst', 'made_once']    # of _ext
 literate_package = cfg['lib_path']
-literate_extras = {k: v for k,v in cfg.items() if k.endswith('_requirements')}
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
 literate_folders = dict(                                     # the groups of the menu, in its order: folders of nbs
     start='Start',
@@ -49,6 +48,11 @@ literate_titles = dict(                                      # in the menu: the 
     fsq='Finite scalar quantization (FSQ)',
     try_it='Try it: two side by side',
     widgets='Sliders: tune',
+)
+literate_extras = dict(                                      # what needs them in the code of a page; the last has all
+    widgets='matplotlib ipywidgets fastcore PIL shok_nb.show shok_nb.demo plots widgets try_it lab demo',
+    onnx='onnx onnxscript onnxruntime onnx_session to_onnx',
+    lessons='sklearn',
 )
 literate_more = dict(reference=['api'])                      # pages of a folder that no notebook makes
 

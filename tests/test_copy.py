@@ -29,9 +29,10 @@ def shown_error(cell):
     for o in cell['outputs']:
         if o['output_type'] == 'error': return f"{o['ename']}: {o['evalue']}"
 
-def wrong(nb, cwd):
-    "The cells of a notebook that do not end as the page shows: `[(first line, what it raised)]`."
-    cells = seen(nb)
+def wrong(nb, cwd, missing=()):
+    "The cells that do not end as the page shows, `[(first line, what it raised)]`, where packages are missing."
+    block = f'import sys\nsys.modules.update(dict.fromkeys({missing}))'
+    cells = [dict(source=block, outputs=[]), *seen(nb)]
     made = v4.new_notebook(cells=[v4.new_code_cell(c['source']) for c in cells])
     with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'), forks():
         NotebookClient(made, allow_errors=True, timeout=600, resources=dict(metadata=dict(path=cwd))).execute()
@@ -41,7 +42,13 @@ def wrong(nb, cwd):
 @pytest.mark.slow
 @pytest.mark.parametrize('nb', NBS, ids=slug)
 def test_what_is_seen_runs(nb, tmp_path):
-    failed = wrong(json.loads(nb.read_text('utf-8')), tmp_path)
+    "With the extras that the page says it needs, and with no other."
+    from literate import needs
+    from test_house import conf
+    page,extras = json.loads(nb.read_text('utf-8')),conf()['literate_extras']
+    named = needs(page, extras)
+    others = {*extras} - ({*extras} if 'lessons' in named else {*named})
+    failed = wrong(page, tmp_path, [n for e in others for n in extras[e].split() if '.' not in n])
     assert not failed, '\n'.join(f'{line}\n    {e}' for line,e in failed)
 
 def test_what_is_seen_has_its_names(tmp_path):
@@ -61,9 +68,22 @@ def test_what_does_not_run_is_found(tmp_path):
     cells = [code('#| hide\nimport math'), code('math.pi'), code('#| echo: false\na = 1'), code('a'),
         code('#| code-fold: true\nb = 2'), code('b'), code("raise ValueError('no')", error), code('b', error),
         code('#| export\nb = c'), code('from shok_nb import round_ste')]
-    said = wrong(dict(cells=cells), tmp_path)
+    cells.append(code('import onnx'))
+    said = wrong(dict(cells=cells), tmp_path, ['onnx'])
     assert said == [('math.pi', "NameError: name 'math' is not defined"), ('a', "NameError: name 'a' is not defined"),
-        ('b', None)]
+        ('b', None), ('import onnx', 'ModuleNotFoundError: import of onnx halted; None in sys.modules')]
+
+def test_a_page_names_the_extras_of_its_code():
+    "By what it imports and calls; what readers do not see, and the package's own code, needs none."
+    from literate import install_line, needs
+    extras = dict(widgets='matplotlib shok_nb.show plots', onnx='onnx to_onnx', lessons='sklearn')
+    def wanted(*sources):
+        return needs(dict(cells=[dict(cell_type='code', source=[s]) for s in sources]), extras)
+    assert wanted('import torch', '#| hide\nimport onnx', '#| export\nimport onnx', "to = 'onnx'") == []
+    assert wanted('import matplotlib.pyplot as plt') == wanted('from shok_nb.show.plots import figure') == ['widgets']
+    assert wanted('R.plots.figure()', 'R.to_onnx(m, x)') == ['widgets', 'onnx']
+    assert wanted('import onnx', 'from sklearn.datasets import load_digits') == ['lessons']
+    assert "pip install '.[widgets,onnx]'" in install_line(['widgets', 'onnx']) and not install_line([])
 
 def imported(source):
     "The packages that a cell imports."

@@ -1,4 +1,5 @@
 "Every public name explains itself: one line, its source, and a comment on each parameter and on the result."
+import ast
 import inspect
 import json
 import re
@@ -177,6 +178,16 @@ def prose(c):
     "A Markdown cell, each paragraph as one line, so that a phrase is found where it wraps."
     return re.sub(r'(?<=\S)\n(?=[\w`*(\[])', ' ', ''.join(c['source'])) + '\n\n'
 
+# `x (Tensor): what it is`, `Tensor: what it is`
+SAYS = re.compile(r'(?m)^    (?:\*{0,2}\w+ \(.*\)|[\w.|\[\], ]+): (.*(?:\n {8}.*)*)')
+
+def docstrings(module):
+    "What the docstrings of a file say, in paragraphs: each line, and of each parameter what it means."
+    for n in ast.walk(ast.parse(module.read_text('utf-8'))):
+        if not isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.Module)): continue
+        line,_,rest = (ast.get_docstring(n) or '').partition('\nExample:')[0].partition('\n\n')
+        yield from (' '.join(said.split()) for said in (line, *SAYS.findall(rest)))
+
 def test_plain_english(tmp_path):
     "Codespell finds neither a misspelled word nor a phrase of docs/words.txt in prose, docstrings and comments."
     files = [ROOT/f'{n}.md' for n in ('README', 'CHANGELOG', 'CONTRIBUTING')]
@@ -193,3 +204,28 @@ def test_plain_english(tmp_path):
         assert bool(r.returncode) == bool(said) and said in r.stdout, r
     r = subprocess.run([*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True)
     assert not r.returncode, r.stdout + r.stderr
+
+NAMED = re.compile(r'\b([Aa]n?) ([\w.]*(?:\d|\.\w)[\w.]*)')           # an x86, a uint8, an nn.ReLU
+
+def test_grammar(tmp_path):
+    "Harper finds nothing by the rules of docs/grammar.txt: a wrong word, a word twice, a sentence that is too long."
+    texts = {n: (ROOT/f'{n}.md').read_text('utf-8') for n in ('README', 'CHANGELOG', 'CONTRIBUTING')}
+    for nb in NOTEBOOKS:
+        cells = json.loads(nb.read_text('utf-8'))['cells']
+        texts[nb.stem] = '\n\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
+    for p in sorted((ROOT/'shok_nb').rglob('*.py')):
+        name = '.'.join(p.relative_to(ROOT).with_suffix('').parts)
+        if p.stem != '_modidx': texts[name] = '\n\n'.join(docstrings(p))
+    planted = ('It rounds the the value.', 'It allows to round.', 'A step with an scale.', 'More then a step.',
+        'Despite of this it learns.', 'It gets .98 of them.', f'It learns{" and it rounds what it gets" * 8}.')
+    texts |= {f'planted-{i}': bad for i,bad in enumerate(planted)} | dict(fine='A uint8 scale, an x86 processor.')
+    for name,text in texts.items(): (tmp_path/f'{name}.md').write_text(NAMED.sub(r'\1 `\2`', text) + '\n', 'utf-8')
+    lines = (ROOT/'docs'/'grammar.txt').read_text('utf-8').splitlines()
+    rules = [l for l in lines if l and l[0] != '#']
+    command = [sys.executable, '-m', 'harper', 'lint', '--quiet', '--no-color', '--format', 'json',
+        '--user-dict-path', tmp_path/'no.txt', '--only', ','.join(rules), *(f'{n}.md' for n in texts)]
+    r = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = {f['file'].removesuffix('.md'): f['lints'] for f in json.loads(r.stdout)}
+    assert [i for i in range(len(planted)) if len(found.pop(f'planted-{i}', [])) != 1] == []
+    wrong = [f"{n}: {l['rule']}: {l['matched_text']}: {l['message']}" for n,said in found.items() for l in said]
+    assert not wrong, '\n'.join(wrong)

@@ -74,22 +74,31 @@ def page_links(git_url, branch, nb, title):
         links += [(f'{git_url}/issues/new?title={quote(title)}', 'Feedback', '')]
     return ' · '.join(f'<a href="{html.escape(to)}"{more}>{text}</a>' for to,text,more in links)
 
-MODULES = {'scikit-learn': 'sklearn', 'pillow': 'PIL'}       # a package, and what code imports of it
+def said(code):
+    "The names in a cell: modules with those above them, what is called, and what is taken from `R`."
+    for n in ast.walk(ast.parse(code)):
+        paths = []
+        if isinstance(n, ast.Import): paths = [a.name for a in n.names]
+        elif isinstance(n, ast.ImportFrom): paths = [f'{n.module}.{a.name}' for a in n.names]
+        elif isinstance(n, ast.Name): yield n.id
+        elif isinstance(n, ast.Attribute) and getattr(n.value, 'id', '') == 'R': yield n.attr
+        for p in paths: yield from (p[:i] for i in range(len(p)+1) if p[i:i+1] in ('', '.'))
 
-def packages(extra, requirements):
-    "The modules that an extra of settings.ini installs."
-    names = re.findall(r'(?m)^\s*([\w-]+)', requirements.get(f'{extra}_requirements', ''))
-    return {MODULES.get(n, n) for n in names}
+def needs(nb, extras):
+    "The extras of the package that the code of a page needs; `extras` has the names that each of them brings."
+    found = set()
+    for c in nb['cells']:
+        d,code = directives(''.join(c['source']))
+        given = not shown(d) or {'export', 'exports', 'exporti'} & d.keys() or d.get('echo') == 'false'
+        if c['cell_type'] == 'code' and not given: found |= {*said(code)}
+    wanted = [e for e,names in extras.items() if found & {*names.split()}]
+    return wanted[-1:] if 'lessons' in wanted else wanted
 
-def needs(nb, show, requirements):
-    """What the code of a page is installed with: names of extras. `show` are our functions that want those of the
-    plots. Of all that is imported, `lessons` has the other two in it."""
-    code = '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
-    used = {*re.findall(r'(?m)^\s*(?:import|from) (\w+)', code)}
-    if re.search(r'\b(to_onnx|onnx_session)\(', code): used.add('onnx')
-    if {*re.findall(r'\b(\w+)\(', code)} & {*show}: used.add('matplotlib')
-    found = [extra for extra in ('widgets', 'onnx', 'lessons') if used & packages(extra, requirements)]
-    return ['lessons'] if 'lessons' in found else found
+def install_line(wanted):
+    "What a page says of the extras that it needs."
+    if not wanted: return ''
+    line = f"pip install '.[{','.join(wanted)}]'"
+    return f' · Needs <a href="index.html#install"><code>{html.escape(line, quote=False)}</code></a>'
 
 def with_install(nb, git_url):
     "The notebook with a cell that installs the package where it is missing, as in Colab; none without a repository."
@@ -147,14 +156,15 @@ def set_player(m):
     return f'<button type="button" class="shok-set" data-set="{html.escape(m[2])}">{said}</button>'
 
 def foreign(inventories):
-    "Names of other projects, as their inventories (version 1) have them: each leads to itself, `nn.Linear` too."
+    "Names of other projects, as their inventories (version 1) have them: each leads to itself, `nn.X` and `F.x` too."
     lines = [l for f in sorted(inventories) for l in f.read_text('utf-8').splitlines() if l[:1] != '#']
     names = [l.split()[0] for l in lines if '.' in l.split()[0]]
-    return {n: n for n in names} | {n.removeprefix('torch.'): n for n in names if n.startswith('torch.nn.')}
+    short = {n.removeprefix('torch.'): n for n in names if n.startswith('torch.nn.')}
+    return {n: n for n in names} | short | {re.sub('^nn.functional.', 'F.', n): to for n,to in short.items()}
 
 TERM = re.compile(r'(?m)^- \*\*(.+?)\*\*: (.*)$')      # a line of the glossary
 ORDINARY = set("""adaptive rounding|bits|block|calibration|catalog|cell|code|deploy|estimator|fold|hard|knob|
-    per channel|quantizer|row|scale|seed|soft rounding|stochastic rounding|bias|alpha|law"""
+    per channel|quantizer|row|scale|seed|soft rounding|stochastic rounding|bias|alpha|law|level"""
     .replace('\n    ', '').split('|'))
 _APART = '|'.join((r'```.*?```', '<!--.*?-->', '`[^`]*`', r'!?\[[^\]]*\]\([^)]*\)', r'\{[^}]*\}', r'\$[^$]*\$',
     '<[^>]*>', r'\*\*.*?\*\*', r'^(?:#|\||>|    ).*?$'))
@@ -323,16 +333,16 @@ def write_pages(app):
     ours = {dst/f'{slug(p)}.ipynb' for p in nbs} | {dst/f'{f}.md' for f in folders}
     ours |= {dst/f'{n}.md' for names in made.values() for n in names}
     for f in {*dst.glob('*.ipynb'), *dst.glob('*.md')} - ours: f.unlink()
-    app.literate_terms = terms
-    show = [n for n,full in syms.items() if full.startswith(f'{pkg.__name__}.show.')]
-    app.literate_needs = {slug(p): needs(json.loads(p.read_text('utf-8')), show, cfg.literate_extras) for p in nbs}
+    app.literate_terms,app.literate_syms = terms,syms
     app.literate_pages = {slug(p): (p, openings[p][0]) for p in nbs}
 
-def _rst(s):
-    "A line of markdown for docutils: ticks make literals, whatever stands after them, and nothing else is markup."
+def _rst(s, syms):
+    """A line of markdown for docutils: ticks make literals, whatever stands after them, and links of names that are
+    known; nothing else is markup."""
     def mark(m):
         if not m[1]: return '\\' + m[2]
-        return f'``{m[1]}``' + ('\\ ' if s[m.end():m.end()+1].strip() else '')
+        made = f':py:obj:`{m[1]} <{syms[m[1]]}>`' if m[1] in syms else f'``{m[1]}``'
+        return made + ('\\ ' if s[m.end():m.end()+1].strip() else '')
     return re.sub(r'`([^`]+)`|([*|_\\])', mark, s)
 
 def sections(lines):
@@ -348,12 +358,13 @@ def sections(lines):
 def docments_fields(app, what, name, obj, options, lines):
     "`x (Tensor): the thing` becomes `:param x: the thing`, an arXiv id a link, an example code."
     head,params,returns,example = sections(lines)
+    syms = app.literate_syms
     link = r'`\g<0> <https://arxiv.org/abs/\1>`__'
-    out = [re.sub(r'(?:arXiv:)?\b(\d{4}\.\d{4,5})\b', link, _rst(l)) for l in head]
+    out = [re.sub(r'(?:arXiv:)?\b(\d{4}\.\d{4,5})\b', link, _rst(l, syms)) for l in head]
     for p in params:
         param,text = re.match(r'(\*{0,2}\w+)(?: \(.*?\))?: (.*)', p).groups()
-        out.append(f':param {_rst(param)}: {_rst(text)}')
-    out += [f":returns: {_rst(r.partition(': ')[2])}" for r in returns]
+        out.append(f':param {_rst(param, {})}: {_rst(text, syms)}')
+    out += [f":returns: {_rst(r.partition(': ')[2], syms)}" for r in returns]
     lines[:] = [*out, '', '.. code-block:: pycon', '', *example] if example else out
 
 def fold_fields(app, domain, objtype, content):
@@ -403,8 +414,7 @@ def link_page(app, pagename, templatename, context, doctree):
     nb,title = app.literate_pages[pagename]
     where = nb.relative_to(Path(app.confdir)/app.config.literate_nbs).as_posix()
     links = page_links(app.config.literate_git_url, app.config.literate_branch, where, title)
-    if extras := app.literate_needs[pagename]:
-        links += f" · The code needs <code>pip install '.[{','.join(extras)}]'</code>"
+    links += install_line(needs(json.loads(nb.read_text('utf-8')), app.config.literate_extras))
     head,end,rest = context['body'].partition('</h1>')
     context['body'] = f'{head}{end}\n<p class="page-links">{links}</p>{rest}'
 
@@ -420,9 +430,9 @@ def write_notebooks(app, error):
         write(to/nb.name, json.dumps(made, indent=1, ensure_ascii=False) + '\n')
 
 def setup(app):
-    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main', folders={}, more={}, titles={},
-            extras={}).items():
+    for k,v in dict(nbs='../nbs', package='', git_url='', branch='main').items():
         app.add_config_value(f'literate_{k}', v, 'env')
+    for k in ('folders', 'more', 'titles', 'extras'): app.add_config_value(f'literate_{k}', {}, 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
     app.connect('object-description-transform', fold_fields, priority=900)   # after autodoc has put the types in

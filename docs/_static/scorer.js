@@ -27,8 +27,8 @@ var Scorer = {
     score: ([page, title, , , score, , kind]) => {
         const query = new URLSearchParams(window.location.search).get("q").trim();
         const here = worth(query, Search._index.docnames.indexOf(page));
-        if (kind === "text") return here;
-        if (kind === "title") return here + 40 * score;
+        if (kind === "text") return page === "api" ? here / 3 : here;      // it has the words of all pages
+        if (kind === "title") return (page === "api" ? here / 3 : here) + 40 * score;
         if (kind === "index") return here / 2;
         if (page === "glossary") return 500;
         const [name, owner] = title.split(".").reverse();

@@ -90,63 +90,6 @@ def _unlike_dense(x, arg):
     do = f'use {arg}.to_dense() or round {arg}.values()'
     return f'be dense, got layout {x.layout}; {do}'
 
-# %% ../../nbs/engine/80_arguments.ipynb #b9d669b4
-def _beyond_float(k):
-    if not isinstance(k, numbers.Rational): return False
-    size:Any = abs(k)
-    return size > 2**1023
-
-def _in_dtype(k, dtype, lo):
-    """The number `k` as a float: infinite where `dtype` holds nothing so large, and 0 where it
-    holds nothing so small, if 0 is the end `lo`."""
-    if _beyond_float(k): return math.inf if k > 0 else -math.inf
-    k,limits = float(k),torch.finfo(dtype)
-    if abs(k) > limits.max: return math.copysign(math.inf, k)
-    return k*0. if lo == 0 and abs(k) <= limits.tiny*limits.eps/2 else k
-
-def _shown(k):
-    return f'an int of {int(k).bit_length()} bits' if _beyond_float(k) else f'{k}'
-
-def _seen_as(k, number, dtype):
-    "What the number `k` is in `dtype`, if that is another number."
-    if _beyond_float(k) or k != k or number == k: return ''
-    return f', which is {number:g} in {dtype}'
-
-def _per_channel(k, x, arg):
-    "The way out where a knob has one value per channel: of dim 1, or of dim 0 as in a weight."
-    axis = next((d for d in (1, 0) if d < x.ndim and (x.shape[d],) == k.shape), None)
-    if axis is None: return ''
-    shape = ', '.join('-1' if d == axis else '1' for d in range(x.ndim))
-    return f'; for one per channel use {arg}.view({shape})'
-
-def _in_range(k, x, what, lo, hi, open, finite):
-    "The number `k` as the dtype of `x` holds it. Raises ValueError if that is out of range."
-    dtype = torch.float64 if x is None else wide_dtype(x.dtype)
-    number = _in_dtype(k, dtype, lo)
-    if not (lo < number < hi if open else lo <= number <= hi):
-        ends = f'({lo:g}, {hi:g})' if open else f'[{lo:g}, {hi:g}]'
-        seen = _seen_as(k, number, dtype)
-        raise ValueError(f'{what} must be in {ends}, got {_shown(k)}{seen}')
-    if finite and math.isinf(number):
-        raise ValueError(f'{what} must be finite, got {_shown(k)}')
-    return number
-
-# %% ../../nbs/engine/80_arguments.ipynb #7d01e6b2
-def _must_join(k, x, fn, arg):
-    "Raises ValueError unless the knob `k` is where `x` is, and broadcasts with it."
-    if k.device != x.device:
-        raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; '
-            f'use {arg}.to(x.device)')
-    try: torch.broadcast_shapes(k.shape, x.shape)
-    except RuntimeError:
-        raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
-            f'with x of shape {tuple(x.shape)}{_per_channel(k, x, arg)}') from None
-
-def _no_number_yet(k, arg):
-    "Is it made of a size that a graph leaves open, or a grid, whose step depends on `x`?"
-    if isinstance(k, Grid): return arg == 'step'
-    return isinstance(k, (torch.SymInt, torch.SymFloat))
-
 # %% ../../nbs/engine/80_arguments.ipynb #282a16ba
 def check_knob(
     k:Any,              # What the user gave
@@ -226,6 +169,63 @@ def check_count(
         wanted = f'>= {lo}' if hi == math.inf else f'in [{lo}, {hi}]'
         raise ValueError(f'{fn}: {arg} must be {wanted}, got {_shown(k)}')
     return n
+
+# %% ../../nbs/engine/80_arguments.ipynb #b9d669b4
+def _beyond_float(k):
+    if not isinstance(k, numbers.Rational): return False
+    size:Any = abs(k)
+    return size > 2**1023
+
+def _in_dtype(k, dtype, lo):
+    """The number `k` as a float: infinite where `dtype` holds nothing so large, and 0 where it
+    holds nothing so small, if 0 is the end `lo`."""
+    if _beyond_float(k): return math.inf if k > 0 else -math.inf
+    k,limits = float(k),torch.finfo(dtype)
+    if abs(k) > limits.max: return math.copysign(math.inf, k)
+    return k*0. if lo == 0 and abs(k) <= limits.tiny*limits.eps/2 else k
+
+def _shown(k):
+    return f'an int of {int(k).bit_length()} bits' if _beyond_float(k) else f'{k}'
+
+def _seen_as(k, number, dtype):
+    "What the number `k` is in `dtype`, if that is another number."
+    if _beyond_float(k) or k != k or number == k: return ''
+    return f', which is {number:g} in {dtype}'
+
+def _per_channel(k, x, arg):
+    "The way out where a knob has one value per channel: of dim 1, or of dim 0 as in a weight."
+    axis = next((d for d in (1, 0) if d < x.ndim and (x.shape[d],) == k.shape), None)
+    if axis is None: return ''
+    shape = ', '.join('-1' if d == axis else '1' for d in range(x.ndim))
+    return f'; for one per channel use {arg}.view({shape})'
+
+def _in_range(k, x, what, lo, hi, open, finite):
+    "The number `k` as the dtype of `x` holds it. Raises ValueError if that is out of range."
+    dtype = torch.float64 if x is None else wide_dtype(x.dtype)
+    number = _in_dtype(k, dtype, lo)
+    if not (lo < number < hi if open else lo <= number <= hi):
+        ends = f'({lo:g}, {hi:g})' if open else f'[{lo:g}, {hi:g}]'
+        seen = _seen_as(k, number, dtype)
+        raise ValueError(f'{what} must be in {ends}, got {_shown(k)}{seen}')
+    if finite and math.isinf(number):
+        raise ValueError(f'{what} must be finite, got {_shown(k)}')
+    return number
+
+# %% ../../nbs/engine/80_arguments.ipynb #7d01e6b2
+def _must_join(k, x, fn, arg):
+    "Raises ValueError unless the knob `k` is where `x` is, and broadcasts with it."
+    if k.device != x.device:
+        raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; '
+            f'use {arg}.to(x.device)')
+    try: torch.broadcast_shapes(k.shape, x.shape)
+    except RuntimeError:
+        raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
+            f'with x of shape {tuple(x.shape)}{_per_channel(k, x, arg)}') from None
+
+def _no_number_yet(k, arg):
+    "Is it made of a size that a graph leaves open, or a grid, whose step depends on `x`?"
+    if isinstance(k, Grid): return arg == 'step'
+    return isinstance(k, (torch.SymInt, torch.SymFloat))
 
 # %% ../../nbs/engine/80_arguments.ipynb #a5000008
 def _what(v): return f'the class {v.__name__}' if isinstance(v, type) else type(v).__name__

@@ -60,7 +60,7 @@ def fsq(
     levels:Sequence[int],    # Levels of each channel, >= 2
     *,
     symmetric:bool=False,    # Codes evenly over [-1, 1], for even levels too?
-    gain:float|Tensor=1.,    # What `z` is multiplied by: 1 is FSQ, .8 is iFSQ
+    gain:float|Tensor=1.,    # What `z` is multiplied by: 1 is FSQ, 0.8 is iFSQ
     margin:float|Tensor=1e-3, # Share by which the squash overshoots the outer codes
     noise:float=0.,          # Share with uniform noise in place of rounding; for training
     generator:torch.Generator|None=None, seed:Tensor|None=None,
@@ -72,7 +72,7 @@ def fsq(
         z (Tensor): Latents, channels last; computed in float32 at least
         levels (Sequence[int]): Levels of each channel, >= 2
         symmetric (bool = False): Codes evenly over [-1, 1], for even levels too?
-        gain (float|Tensor = 1.): What `z` is multiplied by: 1 is FSQ, .8 is iFSQ
+        gain (float|Tensor = 1.): What `z` is multiplied by: 1 is FSQ, 0.8 is iFSQ
         margin (float|Tensor = 1e-3): Share by which the squash overshoots the outer codes
         noise (float = 0.): Share with uniform noise in place of rounding; for training
         generator (torch.Generator|None = None): Where torch draws the numbers; None is its

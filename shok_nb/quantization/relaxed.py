@@ -104,7 +104,7 @@ def learn_codes(
     # share of the training that is done, such as `lambda u,t: soft_round(u, 20**t)`
     method:str|Callable='adaround',
     steps:int=1000,            # Iterations of Adam
-    lr:float|None=None,        # Its first rate; None: .1 for AdaRound, else .003
+    lr:float|None=None,        # Its first rate; None: 0.1 for AdaRound, else 0.003
     penalty:float=.1,          # Of AdaRound, relative to the error of nearest
 )->Tensor:                     # Points of the grid; shape and dtype of `w`
     """A layer's codes by gradient descent (arXiv:2004.10568). Raises ValueError for no steps.
@@ -121,7 +121,7 @@ def learn_codes(
             function of weights in steps and of the share of the training that is done, such as
             `lambda u,t: soft_round(u, 20**t)`
         steps (int = 1000): Iterations of Adam
-        lr (float|None = None): Its first rate; None: .1 for AdaRound, else .003
+        lr (float|None = None): Its first rate; None: 0.1 for AdaRound, else 0.003
         penalty (float = .1): Of AdaRound, relative to the error of nearest
 
     Returns:

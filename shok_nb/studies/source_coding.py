@@ -101,13 +101,13 @@ def _ideal(source, price):
 
 def ideal_code(
     source:Literal['gaussian', 'laplacian'], # A density of variance 1
-    price:float   # Mean squared error worth one bit, .001 to 2: large means few bits
+    price:float   # Mean squared error worth one bit, 0.001 to 2: large means few bits
 )->ScalarCode:    # The least rate + distortion/price
     """The best scalar code there is, by descent. Raises ValueError for a price out of range.
 
     Parameters:
         source ('gaussian'|'laplacian'): A density of variance 1
-        price (float): Mean squared error worth one bit, .001 to 2: large means few bits
+        price (float): Mean squared error worth one bit, 0.001 to 2: large means few bits
 
     Returns:
         ScalarCode: The least rate + distortion/price
@@ -210,7 +210,7 @@ def _believed(at, f, n=2000):
     return found.view(-1, len(_PROBLEMS))
 
 def _sent(at):
-    "Rate and distortion of what is sent, (seeds, problems); the source in cells of .01."
+    "Rate and distortion of what is sent, (seeds, problems); the source in cells of 0.01."
     edges = .01*torch.arange(-1400, 1401, dtype=torch.float64)
     cells = {s: _cells(s, edges) for s in _upto}
     many = len(at.price)//len(_PROBLEMS)
