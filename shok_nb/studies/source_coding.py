@@ -81,6 +81,7 @@ def _even(price, shift=0.):
 def _descended(source, price, edges):
     "Edges and levels improved in turn until the bits stand still."
     least,cells = math.inf,_cells(source, edges)
+    code = _code(source, edges, cells=cells)
     for _ in range(5000):
         p,mean,_ = cells
         sent = p > 1e-13
