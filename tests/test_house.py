@@ -1001,6 +1001,9 @@ def test_what_a_page_says_of_itself(site):
         assert re.search('<meta content="[^"]{20,}" name="description"', page), nb.stem
         assert re.search('<meta content="[^"]{20,}" property="og:description"', page), nb.stem
         assert f'href="_notebooks/{nb.name}" download' in page
+        extra = dict(index='', models='widgets', runtime='widgets,onnx', first_network='lessons').get(slug(nb))
+        if extra is not None: assert f"<code>pip install '.[{extra}]'</code>" in page or not extra
+        if extra == '': assert 'Needs <a' not in page
         kept = json.loads((site/'_notebooks'/nb.name).read_text('utf-8'))
         text = ''.join(''.join(c['source']) for c in kept['cells'] if c['cell_type'] == 'markdown')
         for path in re.findall(r'\]\(([\w./-]+\.ipynb)', text): assert (site/'_notebooks'/path).exists(), path
@@ -1011,6 +1014,7 @@ def test_links_to_torch(site):
     docs = 'href="https://docs.pytorch.org/docs/stable/generated/torch.'
     assert f'{docs}round.html#torch.round"' in (site/'ste.html').read_text('utf-8')
     assert f'{docs}nn.Module.html#torch.nn.Module"' in (site/'models.html').read_text('utf-8')
+    assert f'{docs}cat.html#torch.cat"' in (site/'operators.html').read_text('utf-8')          # of a docstring
 
 @site_group
 def test_every_api_entry_has_an_anchor(site):
