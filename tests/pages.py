@@ -90,13 +90,13 @@ def fork_kernel(cmd, cwd=None, env=None, **_):
 async def ready(client, timeout=60):
     """`wait_for_ready` without a wait for silence: once IOPub has answered a request of ours, the client hears all that
     is said there, so it loses nothing of the first cell."""
-    asked,end = set(),time.monotonic()+timeout
+    asked,end,wait = set(),time.monotonic()+timeout,.05
     while True:
         asked.add(client.kernel_info())
         try:
-            while (await client.get_iopub_msg(timeout=.05))['parent_header'].get('msg_id') not in asked: pass
+            while (await client.get_iopub_msg(timeout=wait))['parent_header'].get('msg_id') not in asked: pass
             return
-        except Empty: pass
+        except Empty: wait *= 1.2            # 30 requests in a minute; a socket with a thousand waits for ever
         if not await client.is_alive(): raise RuntimeError('the kernel ended before it was ready')
         if time.monotonic() > end: raise RuntimeError(f'the kernel was not ready in {timeout} seconds')
 

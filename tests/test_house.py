@@ -725,20 +725,26 @@ def test_a_page_runs_once(tmp_path, monkeypatch, ran):
 
 def test_a_page_begins_when_its_kernel_is_heard():
     "When IOPub has answered a request of ours, not at what was said before; and never with a kernel that has ended."
+    asked,waited = [],[]
     def client(*heard, alive=True):
-        heard,asked = iter(heard),iter(range(9))
+        heard = iter(heard)
+        def kernel_info():
+            asked.append(len(asked))
+            return asked[-1]
         async def get_iopub_msg(timeout):
-            parent = next(heard)
-            if parent is None: raise Empty
-            return dict(parent_header=dict(msg_id=parent))
+            parent = next(heard, None)
+            if parent is not None: return dict(parent_header=dict(msg_id=parent))
+            waited.append(timeout)
+            raise Empty
         async def is_alive(): return alive
-        names = dict(get_iopub_msg=get_iopub_msg, is_alive=is_alive, heard=heard)
-        return SimpleNamespace(kernel_info=lambda: next(asked), **names)
+        return SimpleNamespace(kernel_info=kernel_info, get_iopub_msg=get_iopub_msg, is_alive=is_alive, heard=heard)
     one = client('of another', None, 'of another', None, 1, 'the first cell')
     asyncio.run(ready(one))
-    assert [*one.heard] == ['the first cell']
-    with pytest.raises(RuntimeError, match='ended before'): asyncio.run(ready(client(None, alive=False)))
-    with pytest.raises(RuntimeError, match='in 0 seconds'): asyncio.run(ready(client(None), timeout=0))
+    assert [*one.heard] == ['the first cell'] and len(asked) == 3
+    with pytest.raises(RuntimeError, match='ended before'): asyncio.run(ready(client(alive=False)))
+    with mock.patch('time.monotonic', lambda: sum(waited)), pytest.raises(RuntimeError, match='in 60 seconds'):
+        asyncio.run(ready(client()))
+    assert sum(waited) > 60 and len(asked) < 50
 
 def test_ticks_for_docutils():
     "What is marked as code in a comment arrives as code, whatever follows it, and nothing is lost."
