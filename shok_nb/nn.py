@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -714,10 +714,10 @@ def remove_rounding_(
     leave_rounded = check_flag(leave_rounded, 'remove_rounding_', 'leave_rounded')
     _check_not_deployed(model)
     with _all_or_nothing(model):
-        modules:list[Any] = [*model.modules()]
+        modules = [*model.modules()]
         found = [_free(m, leave_rounded) for m in modules]
         for m in modules:
-            if getattr(m, 'taken_apart', False): m.whole_()
+            if again := vars(m).pop('whole_again', None): again(m)
     if any(found): return model
     told = f'nothing rounds the weights or the inputs of a layer in {type(model).__name__}'
     raise ValueError(f'remove_rounding_: {told}')

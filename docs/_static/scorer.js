@@ -27,8 +27,9 @@ var Scorer = {
     score: ([page, title, , , score, , kind]) => {
         const query = new URLSearchParams(window.location.search).get("q").trim();
         const here = worth(query, Search._index.docnames.indexOf(page));
-        if (kind === "text") return page === "api" ? here / 3 : here;      // it has the words of all pages
-        if (kind === "title") return (page === "api" ? here / 3 : here) + 40 * score;
+        const said = page === "api" ? here / 3 : here;                     // it has the words of all pages
+        if (kind === "text") return said;
+        if (kind === "title") return said + 40 * score;
         if (kind === "index") return here / 2;
         if (page === "glossary") return 500;
         const [name, owner] = title.split(".").reverse();

@@ -574,17 +574,14 @@ def _method(method)->Any:
     return _METHODS[check_choice(method, 'reconstruct_', 'method', tuple(_METHODS))]
 
 def _teacher_of(model, teacher):
-    "The float network, in the same layers as the model."
-    if teacher is None: return _in_same_layers(_without_quantizers(model), model)
-    return _in_same_layers(check_model(teacher, 'reconstruct_', 'teacher'), model)
-
-def _in_same_layers(teacher, model):
-    "A float network whose attentions are taken apart where those of the model are."
-    def apart(m): return getattr(m, 'taken_apart', False)
+    "The float network; its attentions are taken apart where those of the model are."
+    given = teacher is not None
+    if given: check_model(teacher, 'reconstruct_', 'teacher')
+    else: teacher = _without_quantizers(model)
+    def apart(m): return hasattr(m, 'whole_again')
     names = [n for n,m in model.named_modules() if apart(m)]
     whole = [n for n in names if not apart(_named(teacher, n))]
-    if not whole: return teacher
-    teacher = copy.deepcopy(teacher)
+    if whole and given: teacher = copy.deepcopy(teacher)       # the user's stays as it is
     for n in whole: _take_apart(teacher.get_submodule(n))
     return teacher
 

@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from ..engine.arguments import check_choice, check_knob
@@ -81,7 +81,7 @@ def _even(price, shift=0.):
 def _descended(source, price, edges):
     "Edges and levels improved in turn until the bits stand still."
     least,cells = math.inf,_cells(source, edges)
-    code = _code(source, edges, cells=cells)
+    code:Any = None
     for _ in range(5000):
         p,mean,_ = cells
         sent = p > 1e-13
