@@ -74,7 +74,7 @@ class Kernel:
 def warm():
     "The process whose forks are kernels."
     backend = 'module://matplotlib_inline.backend_inline'               # as a kernel has it
-    env = os.environ | dict(MPLBACKEND=backend, OMP_NUM_THREADS='1')
+    env = os.environ | dict(MPLBACKEND=backend, OMP_NUM_THREADS='1', PYDEVD_DISABLE_FILE_VALIDATION='1')
     program = [sys.executable, Path(__file__).with_name('warm_kernel.py')]
     return subprocess.Popen(program, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
