@@ -2686,6 +2686,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'shok_nb/quantization/runtime.py'),
                                               'shok_nb.quantization.runtime._read_turned': ( 'quantization/runtime.html#_read_turned',
                                                                                              'shok_nb/quantization/runtime.py'),
+                                              'shok_nb.quantization.runtime._register_lost': ( 'quantization/runtime.html#_register_lost',
+                                                                                               'shok_nb/quantization/runtime.py'),
                                               'shok_nb.quantization.runtime._run': ( 'quantization/runtime.html#_run',
                                                                                      'shok_nb/quantization/runtime.py'),
                                               'shok_nb.quantization.runtime._scaled_by': ( 'quantization/runtime.html#_scaled_by',

@@ -7,7 +7,7 @@ from estimators import generator
 from test_deploy import session
 from torch import nn
 from torch.nn import functional as F
-from shok_nb import Quantizer, deploy_, quantize_model_
+from shok_nb import Quantizer, deploy_, quantize_model_, trunc_ste
 from shok_nb.quantization import runtime
 from shok_nb.quantization.operators import IntegerCurve
 
@@ -160,3 +160,22 @@ def test_a_table_is_not_written_for_each_place(tmp_path):
     written = onnx.load(tmp_path/'model.onnx').graph.initializer
     assert sorted(t.dims[0]*t.dims[1] for t in written if len(t.dims) == 2 and t.data_type == 1)[-1] == 169*6
     assert np.allclose(call(x), model(x).detach().numpy(), atol=1e-6)
+
+class Readers(nn.Module):
+    "Two layers that read one tensor, each by a grid of its own."
+    def __init__(self):
+        super().__init__()
+        self.first,self.second = nn.Linear(8, 4),nn.Linear(8, 4)
+    def forward(self, x):
+        x = torch.tanh(x)
+        return torch.cat([self.first(x), self.second(x)], 1)
+
+def test_constants_of_one_name_both_stay(tmp_path):
+    """Clips of one tensor to ranges of its readers: the exporter's optimizer names their ends after the tensor, so that
+    one takes the place of another, as https://github.com/microsoft/onnxscript/issues/2945 says. The first was lost."""
+    x = torch.randn(64, 8, generator=generator())
+    model = Readers().eval()
+    grids = [Quantizer(8, signed=True, rounding=trunc_ste).set_grid_(torch.tensor(s)) for s in (2**-9, 2**-7)]
+    model.first,model.second = (nn.Sequential(q, m) for q,m in zip(grids, (model.first, model.second)))
+    call,_,_ = session(model, x, tmp_path)
+    np.testing.assert_allclose(call(x), model(x).numpy(force=True), atol=1e-6)

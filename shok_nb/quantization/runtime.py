@@ -6,6 +6,7 @@
 __all__ = ['to_onnx', 'onnx_session']
 
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00003
+import itertools
 import math
 import os
 import tempfile
@@ -321,6 +322,15 @@ def _put_for_both(last, first, made):
     new[0].type,new[0].shape,new[0].name = old[0].type,old[0].shape,old[0].name
     ir.convenience.replace_nodes_and_values(last.graph, last, [last, first], [made], old, new)
 
+def _register_lost(graph):
+    "Constants that lost their place to others of the same name get it back, by another name."
+    # https://github.com/microsoft/onnxscript/issues/2945
+    for value in [v for node in graph for v in node.inputs if v is not None]:
+        if value.const_value is None or value.producer() or value.is_initializer(): continue
+        free = (f'{value.name}_{i}' for i in itertools.count(1))
+        value.name = next(name for name in free if name not in graph.initializers)
+        graph.register_initializer(value)
+
 def _tidy(graph):
     "Constants have the names of the model; what no reader needs is left out."
     made = [v for n in graph.all_nodes() for v in n.outputs]
@@ -576,6 +586,7 @@ def _exported(model, inputs, together, axes):
             opset_version=21 if blocks or four else 20, dynamic_shapes=_dynamic_shapes(axes))
     optimize_ir(program.model, should_fold=_keeps_table)
     graph = program.model.graph
+    _register_lost(graph)
     if four: _write_int4(graph)
     _for_the_runtime(program.model)
     _tidy(graph)
