@@ -624,18 +624,24 @@ def _read_right(model, example, owners, before):
 # %% ../../nbs/quantization/54_between.ipynb #3fdac686
 def _chosen(model, example, layers):
     "The names of operations to quantize, and of sites that share, in a model read as a whole."
-    possible = _operations_of(model)
-    if not any(isinstance(m, _CONVOLUTIONS) for m in layers):
-        possible = {m: places for m,places in possible.items() if not _is_layer_norm(m)}
-    operations = _only_tensors(model, example, possible)
+    operations = _only_tensors(model, example, _possible(model, layers))
     if not operations: return [],[]
     norms = [m for m in model.modules() if isinstance(m, _NORMS)]
     places = [p for ps in operations.values() for p in ps]
     watched = dict.fromkeys([*layers, *operations, *places, *norms])
     try: flow = _flow(model, example, [*watched])
     except _NoFlow: return [],[]
-    choice,name = _Choice(flow, layers, operations, norms),_names(model)
-    parts = choice.parts()      # last: the first of a group is calibrated
+    return _names_of(_Choice(flow, layers, operations, norms), _names(model), layers)
+
+def _possible(model, layers):
+    "Operations that may be quantized. LayerNorms are for networks of convolutions only."
+    found = _operations_of(model)
+    if any(isinstance(m, _CONVOLUTIONS) for m in layers): return found
+    return {m: places for m,places in found.items() if not _is_layer_norm(m)}
+
+def _names_of(choice, name, layers):
+    "The choice by names. Of each group the site that is calibrated is first."
+    parts = choice.parts()      # what they join is calibrated, so they come last
     place = {m: (m in parts, m not in layers, i) for i,m in enumerate(name)}
     groups = [[name[m] for m in sorted(g, key=place.__getitem__)] for g in choice.groups()]
     return [name[m] for m in choice.operations],groups
