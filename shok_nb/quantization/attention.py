@@ -274,7 +274,7 @@ def _gives_the_same(m):
     except _WRONGLY_READ: return False
     return bool((found-wanted).abs().max() <= 1e-4*wanted.abs().max())
 
-def _take_apart(m):
+def _into_layers(m):
     "This attention computes by layers from now on; `m.whole_again(m)` ends that."
     if _is_of_torchvision(m):
         m.whole_class,m.whole_again = type(m),_of_torchvision_again
@@ -304,7 +304,7 @@ def _of_torch_again(m):
         m.register_parameter(f'{name}_weight', None if same else kept(w))
     m.register_parameter('in_proj_bias', kept(*biases))
 
-def _apart(model):
+def _attentions(model):
     "The attentions of a model that can be taken apart, by name."
     owners = Counter(p for m in model.modules() for p in m._parameters.values())
     def tied(m): return any(owners[p] > 1 for p in m._parameters.values() if p is not None)

@@ -30,7 +30,7 @@ from shok_nb.engine.arguments import (
 )
 from ..engine.pieces import wide_dtype
 from ..nn import _all_or_nothing, _parametrize, _quantize_input, _rounded
-from .attention import _apart, _take_apart
+from .apart import _apart, _take_apart
 from shok_nb.quantization.between import (
     _Between,
     _ending,
@@ -157,7 +157,7 @@ def quantize_model_(
     _check_no_block(activations)
     skip = _checked_skip(skip)
     with _all_or_nothing(model):
-        if activations is not None: _take_attention_apart(model, skip, kinds)
+        _take_layers_apart(model, skip, kinds, weights_only=activations is None)
         found,skipped,bits = _chosen_layers(model, skip, ends, kinds)
         treated = {n: m for n,m in found.items() if n not in skipped}
         for n,m in treated.items():
@@ -507,10 +507,11 @@ def _skipped(found, skip):
         why[n] = 'skipped'
     return why
 
-def _take_attention_apart(model, skip, kinds):
-    "Attentions of torch become layers, but those that are skipped."
+def _take_layers_apart(model, skip, kinds, weights_only):
+    "Layers with more inside compute in parts, but those that are skipped."
     for n,m in _apart(model):
         left = skip(n, m) if callable(skip) else n in skip
+        if weights_only and [*m.children()]: left = True
         if not left and not isinstance(m, tuple(kinds)): _take_apart(m)
 
 def _chosen_layers(model, skip, ends, kinds):

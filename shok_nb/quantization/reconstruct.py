@@ -26,7 +26,7 @@ from shok_nb.engine.arguments import (
 )
 from ..engine.pieces import wide_dtype
 from ..nn import remove_rounding_
-from .attention import _take_apart
+from .apart import _take_apart
 from .between import _named
 from .closest import _damped, coordinate_descent, gptq
 from .flow import _evaluating, _feed, _tensors
