@@ -470,14 +470,6 @@ def test_the_report_says_the_error_there_is(name):
         apart = (seen[model]-seen[floats]).square().sum()/(seen[floats]-bias).square().sum()
         assert apart.item() == pytest.approx(r.after, rel=6e-3), r
 
-def test_deploys_and_keeps_what_it_found():
-    floats,model,x = made('mlp', 4)
-    R.reconstruct_(model, [x])
-    found,before = [m.weight.detach() for m in (model[0], model[2])],model(x)
-    R.deploy_(model, x)
-    assert all(torch.equal(m.weight, w) for m,w in zip((model[0], model[2]), found))
-    assert (model(x)-before).abs().max() < .015*before.abs().max()      # a code of the activations here and there
-
 def test_the_same_twice():
     states = []
     for _ in range(2):
