@@ -186,19 +186,20 @@ def test_round_trips(kind, tmp_path):
     assert all(p.ndim > 0 for p in q.parameters())
 
 def test_compiled_and_exported():
-    "Every kind, side by side in one graph."
+    "Every kind of grid, side by side in one graph; what chose a grid and which codes it has are numbers there."
+    kinds = [kind for kind in KINDS.values() if not {*kind} & {'init', 'signed', 'bits'}]
     class All(nn.Module):
         def __init__(self):
             super().__init__()
-            self.kinds = nn.ModuleList(Quantizer(**dict(bits=4) | kind).calibrate_(W) for kind in KINDS.values())
+            self.kinds = nn.ModuleList(Quantizer(**dict(bits=4) | kind).calibrate_(W) for kind in kinds)
         def forward(self, *xs): return [q(x) for q,x in zip(self.kinds, xs)]
-    model,leaves = All(),[W.clone().requires_grad_() for _ in KINDS]
+    model,leaves = All(),[W.clone().requires_grad_() for _ in kinds]
     def run(f):
         ys = f(*leaves)
         return [*ys, *torch.autograd.grad(sum(y.square().sum() for y in ys), [*leaves, *model.parameters()])]
     for a,b in zip(run(torch.compile(model, backend='aot_eager', fullgraph=True)), run(model), strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
-    xs = [W]*len(KINDS)
+    xs = [W]*len(kinds)
     assert all(map(torch.equal, torch.export.export(model.eval(), (*xs,)).module()(*xs), model(*xs)))
 
 def test_a_zero_point_that_learns():
@@ -825,7 +826,7 @@ def called(f, model, *args, **kwargs):
     f(model, *args, **kwargs)
     return model
 
-@pytest.mark.parametrize('owner, name', slow_after(STEPS, 8), ids=[name for _,name in STEPS])
+@pytest.mark.parametrize('owner, name', slow_after(STEPS, 4), ids=[name for _,name in STEPS])
 @pytest.mark.parametrize('call', CALLS)
 def test_all_or_nothing(call, owner, name, monkeypatch):
     "An error at any step of any call leaves the model as it was, and the call can be made again."

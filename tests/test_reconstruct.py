@@ -580,7 +580,7 @@ def test_a_bias_takes_the_mean_of_the_error():
     floats(x),model(x)
     assert (seen[model]-seen[floats]).mean(0).abs().max() < 1e-5
 
-@pytest.mark.parametrize('name', ['mlp', 'convolutions', 'attention', 'lstm', 'gru'])
+@pytest.mark.parametrize('name', slow_after(['mlp', 'attention', 'convolutions', 'lstm', 'gru'], 2))
 def test_a_bias_that_is_another_one_is_seen(name):
     """What a second call begins with is what the first has left: a bias that was moved is part of the error. Any seed;
     without it a bias moves twice."""
@@ -698,7 +698,7 @@ def test_both_ends_of_a_range_move(octaves):
     reconstruct._stretch_(q, (torch.tensor([.5]), None), octaves)
     assert q.grid()[0].item() == pytest.approx(.5*2**octaves[0])
 
-@pytest.mark.parametrize('name', ['mlp', 'convolutions', 'attention', 'experts'])
+@pytest.mark.parametrize('name', slow_after(['mlp', 'experts', 'convolutions', 'attention'], 2))
 def test_no_range_gets_worse(name):
     "In any network, at 4 bits, whatever the seed; the numbers of the layers are those of the network as it is then."
     floats,model,x = made(name, 4, 4)
