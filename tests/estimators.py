@@ -92,9 +92,10 @@ def grouped(params=None, n=8, quick=None):
         return pytest.mark.parametrize('group', batches(params, n, quick))(run)
     return wrap
 
-def lumped(params, key):
+def lumped(params, key, quick=None):
     """Parametrize a test by `group`: all cases for which `key` of their values is the same are one test, as each test
-    costs pytest some milliseconds. Every case is run, and those that fail are named."""
+    costs pytest some milliseconds. Every case is run, and those that fail are named. Where `quick` names groups, the
+    others are for `make test-all`."""
     groups = {}
     for p in params: groups.setdefault(key(*p.values), []).append(p)
     def wrap(test):
@@ -107,7 +108,8 @@ def lumped(params, key):
             told = '\n'.join(f'{name}: {type(e).__name__}: {e}' for name,e in failed.items())
             if failed: raise AssertionError(f'{len(failed)} of {len(group)}:\n{told}') from next(iter(failed.values()))
         run.__name__,run.__doc__ = test.__name__,test.__doc__
-        return pytest.mark.parametrize('group', [pytest.param(Group(g), id=k) for k,g in groups.items()])(run)
+        made = [pytest.param(Group(g), id=k) for k,g in groups.items()]
+        return pytest.mark.parametrize('group', made if quick is None else some_quickly(made, *quick))(run)
     return wrap
 
 def side_by_side(fs):

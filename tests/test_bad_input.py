@@ -554,7 +554,7 @@ def found(name):
 # --- the tests
 HELD = [c for c in calls() if not is_later(c)]
 TITLES = sorted({title(c) for c in HELD})
-pytestmark = pytest.mark.xdist_group('bad_input')          # in one process, which keeps what it found
+pytestmark = pytest.mark.xdist_group('players')     # in the process that computes all curves; it keeps what it found
 
 @pytest.mark.parametrize('i', range(len(HELD)), ids=lambda i: title(HELD[i]))
 def test_valid_calls(i):

@@ -151,7 +151,7 @@ def prepared(name):
     quantize_model_(model.eval(), weights, 8, calibrate=[x])
     return model,x
 
-@pytest.mark.parametrize('name', slow_after(TRAPS, 10))
+@pytest.mark.parametrize('name', slow_after(TRAPS, 7))
 def test_same_numbers(name):
     model,x = prepared(name)
     want = run(model, x)
@@ -293,7 +293,7 @@ def same_snapshot(a, b):
 ONCE = '_flow_or_none', '_planned', '_recorded', '_swap', '_still_called', '_proved', '_note', 'LayerReport'
 STEPS = *ONCE,'_made','_pack','_judge','_store','_stored','_row','IntegerLayer','Dequantize'
 
-@pytest.mark.parametrize('step', slow_after(STEPS, 6))
+@pytest.mark.parametrize('step', slow_after(STEPS, 4))
 @pytest.mark.parametrize('late', slow_after([0, 1]))
 def test_a_failure_at_any_step_changes_nothing(step, late, monkeypatch):
     "The first or the second call of each step fails; so does what is interrupted by the keyboard."
@@ -428,7 +428,7 @@ def apart(monkeypatch):
     monkeypatch.setattr(torch.export.ExportedProgram, 'run_decompositions', lambda *a: made.append(a) or inner(*a))
     return made
 
-@pytest.mark.parametrize('name', WRITES)
+@pytest.mark.parametrize('name', slow_after(WRITES, 10))
 def test_writes_are_taken_apart(name, apart):
     "So are steps that are composed of others, unless the graph is read with them."
     flow._flow(of_two_layers(WRITES[name]), rows(), [])

@@ -336,24 +336,6 @@ def test_dead_channels_and_zeros():
     R.smooth_(model, [drawn(3, 4)])
     assert all(p.isfinite().all() for p in model.parameters()) and model[0].weight[2] == 0
 
-def test_outliers_that_cost_bits_come_back():
-    """A network with outliers of 100 in its activations: at 8 bits the error of its output falls by 15 dB or more: a
-    step of less than a fifth. Eight seeds gave 24 to 27 dB."""
-    for seed in range(2):
-        torch.manual_seed(seed)
-        model,x = Heads().eval(),drawn(64, 5, 8, seed=seed)
-        with torch.no_grad():
-            for norm,readers in ((model.norm1, (model.q, model.k, model.v)), (model.norm2, (model.gate, model.up))):
-                norm.weight[0] *= 100
-                for r in readers: r.weight[:, 0] /= 100
-        wanted = model(x)
-        def error(m, x=x, wanted=wanted):
-            R.quantize_model_(m, 8, 8, calibrate=[x])
-            return 10*((m(x)-wanted).square().sum()/wanted.square().sum()).log10().item()
-        smoothed = copy.deepcopy(model)
-        R.smooth_(smoothed, [x])
-        assert error(smoothed) < error(model)-15
-
 def test_bad_input():
     model,x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)),drawn(3, 4)
     was = look(model)

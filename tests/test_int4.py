@@ -25,7 +25,7 @@ def zero(**kw): return Quantizer(4, zero_point=True, init='minmax', **kw)
 
 WEIGHTS = dict(channels=4, three=3, two=2, ternary=(-1, 1), one=Quantizer(4), block16=Quantizer(4, block=16),
     block32=Quantizer(4, block=32), zeros=zero(axis=0), block_zeros=zero(block=16), one_zero=zero())
-QUICK = 'channels', 'block32', 'block_zeros', 'two'
+QUICK = 'channels', 'block_zeros'
 EVERY = slow_after(dict.fromkeys([*QUICK, *WEIGHTS]), len(QUICK))
 
 def mlp():
@@ -101,7 +101,7 @@ def test_inputs_of_three_dimensions(tmp_path):
     assert [r.kernel for r in report.rows] == ['MatMulNBits']*2 and fused['MatMulNBits'] == 2
     assert torch.allclose(call(x), model(x).detach(), atol=1e-4)
 
-@pytest.mark.parametrize('block', [None, 32])
+@pytest.mark.parametrize('block', slow_after([32, None]))
 def test_exact_sums_are_equal(block, tmp_path):
     "Scales are powers of two and inputs are halves, so that no sum is rounded: 10,000 × 7 outputs are equal."
     model = mlp()
@@ -144,7 +144,7 @@ CASES = dict(
     attention=(lambda: Cross(False), 4, None, (5, 32), ['floats: the weight is cut', 'MatMulNBits']),
     byte=(mlp, 8, None, (64,), ['floats']*3))
 
-@pytest.mark.parametrize('name', slow_after(CASES, 5))
+@pytest.mark.parametrize('name', slow_after(CASES, 3))
 def test_the_report_says_which_kernel(name, tmp_path):
     "And the runtime's graph has as many of them."
     make,weights,activations,shape,kernels = CASES[name]
@@ -172,7 +172,7 @@ def test_a_weight_that_lies_turned(block, kernel, tmp_path, monkeypatch):
     assert report.rows[0].kernel == kernel and counted(fused, int(block is None))
     assert torch.allclose(call(x), model(x).detach(), atol=1e-4)
 
-@pytest.mark.parametrize('code, cast', [(3, False), (-8, False), (8, True), (-9, True)])
+@pytest.mark.parametrize('code, cast', slow_after([(-8, False), (8, True), (3, False), (-9, True)], 2))
 def test_zero_points_beyond_four_bits(code, cast, tmp_path):
     "They are int8, and the codes become int8 for them."
     class Holds(nn.Module):
@@ -227,7 +227,7 @@ class Normed(nn.Module):
         for norm in shared: x = norm(self.shared(x)).relu()
         return x
 
-@pytest.mark.parametrize('bits', [4, 8])
+@pytest.mark.parametrize('bits', slow_after([4, 8]))
 def test_normalizations_join_the_scales(bits, tmp_path):
     """A file has no normalization behind codes that it alone takes, but for a negative factor: readers want positive
     scales. What a convolution gives elsewhere stays as it was, and so do two normalizations behind one weight."""

@@ -245,15 +245,6 @@ def test_a_state_places_what_it_names(block):
     assert fresh.layers[2].downsample[0].input_quantizer is fresh.layers[2].conv1.input_quantizer
     assert [r.kernel for r in deploy_(twin, inputs(8)).rows] == [r.kernel for r in deploy_(model, inputs(8)).rows]
 
-def test_tensors_that_share_nothing():
-    "As a file of safetensors has them: the values are the same, each name has a quantizer of its own."
-    model,fresh = calibrated(),waiting()
-    fresh.load_state_dict({k: v.clone() for k,v in model.state_dict().items()})
-    x = inputs(50, 2)
-    assert torch.equal(out(fresh, x), out(model, x))
-    assert {*fresh.state_dict()} == {*model.state_dict()}
-    assert fresh.layers[2].downsample[0].input_quantizer is not fresh.layers[2].conv1.input_quantizer
-
 def test_a_state_that_does_not_fit():
     one = 1,
     model = calibrated(strides=one)
@@ -484,7 +475,7 @@ def check_other(make, want, model, report, folder, never):
     moves = {'DequantizeLinear'} if make in (Shuffles, Enlarges) else set()    # codes that are only moved
     assert never & {*found} <= moves
 
-@pytest.mark.parametrize('make, want', slow_after(OTHERS, 2), ids=['mobile', 'branches', 'shuffles', 'enlarges'])
+@pytest.mark.parametrize('make, want', slow_after(OTHERS), ids=['mobile', 'branches', 'shuffles', 'enlarges'])
 def test_other_networks(make, want, tmp_path):
     model = seen(make())
     quantize_model_(model, calibrate=[inputs(128)])
@@ -551,7 +542,7 @@ def test_few_codes(of, tmp_path):
     tops = [m.out_top for m in held] + [model.conv1.input_top]
     assert found['Clip'] == sum(t is not None for t in tops) == (10 if of == '15 codes for all' else 6)
 
-@pytest.mark.parametrize('make, want', slow_after(OTHERS[::-1], 2), ids=['enlarges', 'shuffles', 'branches', 'mobile'])
+@pytest.mark.parametrize('make, want', slow_after(OTHERS[::-1]), ids=['enlarges', 'shuffles', 'branches', 'mobile'])
 @pytest.mark.parametrize('of', slow_after([*FEW][:2]))
 def test_few_codes_in_other_networks(make, want, of, tmp_path):
     model = seen(make())
@@ -615,8 +606,9 @@ def test_operators_on_few_codes(tmp_path):
         many[name.partition(',')[0]] += len(codes)
     assert min(many.values()) > 9 and len(many) == len(OPERATORS)
 
-@pytest.mark.parametrize('leaves, enters, clips', [((.5, 0, 15), (.5, 0, 15), 2), ((.5, 0, 15), (.5, 0, 9), 3),
-    ((.5, 0, 15), (.25, 0, 15), 3), ((.5, 3, 15), (.5, 3, 15), 3)], ids=['same', 'top', 'scale', 'relu'])
+BEHIND = [((.5, 0, 15), (.5, 0, 15), 2), ((.5, 0, 15), (.5, 0, 9), 3), ((.5, 0, 15), (.25, 0, 15), 3),
+    ((.5, 3, 15), (.5, 3, 15), 3)]
+@pytest.mark.parametrize('leaves, enters, clips', slow_after(BEHIND, 2), ids=['same', 'top', 'scale', 'relu'])
 def test_codes_are_clipped_once(leaves, enters, clips, tmp_path):
     "Where a layer hands on codes of the grid that the next one reads, through a ReLU that changes none; and not else."
     def grid(scale, zero, top): return torch.tensor(scale), torch.tensor(zero, dtype=torch.uint8), top
@@ -736,8 +728,8 @@ class Dense(nn.Module):
         super().__init__()
         between = nn.BatchNorm2d(14),nn.ReLU(inplace=True),nn.Conv2d(14, 6, 1),nn.AvgPool2d(2, 2)
         self.features = nn.Sequential(nn.Conv2d(3, 6, 3, 2), nn.BatchNorm2d(6), nn.ReLU(inplace=True),
-            DenseBlock(2, 6, 4), *between, DenseBlock(1, 6, 3), nn.BatchNorm2d(9))
-        self.fc = nn.Linear(9, 5)
+            DenseBlock(2, 6, 4), *between, nn.BatchNorm2d(6))
+        self.fc = nn.Linear(6, 5)
         torch.manual_seed(1)
         norms = [m for m in self.modules() if isinstance(m, nn.BatchNorm2d)]
         for m in norms:
@@ -758,7 +750,7 @@ def test_dense(tmp_path):
     quantized(model, 128)
     state,report = saved(model.state_dict()),deploy_(model, inputs(16))
     found = equal_there(model, tmp_path)
-    same_there(found, report, QLinearConv=13, QLinearConcat=3, QLinearAveragePool=1, QLinearGlobalAveragePool=1,
+    same_there(found, report, QLinearConv=10, QLinearConcat=2, QLinearAveragePool=1, QLinearGlobalAveragePool=1,
         QGemm=1)
     assert not {'BatchNormalization', *FLOATS} & {*found}
     loaded_again(dense(), state, model)
@@ -812,11 +804,11 @@ def test_normalizations_before_convolutions(tmp_path):
     "And behind a ReLU. One behind a convolution becomes part of it, as ever."
     head = nn.AdaptiveAvgPool2d(1),nn.Flatten(),nn.Linear(6, 4)
     first = nn.Conv2d(3, 6, 3),nn.ReLU(),nn.BatchNorm2d(6)
-    model = seen(nn.Sequential(*first, Before(6), Before(6), nn.BatchNorm2d(6), nn.ReLU(), *head))
+    model = seen(nn.Sequential(*first, Before(6), nn.BatchNorm2d(6), nn.ReLU(), *head))
     report = quantized(model)
-    assert [r.name for r in report.rows if r.kind == 'BatchNorm2d'] == ['2', '3.norm1', '4.norm1', '5']
+    assert [r.name for r in report.rows if r.kind == 'BatchNorm2d'] == ['2', '3.norm1', '4']
     report,found = deploy_(model, inputs(16)),equal_there(model, tmp_path)
-    same_there(found, report, QLinearConv=9, QLinearAdd=2, QLinearGlobalAveragePool=1, QGemm=1)
+    same_there(found, report, QLinearConv=6, QLinearAdd=1, QLinearGlobalAveragePool=1, QGemm=1)
     assert not {'BatchNormalization', *FLOATS} & {*found}
 
 def test_a_curve_alone_stays_a_curve():
@@ -974,7 +966,7 @@ CLIPS = dict(hardtanh=F.hardtanh, narrow=lambda x: x.clamp(-.3, .4), six=lambda 
 
 FUNCTIONS = zip(POOLS, CLIPS, (*[*CLIPS][3:], *CLIPS))                # each first, and each second
 
-@pytest.mark.parametrize('pool, first, second', slow_after(FUNCTIONS, 3))
+@pytest.mark.parametrize('pool, first, second', slow_after(FUNCTIONS))
 def test_functions(pool, first, second, tmp_path):
     model = Clipped(POOLS[pool], CLIPS[first], CLIPS[second])
     quantized(model)
@@ -1087,12 +1079,6 @@ def test_a_convolution_before_a_normalization_gives_codes(tmp_path):
     def off(a, b): return np.linalg.norm(a-b)/np.linalg.norm(b)
     assert (np.abs(call(x)-y) > 1e-5*np.abs(y).max()).mean() < .01 and off(call(x), y) < .003
     assert 2*off(y, was) < off(y, exact) < .03
-
-def test_no_convolution_no_site():
-    "Behind a Linear a normalization reads floats, as it did."
-    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).eval()
-    report = quantize_model_(model, calibrate=[torch.randn(32, 4, generator=generator(0))])
-    assert '1' not in {r.name for r in report.rows}
 
 def test_your_own_quantizer_is_calibrated():
     model = nn.Sequential(nn.Linear(4, 4), Quantizer(8, signed=None), nn.ReLU(), nn.Linear(4, 2))

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")        # 
 
 # The seeds are fixed: a failure comes again, and one found today is not lost tomorrow. They are the first of all, none
 # was left out. Others are run by hand: `judge(drawn(seed))`.
-QUICK,GROUP,ALL = 10,20,1000
+QUICK,GROUP,ALL = 5,20,1000
 GROUPS = [range(QUICK), range(QUICK, GROUP), *(range(i, i+GROUP) for i in range(GROUP, ALL, GROUP))]
 EXPORTED = 1                        # networks of a group that go through the runtime, as an export takes seconds
 REFUSED = .02                       # share of networks that `deploy_` may refuse, naming the layer

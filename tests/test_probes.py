@@ -27,6 +27,7 @@ from estimators import (
     slope,
     slopes,
     slow_after,
+    some_quickly,
     variants,
     with_knobs,
 )
@@ -76,7 +77,11 @@ WITH_NOISE = 'jacfwd','jacrev','jit.trace','deepcopy','pickle','autocast'
 DERIVED = [pytest.param(p.id, *p.values, t, id=f'{p.id}-{t}') for t in TRANSFORMS for p in variants() + seeded()
     if t in WITH_NOISE or not p.values[0].random]
 
-@lumped(DERIVED, lambda variant, *_: variant)
+# One of each kind in `make test`, and what no kind is like; of those that take noise one with slope 1 and one without
+ALONE = 'round_ste','cubic_round','trust_round','soft_round_inverse','sine_round','cosine_round'
+QUICK = [*KINDS, *[p.id for p in variants(lambda r: r.name in ALONE)], 'stochastic_round', 'noisy_soft_round']
+
+@lumped(DERIVED, lambda variant, *_: variant, QUICK)
 def test_eager_transform(variant, r, f, transform):
     want = slope(f, X)
     if not r.linear and transform in FORWARD:
@@ -192,7 +197,7 @@ class Scaled(torch.nn.Module):
         self.f = f
     def forward(self, x): return self.f(x, step=.5)
 
-@all_variants
+@pytest.mark.parametrize('r, f', some_quickly(variants(), *QUICK))
 def test_export(r, f):
     "torch.export keeps the value."
     class M(torch.nn.Module):
@@ -271,7 +276,7 @@ def test_knob_tensor_equals_number(r):
             assert torch.allclose(slope(r.f, X, **learning), want, atol=1e-5*want.abs().max(), rtol=0)
         if r.smooth: assert r.f(X, **{k.name: column}, hard=True).shape == rows.shape
 
-@knobbed
+@pytest.mark.parametrize('r', some_quickly([pytest.param(r, id=r.name) for r in NUMBERED], *QUICK))
 def test_knob_gradient(r):
     """Where the slope is the derivative, gradcheck in float64 for a shared knob, one per channel, and with the step and
     offset; the same in pieces."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from estimators import FLOATS, generator, older, saved, slow_after
+from estimators import FLOATS, generator, older, slow_after
 from processes import join_group, spawn
 from torch import nn
 from torch.nn.utils import parametrize, prune
@@ -186,19 +186,20 @@ def test_round_trips(kind, tmp_path):
     assert all(p.ndim > 0 for p in q.parameters())
 
 def test_compiled_and_exported():
-    "Every kind, side by side in one graph."
+    "Every kind of grid, side by side in one graph; what chose a grid and which codes it has are numbers there."
+    kinds = [kind for kind in KINDS.values() if not {*kind} & {'init', 'signed', 'bits'}]
     class All(nn.Module):
         def __init__(self):
             super().__init__()
-            self.kinds = nn.ModuleList(Quantizer(**dict(bits=4) | kind).calibrate_(W) for kind in KINDS.values())
+            self.kinds = nn.ModuleList(Quantizer(**dict(bits=4) | kind).calibrate_(W) for kind in kinds)
         def forward(self, *xs): return [q(x) for q,x in zip(self.kinds, xs)]
-    model,leaves = All(),[W.clone().requires_grad_() for _ in KINDS]
+    model,leaves = All(),[W.clone().requires_grad_() for _ in kinds]
     def run(f):
         ys = f(*leaves)
         return [*ys, *torch.autograd.grad(sum(y.square().sum() for y in ys), [*leaves, *model.parameters()])]
     for a,b in zip(run(torch.compile(model, backend='aot_eager', fullgraph=True)), run(model), strict=True):
         assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
-    xs = [W]*len(KINDS)
+    xs = [W]*len(kinds)
     assert all(map(torch.equal, torch.export.export(model.eval(), (*xs,)).module()(*xs), model(*xs)))
 
 def test_a_zero_point_that_learns():
@@ -210,11 +211,6 @@ def test_a_zero_point_that_learns():
     assert q.zero_point.grad.abs() > 0
     with torch.no_grad(): q.zero_point.fill_(99.)
     assert q.grid()[1] == 7
-
-def test_signed_as_the_data():
-    q = Quantizer(8, signed=None)
-    assert copy.deepcopy(q).calibrate_(W.abs()).range() == (0, 255)
-    assert copy.deepcopy(q).calibrate_(W).range() == (-128, 127)
 
 def test_a_schedule_finds_its_knobs():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -266,14 +262,6 @@ def test_two_processes():
     for _,out in spawn(parallel, 2):
         assert 'error' not in out, out['error']
         assert all(out.values()), out
-
-def test_state_of_a_file():
-    "Calibrated from a file, without a look at data."
-    q = Quantizer(4, axis=0).calibrate_(W)
-    fresh = Quantizer(4, axis=0)
-    with pytest.raises(RuntimeError, match='Quantizer: has no grid yet'): fresh(W)
-    fresh.load_state_dict(saved(q.state_dict()))
-    assert torch.equal(fresh.to_codes(W), q.to_codes(W))
 
 ANY = dict(dorefa=Rounding(dorefa_weight, dorefa_weight, bits=2),
     pact=Rounding(pact, pact, alpha=torch.tensor(2.), bits=4), steps=SoftRound(5., step=.25))
@@ -377,16 +365,6 @@ def test_a_state_of_another_dtype(assign):
     twin = Quantizer(axis=0, learn=True)
     twin.load_state_dict(state, assign=assign)
     assert twin.log_scale.dtype == torch.float32 and torch.equal(twin(W), q(W))
-
-def test_a_model_waits_for_a_state():
-    "Without batches the grids come with a state, signs and shapes included."
-    trained,fresh = quantized(),layers()
-    report = quantize_model_(fresh)
-    assert [r.activations for r in report.rows] == ['waits for a state']*2
-    with pytest.raises(RuntimeError, match='0.input_quantizer has no grid yet'): fresh(X)
-    fresh.load_state_dict(trained.state_dict())
-    assert torch.equal(fresh.eval()(X), trained.eval()(X))
-    assert quantize_model_(layers(), None).rows[0].weights == '-'
 
 def test_calibrated_again():
     q = Quantizer(signed=None).calibrate_(W.abs())
@@ -848,7 +826,7 @@ def called(f, model, *args, **kwargs):
     f(model, *args, **kwargs)
     return model
 
-@pytest.mark.parametrize('owner, name', slow_after(STEPS, 8), ids=[name for _,name in STEPS])
+@pytest.mark.parametrize('owner, name', slow_after(STEPS, 4), ids=[name for _,name in STEPS])
 @pytest.mark.parametrize('call', CALLS)
 def test_all_or_nothing(call, owner, name, monkeypatch):
     "An error at any step of any call leaves the model as it was, and the call can be made again."
@@ -889,7 +867,10 @@ BAD_CALLS = {
     'batch 0 of calibrate': [dict(calibrate=c) for c in ([None], [()], [[]], [(None, 1)], [{}])],
     'skip must be names': [dict(skip=s) for s in (None, '0', 3)],
     r"skip .*did you mean skip=\['0'\]": [dict(skip='0')],
-    'skip names 3, which is no layer': [dict(skip=[3])],
+    'skip names 3, which is no layer': [dict(skip=[3])], "skip names '9'": [dict(skip=['9'])],
+    'calibrate gave no batch': [dict(calibrate=[]), dict(calibrate=iter(()))],
+    'no layer to quantize': [dict(skip=lambda n, m: True)],
+    'weights and activations are both None': [dict(weights=None, activations=None)],
     'ends must': [dict(ends=e) for e in (1, True, False, 25, '8', 8., -1)],
     'ends: ': [dict(ends=(1, 2, 3)), dict(ends=(3, 1))],
     'weights: bits must': [dict(weights=1)], 'activations: bits must': [dict(activations=99)],

@@ -470,14 +470,6 @@ def test_the_report_says_the_error_there_is(name):
         apart = (seen[model]-seen[floats]).square().sum()/(seen[floats]-bias).square().sum()
         assert apart.item() == pytest.approx(r.after, rel=6e-3), r
 
-def test_deploys_and_keeps_what_it_found():
-    floats,model,x = made('mlp', 4)
-    R.reconstruct_(model, [x])
-    found,before = [m.weight.detach() for m in (model[0], model[2])],model(x)
-    R.deploy_(model, x)
-    assert all(torch.equal(m.weight, w) for m,w in zip((model[0], model[2]), found))
-    assert (model(x)-before).abs().max() < .015*before.abs().max()      # a code of the activations here and there
-
 def test_the_same_twice():
     states = []
     for _ in range(2):
@@ -588,7 +580,7 @@ def test_a_bias_takes_the_mean_of_the_error():
     floats(x),model(x)
     assert (seen[model]-seen[floats]).mean(0).abs().max() < 1e-5
 
-@pytest.mark.parametrize('name', ['mlp', 'convolutions', 'attention', 'lstm', 'gru'])
+@pytest.mark.parametrize('name', slow_after(['mlp', 'attention', 'convolutions', 'lstm', 'gru'], 2))
 def test_a_bias_that_is_another_one_is_seen(name):
     """What a second call begins with is what the first has left: a bias that was moved is part of the error. Any seed;
     without it a bias moves twice."""
@@ -706,7 +698,7 @@ def test_both_ends_of_a_range_move(octaves):
     reconstruct._stretch_(q, (torch.tensor([.5]), None), octaves)
     assert q.grid()[0].item() == pytest.approx(.5*2**octaves[0])
 
-@pytest.mark.parametrize('name', ['mlp', 'convolutions', 'attention', 'experts'])
+@pytest.mark.parametrize('name', slow_after(['mlp', 'experts', 'convolutions', 'attention'], 2))
 def test_no_range_gets_worse(name):
     "In any network, at 4 bits, whatever the seed; the numbers of the layers are those of the network as it is then."
     floats,model,x = made(name, 4, 4)

@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from estimators import generator
+from estimators import generator, slow_after
 from test_deploy import session
 from torch import nn
 from torch.nn import functional as F
@@ -92,19 +92,20 @@ class Curves(nn.Module):
         for curve,(_,_,scale,code) in zip(self.curves, grids): curve.feeds(torch.tensor(scale), byte(code))
     def forward(self, x): return torch.cat([c((x-code)*scale) for c,(scale,code) in zip(self.curves, self.grids)])
 
-def test_silu_is_one_operator(tmp_path, monkeypatch):
-    """All 256 codes on 16 grids: one operator gives the codes of a sigmoid and a product. What stands beside it in the
+@pytest.mark.parametrize('some', slow_after([slice(8), slice(8, 16)]), ids=str)
+def test_silu_is_one_operator(some, tmp_path, monkeypatch):
+    """All 256 codes on 8 grids: one operator gives the codes of a sigmoid and a product. What stands beside it in the
     file is the same function: ONNX's own evaluator makes the same codes. Grids are drawn: the scale from .002 to .5, so
     that codes reach the flat end and the straight one."""
-    grids = torch.rand(16, 4, generator=generator(3)).tolist()
+    grids = torch.rand(16, 4, generator=generator(3))[some].tolist()
     grids = [(.002*250**a, int(256*b), .002*100**c, int(64*d)) for a,b,c,d in grids]
     model,codes = Curves(grids).eval(),torch.arange(256.).view(2, 128)
-    file,some,fused,found = in_file(model, codes, tmp_path/'one')
+    file,few,fused,found = in_file(model, codes, tmp_path/'one')
     alone, = onnx.reference.ReferenceEvaluator(file).run(None, dict(x=codes.numpy()))
     as_before(monkeypatch)
     _,more,unfused,same = in_file(model, codes, tmp_path/'two')
-    assert some.count('QuickGelu') == fused.count('QuickGelu') == more.count('Sigmoid') == 16
-    assert unfused.count('DequantizeLinear') - fused.count('DequantizeLinear') == 16
+    assert few.count('QuickGelu') == fused.count('QuickGelu') == more.count('Sigmoid') == 8
+    assert unfused.count('DequantizeLinear') - fused.count('DequantizeLinear') == 8
     assert np.array_equal(found, same) and np.array_equal(found, alone)
 
 def test_what_stands_for_a_silu(tmp_path):

@@ -120,13 +120,6 @@ def test_resumes(tmp_path):
     run_study(LINE, quick=True, results=file)
     assert len(read_results(results=file)) == 2
 
-def test_one_record_is_one_line(tmp_path):
-    file = tmp_path/'results.json'
-    run_study(LINE, [soft_round, round_ste], results=file)
-    lines = [line for line in file.read_text().splitlines() if '"estimator"' in line]
-    assert len(lines) == len(read_results('line', file)) == 5
-    assert [json.loads(line.rstrip(','))['estimator'] for line in lines] == ['round_ste'] + ['soft_round']*4
-
 def test_who_cannot_take_part_says_why():
     def some(row): raise ValueError('it is none')
     record, = run_study(LINE._replace(ways=some), row(round_ste))
@@ -141,9 +134,6 @@ def test_baselines_run_with_all_and_alone():
     record, = run_study(task, [])
     assert (record['estimator'], record['way'], record['score'], record['trials']) == ('', 'start', 0., 0)
     assert not any(r['way'] == 'start' for r in run_study(task, round_ste))
-
-def test_the_file_of_the_package_is_read():
-    assert harness._RESULTS.exists() and read_heads()
 
 # --- the file of the package
 ALL = which.studies()
@@ -223,18 +213,6 @@ def test_the_best_way_of_each():
     assert harness._best(records) == {('s', 'a'): records[1]}
 
 # --- the lattice
-def test_sphere_decoder_against_brute_force():
-    """Eight unknowns, condition numbers 10 and 100, seeds that no one reports. No point of a box of three a side around
-    a good one is better than the oracle, and where the condition number is 10 one of them is as good."""
-    for seeds in (range(9000, 9030, 6), range(9001, 9031, 6)):
-        tasks,best = lattice._tasks(seeds),lattice._optimum(seeds)
-        near = lattice._descend(tasks, lattice._nearest_plane(tasks))
-        for i in range(len(seeds)):
-            wide = lattice._brute(tasks.A[i, :8, :8], tasks.b[i, :8], near[i, :8])
-            assert best[i] <= wide*(1+1e-9)
-            assert seeds[0] % 6 or best[i] == pytest.approx(wide.item(), rel=1e-9)
-        assert (best <= lattice._cost(tasks, near)*(1+1e-9)).all()
-
 def test_the_oracle_attains_its_cost_in_two_dimensions():
     "Against every point of a wide box, so the best is inside: an oracle that is too low is noticed too."
     g = torch.Generator().manual_seed(0)

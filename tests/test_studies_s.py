@@ -10,7 +10,7 @@ from shok_nb.studies import binary as signs
 from shok_nb.studies import source_coding as coding
 from shok_nb.studies.aware import aware
 from shok_nb.studies.binary import binary
-from shok_nb.studies.harness import interval, read_results, run_study, scores
+from shok_nb.studies.harness import interval, read_results, scores
 from shok_nb.studies.source_coding import ideal_code, source_coding
 
 STUDIES = source_coding,aware,binary
@@ -41,21 +41,6 @@ def test_every_way_of_every_row_trains(study):
     assert took_part >= 27
 
 @named
-def test_the_committed_file_is_whole(study):
-    "A record for each way of each row and for each baseline, of this version, and nothing else."
-    wanted = {('', name) for name in study.baselines}
-    for row in catalog:
-        found = ways_of(study, row)
-        wanted |= {(row.name, 'as it is')} if isinstance(found, str) else {(row.name, w.name) for w in found}
-    records = read_results(study.name)
-    assert {(r['estimator'], r['way']) for r in records} == wanted and len(records) == len(wanted)
-    for r in records:
-        assert r['version'] == study.version
-        if 'failed' in r: continue
-        assert -1 <= r['low'] <= r['score'] <= r['high'] <= 1 and r['seconds'] > 0
-        assert r['trials'] in ([len(study.rates)+k for k in (3, 4)] if r['estimator'] else [0])
-
-@named
 def test_a_record_is_what_its_seeds_give(study):
     "Run again with its knob and rate. Another processor rounds differently, hence half an interval and more."
     name = 'clipped_sign' if study is binary else 'round_ste'
@@ -78,11 +63,6 @@ def test_seeds_are_runs_of_their_own(study):
     one = study.ends((8,))[0]
     torch.testing.assert_close(study.ends((3, 8))[0][1:], one, atol=.01, rtol=0)
 
-@named
-def test_in_miniature(study):
-    record = run_study(study, [next(r for r in catalog if r.name == 'stable_round')], quick=True)[0]
-    assert record['score'] > -1 and record['way'] == 'as it is'
-
 # --- a scalar code
 @pytest.mark.parametrize('source, price', [('gaussian', .62), ('laplacian', .62), ('laplacian', .3)])
 def test_ideal_code_against_another_optimizer(source, price):
@@ -99,31 +79,6 @@ def test_ideal_code_against_another_optimizer(source, price):
     best = ideal_code(source, price)
     ours = best.rate + best.distortion/price
     assert ours <= found.fun+1e-7 and found.fun < ours+2e-3           # what lies beyond seven cells is worth so much
-
-def test_ideal_code_is_flat_at_its_best():
-    "The derivative of bits + error/price with respect to every edge is 0, by differences, and so for its levels."
-    for source,price in (('gaussian', .11), ('laplacian', .38)):
-        code = ideal_code(source, price)
-        def cost(*both, source=source, price=price): return coding._bits(coding._code(source, *both), price)
-        p = coding._cells(source, code.edges)[0]
-        for i in (p[1:] > 1e-3).nonzero().flatten().tolist()[:6]:
-            for which in (0, 1):
-                moved = []
-                for h in (1e-4, -1e-4):
-                    both = [code.edges.clone(), code.levels.clone()]
-                    both[which][i] += h
-                    moved.append(cost(*both))
-                assert abs(moved[0]-moved[1])/2e-4 < 1e-4
-
-def test_moments_of_cells():
-    "Against sums over a fine grid of the densities."
-    x = torch.arange(-14, 14, 1e-4, dtype=torch.float64)
-    edges = torch.tensor([-1.3, .20005, 2.], dtype=torch.float64)
-    for source,density in dict(gaussian=(-x*x/2).exp(), laplacian=(-2**.5*x.abs()).exp()).items():
-        share,cell = density/density.sum(),torch.bucketize(x, edges)
-        for k,moment in enumerate(coding._cells(source, edges)):
-            sums = torch.zeros(4, dtype=torch.float64).scatter_add_(0, cell, share*x**k)
-            torch.testing.assert_close(moment, sums, atol=1e-4, rtol=0)
 
 def test_a_quarter_of_a_bit():
     "At high rates: half the logarithm of 2πe/12, for any source."
@@ -149,15 +104,6 @@ def test_what_is_sent_is_what_is_sent():
         assert bits[0, i].item() == pytest.approx(-(share*share.log2()).sum().item(), abs=.01)
         d = (x-coding._decode(one, codes)).square().mean().item()
         assert error[0, i].item() == pytest.approx(d, rel=.02)
-
-def test_soft_curves_believe_the_impossible():
-    from shok_nb import cosine_round, uniform_noise
-    least = source_coding.ends((0,))[1]
-    def f(x, t): return cosine_round(x)
-    at = coding._train(f, .003, (0, 1), 100)
-    assert coding._believed(at, f).mean() < least-.2
-    def noise(x, t): return uniform_noise(x, generator=torch.Generator().manual_seed(0))
-    assert coding._believed(coding._train(noise, .01, (0, 1), 100), noise).mean() > least
 
 # --- few bits
 def test_a_student_can_be_its_teacher():

@@ -27,14 +27,6 @@ def test_error_is_that_of_the_output(drawn):
     torch.testing.assert_close(on.errors(codes), want)
     assert (codes >= on.low).all() and (codes <= on.high).all()
 
-def test_optimum_against_all_codes(drawn):
-    "Five weights at two bits: 1024 codes."
-    small = layer._Layers(drawn.target[:, :8, :5], drawn.gram[:, :5, :5], drawn.low[:8], drawn.high[:8])
-    every = torch.cartesian_prod(*5*[torch.arange(-2., 2.)]).double()
-    tried = torch.stack([small.errors(z.expand_as(small.target)) for z in every]).amin(0)
-    torch.testing.assert_close(small.errors(layer._optimum(small)), tried)
-    assert (small.errors(layer._beam(small, 4)) >= tried*(1-1e-9)).all()
-
 def test_a_beam_of_one_is_gptq_and_a_wider_one_is_better(drawn):
     one = layer._each(drawn, gptq)
     assert torch.equal(layer._beam(drawn, 1), one)
@@ -93,15 +85,12 @@ def test_kahan_keeps_what_nearest_loses():
 
 def test_updates_in_miniature():
     "The scale is 1 for float32 itself; a few iterations show that draws follow it and nearest does not."
-    few = low.updates._replace(reported=range(4))
     exact = low._run(low._METHODS['float32'], .01, range(4), 300)
     assert (exact.abs() < 1e-6).all()
     torch.manual_seed(0)                                                        # any seed: a gap of 20 in the medians
     both = (lambda x, t: round_ste(x)),(lambda x, t: stochastic_round(x))
     near,drawn = (low._run(f, .01, range(4), 300) for f in both)
     assert (near > 0).all() and drawn.median() < .5*near.median()
-    record, = run_study(few, stochastic_round, quick=True)
-    assert record['trials'] == 1
 
 # --- watermark
 @pytest.fixture(scope='module')
