@@ -1080,6 +1080,12 @@ def test_a_convolution_before_a_normalization_gives_codes(tmp_path):
     assert (np.abs(call(x)-y) > 1e-5*np.abs(y).max()).mean() < .01 and off(call(x), y) < .003
     assert 2*off(y, was) < off(y, exact) < .03
 
+def test_no_convolution_no_site():
+    "Behind a Linear a normalization reads floats, as it did."
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).eval()
+    report = quantize_model_(model, calibrate=[torch.randn(32, 4, generator=generator(0))])
+    assert '1' not in {r.name for r in report.rows}
+
 def test_your_own_quantizer_is_calibrated():
     model = nn.Sequential(nn.Linear(4, 4), Quantizer(8, signed=None), nn.ReLU(), nn.Linear(4, 2))
     x = torch.randn(64, 4, generator=generator(0))
