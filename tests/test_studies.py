@@ -213,6 +213,18 @@ def test_the_best_way_of_each():
     assert harness._best(records) == {('s', 'a'): records[1]}
 
 # --- the lattice
+def test_sphere_decoder_against_brute_force():
+    """Eight unknowns, condition numbers 10 and 100, seeds that no one reports. No point of a box of three a side around
+    a good one is better than the oracle, and where the condition number is 10 one of them is as good."""
+    for seeds in (range(9000, 9030, 6), range(9001, 9031, 6)):
+        tasks,best = lattice._tasks(seeds),lattice._optimum(seeds)
+        near = lattice._descend(tasks, lattice._nearest_plane(tasks))
+        for i in range(len(seeds)):
+            wide = lattice._brute(tasks.A[i, :8, :8], tasks.b[i, :8], near[i, :8])
+            assert best[i] <= wide*(1+1e-9)
+            assert seeds[0] % 6 or best[i] == pytest.approx(wide.item(), rel=1e-9)
+        assert (best <= lattice._cost(tasks, near)*(1+1e-9)).all()
+
 def test_the_oracle_attains_its_cost_in_two_dimensions():
     "Against every point of a wide box, so the best is inside: an oracle that is too low is noticed too."
     g = torch.Generator().manual_seed(0)

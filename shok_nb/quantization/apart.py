@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import nn
 from .attention import _attentions, _into_layers
-from .between import _NORMS, _WRONGLY_READ
+from .between import _CONVOLUTIONS, _NORMS, _WRONGLY_READ
 
 # %% ../../nbs/quantization/57_apart.ipynb #7a9a000d
-_TURNED = nn.ConvTranspose1d,nn.ConvTranspose2d,nn.ConvTranspose3d
-_TRIED = nn.Linear,nn.Conv1d,nn.Conv2d,nn.Conv3d,*_TURNED,*_NORMS
+_LINEAR = nn.Linear,*_CONVOLUTIONS
+_TRANSPOSED = nn.ConvTranspose1d,nn.ConvTranspose2d,nn.ConvTranspose3d
 
 def _kind_inside(m):
     "The class of torch that this one inherits from, if it has a forward of its own; or None."
-    kind = next((k for k in _TRIED if isinstance(m, k)), None)
+    kind = next((k for k in (*_LINEAR, *_TRANSPOSED, *_NORMS) if isinstance(m, k)), None)
     if kind is None or 'forward' in vars(m) or type(m).forward is kind.forward: return None
     return kind
 
@@ -105,10 +105,11 @@ def _is_in_parts(m):
     except (*_WRONGLY_READ, NotImplementedError): return False
 
 # %% ../../nbs/quantization/57_apart.ipynb #7a9a0013
-def _apart(model):
-    "The layers of a model that can be taken apart, by name."
-    parts = [(n, m) for n,m in model.named_modules() if _is_in_parts(m)]
-    return parts + _attentions(model)
+def _apart(model, weights_only):
+    "The layers that can be taken apart, by name. For weights alone: none with modules inside."
+    tried = [(n, m) for n,m in model.named_modules() if not (weights_only and [*m.children()])]
+    parts = [(n, m) for n,m in tried if _is_in_parts(m)]
+    return parts if weights_only else parts + _attentions(model)
 
 def _take_apart(m):
     "This layer computes in parts from now on; `m.whole_again(m)` ends that."

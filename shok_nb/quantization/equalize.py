@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_arg
 from ..engine.arguments import check_choice, check_knob, check_model
 from ..engine.pieces import wide_dtype
+from .apart import _LINEAR, _TRANSPOSED
 from .deploy import _behind, _foldable
 from shok_nb.quantization.flow import (
     _PARTS,
@@ -30,8 +31,6 @@ from shok_nb.quantization.flow import (
     _tensors,
 )
 from shok_nb.quantization.models import (
-    _LINEAR,
-    _TRANSPOSED,
     LayerReport,
     _check_batches,
     _checked_batch,

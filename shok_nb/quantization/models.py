@@ -30,7 +30,7 @@ from shok_nb.engine.arguments import (
 )
 from ..engine.pieces import wide_dtype
 from ..nn import _all_or_nothing, _parametrize, _quantize_input, _rounded
-from .apart import _apart, _take_apart
+from .apart import _LINEAR, _TRANSPOSED, _apart, _take_apart
 from shok_nb.quantization.between import (
     _Between,
     _ending,
@@ -179,8 +179,6 @@ def quantize_model_(
     return LayerReport(rows, _without_blocks(weights, of_weights))
 
 # %% ../../nbs/quantization/40_models.ipynb #58a00006
-_LINEAR = nn.Linear,nn.Conv1d,nn.Conv2d,nn.Conv3d
-_TRANSPOSED = nn.ConvTranspose1d,nn.ConvTranspose2d,nn.ConvTranspose3d
 _CELLS = nn.RNNCell,nn.LSTMCell,nn.GRUCell
 _ROWS = None                                # for the axis: each row of the last axis
 
@@ -509,9 +507,8 @@ def _skipped(found, skip):
 
 def _take_layers_apart(model, skip, kinds, weights_only):
     "Layers with more inside compute in parts, but those that are skipped."
-    for n,m in _apart(model):
+    for n,m in _apart(model, weights_only):
         left = skip(n, m) if callable(skip) else n in skip
-        if weights_only and [*m.children()]: left = True
         if not left and not isinstance(m, tuple(kinds)): _take_apart(m)
 
 def _chosen_layers(model, skip, ends, kinds):

@@ -26,14 +26,12 @@ from shok_nb.engine.arguments import (
 )
 from ..engine.pieces import wide_dtype
 from ..nn import remove_rounding_
-from .apart import _take_apart
+from .apart import _LINEAR, _TRANSPOSED, _take_apart
 from .between import _named
 from .closest import _damped, coordinate_descent, gptq
 from .flow import _evaluating, _feed, _tensors
 from shok_nb.quantization.models import (
     _CELLS,
-    _LINEAR,
-    _TRANSPOSED,
     LayerReport,
     _check_batches,
     _checked_batch,

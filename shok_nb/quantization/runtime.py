@@ -325,7 +325,7 @@ def _put_for_both(last, first, made):
 def _register_lost(graph):
     "Constants that lost their place to others of the same name get it back, by another name."
     # https://github.com/microsoft/onnxscript/issues/2945
-    for value in [v for node in graph for v in node.inputs if v is not None]:
+    for value in [v for node in graph.all_nodes() for v in node.inputs if v is not None]:
         if value.const_value is None or value.producer() or value.is_initializer(): continue
         free = (f'{value.name}_{i}' for i in itertools.count(1))
         value.name = next(name for name in free if name not in graph.initializers)
