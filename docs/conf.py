@@ -61,6 +61,7 @@ nb_execution_cache_path = str(here/'_build'/'pages')          # where `make docs
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
+copybutton_selector = 'div.highlight pre:not(.cell_output pre)'    # code, not what it prints
 nb_render_markdown_format = 'gfm'                           # tables in Markdown outputs
 nb_mime_priority_overrides = [('html', 'text/html', 1)]     # a widget shows its still twin, a figure its inline SVG
 nb_ipywidgets_js = {}                                       # nothing from a CDN

@@ -24,20 +24,25 @@ def seen(nb):
     cells = convert(nb | dict(cells=[c for c in nb['cells'] if not given(c)]), {}, 'shok_nb')['cells']
     return [c for c in cells if c['cell_type'] == 'code' and not UNSEEN & {*c['metadata']['tags']}]
 
-def shown_error(cell):
-    "What the page shows that the cell raises, or None."
+def raised(cell):
+    "What the cell raised as it ran, or None."
     for o in cell['outputs']:
         if o['output_type'] == 'error': return f"{o['ename']}: {o['evalue']}"
+
+def as_shown(cell, error):
+    "Does the cell of a page end so: in an error with its message where it must fail, and else in none?"
+    if 'raises-exception' not in cell['metadata']['tags']: return error is None
+    return bool(error) and cell['metadata']['says'] in error and not error.startswith('NameError')
 
 def wrong(nb, cwd, missing=()):
     "The cells that do not end as the page shows, `[(first line, what it raised)]`, where packages are missing."
     block = f'import sys\nsys.modules.update(dict.fromkeys({missing}))'
-    cells = [dict(source=block, outputs=[]), *seen(nb)]
+    cells = [dict(source=block, metadata=dict(tags=[])), *seen(nb)]
     made = v4.new_notebook(cells=[v4.new_code_cell(c['source']) for c in cells])
     with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'), forks():
         NotebookClient(made, allow_errors=True, timeout=600, resources=dict(metadata=dict(path=cwd))).execute()
-    raised = map(shown_error, made.cells)
-    return [(c['source'].partition('\n')[0], e) for c,e in zip(cells, raised, strict=True) if e != shown_error(c)]
+    ends = zip(cells, map(raised, made.cells), strict=True)
+    return [(c['source'].partition('\n')[0], e) for c,e in ends if not as_shown(c, e)]
 
 @pytest.mark.slow
 @pytest.mark.parametrize('nb', NBS, ids=slug)
@@ -63,15 +68,17 @@ def test_what_is_seen_has_its_names(tmp_path):
 
 def test_what_does_not_run_is_found(tmp_path):
     "A name from a hidden cell, or from one without its code; a shown error must be the one that is raised."
-    def code(src, *outputs): return dict(cell_type='code', id='c', metadata={}, source=src, outputs=[*outputs])
-    error = dict(output_type='error', ename='ValueError', evalue='no', traceback=[])
+    def code(src): return dict(cell_type='code', id='c', metadata={}, source=src, outputs=[])
+    def fails(src, says): return code(f'with expect_fail(Exception, contains={says!r}): {src}')
     cells = [code('#| hide\nimport math'), code('math.pi'), code('#| echo: false\na = 1'), code('a'),
-        code('#| code-fold: true\nb = 2'), code('b'), code("raise ValueError('no')", error), code('b', error),
-        code('#| export\nb = c'), code('from shok_nb import round_ste')]
-    cells.append(code('import onnx'))
+        code('#| code-fold: true\nb = 2'), code('b'), fails("raise ValueError('no')", 'no'), fails('b', ''),
+        fails('int("no")', 'yes'), fails('c', 'c'), code('#| export\nb = c'), code('from shok_nb import round_ste'),
+        code('import onnx')]
     said = wrong(dict(cells=cells), tmp_path, ['onnx'])
     assert said == [('math.pi', "NameError: name 'math' is not defined"), ('a', "NameError: name 'a' is not defined"),
-        ('b', None), ('import onnx', 'ModuleNotFoundError: import of onnx halted; None in sys.modules')]
+        ('b', None), ('int("no")', "ValueError: invalid literal for int() with base 10: 'no'"),
+        ('c', "NameError: name 'c' is not defined"),
+        ('import onnx', 'ModuleNotFoundError: import of onnx halted; None in sys.modules')]
 
 def test_a_page_names_the_extras_of_its_code():
     "By what it imports and calls; what readers do not see, and the package's own code, needs none."

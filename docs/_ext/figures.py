@@ -1,5 +1,5 @@
 """Runs in the kernel of each page: a matplotlib figure becomes inline SVG that follows the page from light to dark, and
-links of a Markdown output lead to pages.
+links of a Markdown output lead to pages. Where a cell must fail, one line says with what.
 
 Black takes the colour of the text and white that of the page; photos and all other colours stay as they are."""
 import hashlib
@@ -21,6 +21,17 @@ _large = weakref.WeakSet()     # figures whose SVG is longer
 _said = []     # what `#| fig-alt` says of the figures of the next cell; the end of a cell takes one off
 
 def alt(text): _said[:] = ['', text]
+
+_short = []    # set by the cell before one that must fail
+
+def error():
+    "The next cell fails: the page shows its error in a line."
+    _short[:] = [False, True]
+
+def _raised(shell, kind, error, traceback, tb_offset=None):
+    "Show what a cell raised."
+    if _short and _short[-1]: shell._showtraceback(kind, error, [f'{kind.__name__}: {error}'])
+    else: shell.showtraceback((kind, error, traceback), tb_offset=tb_offset)
 
 def _shared(labels):
     "`alpha = 0`, `alpha = 2` becomes `alpha = 0, 2`."
@@ -71,7 +82,10 @@ def install():
     from IPython import get_ipython  # for the base class, as the inline backend takes back what is set for Figure
     from matplotlib_inline.config import InlineBackend
     InlineBackend.instance(parent=get_ipython()).figure_formats = set()     # or it draws PNGs that nobody sees
-    get_ipython().events.register('post_run_cell', lambda result: _said and _said.pop(0))
+    def after(result):
+        for l in (_said, _short): del l[:1]
+    get_ipython().events.register('post_run_cell', after)
+    get_ipython().set_custom_exc((Exception,), _raised)
     of = get_ipython().display_formatter.formatters
     of['text/html'].for_type_by_name('matplotlib.figure', 'FigureBase', svg)
     of['image/png'].for_type_by_name('matplotlib.figure', 'FigureBase', png)

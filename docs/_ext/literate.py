@@ -1,8 +1,9 @@
 """Sphinx extension: turns the notebooks of ../nbs into pages, without showing readers the `#|` directives.
 
 Each notebook becomes a page of the source folder (which git ignores). A cell that exports public names becomes their
-API entries (autodoc, parameters from the docments comments) and its source, folded. `#| code-fold: true` folds any
-other cell, which is then named "Check" if it holds tests, or as its `#| code-summary: Errors` says.
+API entries (autodoc, parameters from the docments comments) and its source, folded. Of any other cell one sees the
+example: what it checks is folded after it as "Check", and what must fail is shown with its error (examples.py).
+`#| code-fold: true` folds a cell whole, which is then named by what it holds, or as its `#| code-summary: Errors` says.
 
 A folder of notebooks is a group of the menu, with a page of its own that this writes: `literate_folders` has the titles
 in their order. Within a folder the order is that of the numbers in the file names. The site itself has no folders, so
@@ -19,6 +20,7 @@ from importlib import metadata
 from inspect import getsource
 from pathlib import Path
 from urllib.parse import quote
+from examples import parts
 
 HIDDEN = {'hide', 'default_exp'}
 LONG = 20      # lines; a longer cell is folded
@@ -230,7 +232,8 @@ def _label(d, code, public):
 def _code(c, mod):
     "The cells of the page that code cell `c` becomes."
     d,code = directives(''.join(c['source']))
-    tags,meta,api = set(c['metadata'].get('tags', [])),{},[]
+    tags,api = set(c['metadata'].get('tags', [])),[]
+    meta = {k: v for k,v in c['metadata'].items() if k == 'says'}
     if d.get('echo') == 'false': tags.add('remove-input')
     if d.get('output') == 'false': tags.add('remove-output')
     if d.get('eval') == 'false': tags.add('skip-execution')
@@ -255,6 +258,27 @@ def _code(c, mod):
     if not show: tags.add('remove-cell')                  # still runs, never seen
     return [*api, *before, c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))]
 
+def in_parts(c):
+    "A code cell as those that the page has for it: examples, checks, and what must fail after the check that it does."
+    d,code = directives(''.join(c['source']))
+    whole = {'export', 'exports', 'exporti'} & d.keys() or not shown(d) or d.get('code-fold') == 'true'
+    if whole or 'false' in (d.get('echo'), d.get('eval')) or not code: return [c]
+    found,made = parts(code),[]
+    def add(src, kind='', id='', outputs=(), **meta):
+        id = id or f"{c['id']}-{len(made)}{kind}"
+        made.append(c | dict(id=id, source=src, outputs=[*outputs]) | (dict(metadata=meta) if meta else {}))
+    last = max((i for i,p in enumerate(found) if p.kind == 'example'), default=None)
+    for i,p in enumerate(found):
+        if p.kind == 'check': add(f'#| code-fold: true\n#| code-summary: Check\n{p.code}', 'check')
+        elif p.kind == 'error':
+            add(f'#| hide\n{p.test}\nfigures.error()', 'test')
+            add(p.code, tags=['raises-exception'], says=p.says)
+        else:
+            said = [f'#| {k}: {v}' for k,v in d.items() if i == last or k != 'fig-alt']
+            src = '\n'.join([*said, p.code])
+            add(src, **dict(id=c['id'], outputs=c['outputs']) if i == last else {})
+    return made
+
 def convert(nb, syms, pkg, base='', terms=()):
     "An nbdev notebook as a MyST-NB one; `base` is where the repository shows its files, `terms` are those to link."
     out,mod,seen = [],pkg,set()
@@ -265,7 +289,7 @@ def convert(nb, syms, pkg, base='', terms=()):
             out.append(c | dict(source=outside(relink(prose(src, syms), to_page), base)))
         elif c['cell_type'] == 'code':
             if exp := directives(src)[0].get('default_exp'): mod = f'{pkg}.{exp}'
-            out += _code(c, mod)
+            for p in in_parts(c): out += _code(p, mod)
     return nb | dict(cells=out)
 
 def installed():

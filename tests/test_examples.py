@@ -1,0 +1,81 @@
+"What a reader sees of a cell: an example with its value, checks folded after it, and errors as errors."
+import ast
+import json
+import pytest
+from pages import NBS, slug
+from test_copy import GIVEN, seen
+
+
+def taken(code):
+    from examples import parts
+    return [(p.kind, p.code) for p in parts(code)]
+
+@pytest.mark.parametrize('code,want', {
+    'the checks are last': ('x = 1\nassert x\nx', [('example', 'x = 1\nx'), ('check', 'assert x')]),
+    'in their order': ('x = 1\ntest_eq(x, 1)\ny = 2\nassert y\nx+y',
+        [('example', 'x = 1\ny = 2\nx+y'), ('check', 'test_eq(x, 1)\nassert y')]),
+    'before what they read changes': ('x = 1\nassert x == 1\nx = 2\nx',
+        [('example', 'x = 1'), ('check', 'assert x == 1'), ('example', 'x = 2\nx')]),
+    'before an item changes': ('assert x[0]\nx[0] = 0\nx', [('check', 'assert x[0]'), ('example', 'x[0] = 0\nx')]),
+    'before something acts': ('assert x\nadam.step()\nx', [('check', 'assert x'), ('example', 'adam.step()\nx')]),
+    'before a loop': ('assert x\nfor i in x: i.pop()', [('check', 'assert x'), ('example', 'for i in x: i.pop()')]),
+    'what a check binds is there': ('for i in x: assert i\ni', [('check', 'for i in x: assert i'), ('example', 'i')]),
+    'a value in between is not shown': ('f()\nassert x\nx = 2',
+        [('example', 'f();'), ('check', 'assert x'), ('example', 'x = 2')]),
+    'a function may hold a check': ('def f(x):\n    assert x\n    return x\nf(1)',
+        [('example', 'def f(x):\n    assert x\n    return x\nf(1)')]),
+    'comments stay with what they are about': ('x = 1  # one\n# small\nassert x < 2\n# last\nx\n# end',
+        [('example', 'x = 1  # one\n# last\nx\n# end'), ('check', '# small\nassert x < 2')]),
+    'two statements in a line': ('x = 1; y = 2\nassert x; assert y\nx', [('example', 'x = 1; y = 2\nx'),
+        ('check', 'assert x; assert y')]),
+    'blocks that end in a check': ('with torch.no_grad():\n    y = f(x)\n    assert y\nif gpu: assert x\nx',
+        [('example', 'x'), ('check', 'with torch.no_grad():\n    y = f(x)\n    assert y\nif gpu: assert x')]),
+    'what fails': ("# too few\nwith expect_fail(ValueError, contains='no'):\n    f(x,\n        bits=1)\nx",
+        [('error', '# too few\nf(x,\n    bits=1)'), ('example', 'x')]),
+    'in one line': ('with expect_fail(ValueError): f(x,\n    1)', [('error', 'f(x,\n    1)')]),
+    'failures in a loop': ('for f in fs:\n    with expect_fail(): f()',
+        [('check', 'for f in fs:\n    with expect_fail(): f()')]),
+}.values())
+def test_parts(code, want): assert taken(code) == want
+
+def test_an_error_is_checked_before_it_is_shown():
+    "Unseen, by the statement of the notebook; the cell that the reader sees may fail, and says with what."
+    from literate import convert
+    src = "#| fig-alt: no\nwith expect_fail(ValueError, contains='too large'): f(9)\nf(1)\nassert f(1)"
+    page = convert(dict(cells=[dict(cell_type='code', id='c', metadata={}, source=src, outputs=[1])]), {}, 'shok_nb')
+    test,error,alt,shown,check = page['cells']
+    assert 'remove-cell' in test['metadata']['tags']
+    assert test['source'] == "with expect_fail(ValueError, contains='too large'): f(9)\nfigures.error()"
+    assert (error['source'], error['metadata']) == ('f(9)', dict(tags=['raises-exception'], says='too large'))
+    assert (alt['source'], shown['source'], shown['outputs']) == ("figures.alt('no')", 'f(1)', [1])
+    assert check['metadata']['mystnb']['code_prompt_show'] == 'Check' and check['source'] == 'assert f(1)'
+    ids = [c['id'] for c in page['cells']]
+    assert len({*ids}) == 5 and shown['id'] == 'c'
+
+@pytest.mark.parametrize('nb', NBS, ids=slug)
+def test_no_check_among_examples(nb):
+    "Nothing of a cell is lost, and no cell that one sees unfolded holds a check."
+    from examples import is_check, parts
+    from literate import directives
+    page = json.loads(nb.read_text('utf-8'))
+    def statements(*codes): return sorted(ast.unparse(n) for c in codes for n in ast.parse(c).body)
+    for c in page['cells']:
+        d,code = directives(''.join(c['source']))
+        if c['cell_type'] != 'code' or GIVEN & d.keys(): continue
+        assert statements(code) == statements(*(p.test or p.code for p in parts(code)))
+    for c in seen(page):
+        if 'hide-input' in c['metadata']['tags']: continue
+        assert not [n for n in ast.parse(c['source']).body if is_check(n)], c['source']
+
+def test_an_error_takes_a_line(tmp_path):
+    "Where it must be; any other keeps its traceback."
+    from nbclient import NotebookClient
+    from nbformat import v4
+    from pages import DOCS, forks
+    cells = [f"import sys\nsys.path.insert(0, {str(DOCS/'_ext')!r})\nimport figures; figures.install()",
+        'figures.error()', '1/0', '1/0']
+    made = v4.new_notebook(cells=[v4.new_code_cell(c) for c in cells])
+    with forks(): NotebookClient(made, allow_errors=True, resources=dict(metadata=dict(path=tmp_path))).execute()
+    short,long = (c['outputs'][0] for c in made.cells[2:])
+    assert short['traceback'] == ['ZeroDivisionError: division by zero'] and len(long['traceback']) > 1
+    assert (short['ename'], short['evalue']) == (long['ename'], long['evalue'])
