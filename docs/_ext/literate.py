@@ -276,7 +276,7 @@ def in_parts(c):
         else:
             said = [f'#| {k}: {v}' for k,v in d.items() if i == last or k != 'fig-alt']
             src = '\n'.join([*said, p.code])
-            add(src, **dict(id=c['id'], outputs=c['outputs']) if i == last else {})
+            add(src, **dict(id=c['id'], outputs=c.get('outputs', ())) if i == last else {})
     return made
 
 def convert(nb, syms, pkg, base='', terms=()):
