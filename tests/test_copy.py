@@ -57,11 +57,14 @@ def test_what_is_seen_runs(nb, tmp_path):
     assert not failed, '\n'.join(f'{line}\n    {e}' for line,e in failed)
 
 def test_what_is_seen_has_its_names(tmp_path):
-    "A name of a cell that nobody sees, or of one below, is undefined to ruff."
+    "A name of a cell that nobody sees, or of one below, is undefined to ruff. No example needs a check."
+    def is_folded_check(c): return c['metadata'].get('mystnb', {}).get('code_prompt_show') == 'Check'
     (tmp_path/'found.py').write_text('a = b\nb = 1\ndef f(): return c\n')
     for nb in NBS:
-        source = '\n\n'.join(c['source'] for c in seen(json.loads(nb.read_text('utf-8'))))
-        (tmp_path/f'{slug(nb)}.py').write_text(source, 'utf-8')
+        cells = seen(json.loads(nb.read_text('utf-8')))
+        examples = [c for c in cells if not is_folded_check(c)]
+        for of,some in dict(all=cells, examples=examples).items():
+            (tmp_path/f'{slug(nb)}_{of}.py').write_text('\n\n'.join(c['source'] for c in some), 'utf-8')
     command = [sys.executable, '-m', 'ruff', 'check', '--isolated', '--select', 'F821', '--output-format', 'concise']
     said = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert {l.partition(':')[0] for l in said} == {'found.py', 'Found 2 errors.'}, said

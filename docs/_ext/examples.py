@@ -5,6 +5,7 @@ The notebooks hold the three together, as one writes them. `parts` takes them ap
 import ast
 import re
 from dataclasses import dataclass
+from symtable import symtable
 
 
 @dataclass
@@ -25,24 +26,30 @@ def is_check(node):
     call = getattr(node, 'value', None)
     return isinstance(node, ast.Assert) or isinstance(call, ast.Call) and getattr(call.func, 'id', '')[:5] == 'test_'
 
-def _reads(node):
-    "The names that a statement reads."
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-
-def _binds(node):
-    "The names that it binds, or has an item or an attribute set of."
+def _names(node):
+    """The names that a statement reads and those that it binds, or has an item or an attribute set of. The variables of
+    a comprehension or of a function are its own."""
+    scopes = [top := symtable(ast.unparse(node), 'cell', 'exec')]
+    for s in scopes: scopes += s.get_children()
+    reads = {v.get_name() for s in scopes for v in s.get_symbols() if v.is_referenced() and (s is top or v.is_global())}
+    binds = {v.get_name() for v in top.get_symbols() if v.is_assigned() or v.is_imported()}
     targets = [n for n in ast.walk(node) if isinstance(getattr(n, 'ctx', None), ast.Store)]
-    found = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-    return found | {node.name} if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else found
+    return reads,binds | reads & {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
 
 QUIET = ast.Assign, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom
+
+def _acts(node):
+    "May the statement change something that it does not name? A print and a check do not."
+    call = getattr(node, 'value', None)
+    return not (isinstance(node, QUIET) or is_check(node) or getattr(getattr(call, 'func', None), 'id', '') == 'print')
 
 def _can_wait(check, later):
     """May the check run after these statements of its cell? They bind what it does not read and read what it does not
     bind, and none acts, but for the value that the cell ends in."""
-    acts = [n for n in later if not isinstance(n, QUIET) and not is_check(n)]
+    acts = [*filter(_acts, later)]
     if acts and (acts[0] is not later[-1] or not isinstance(acts[0], ast.Expr)): return False
-    return not any(_binds(n) & _reads(check) or _binds(check) & _reads(n) for n in later)
+    reads,binds = _names(check)
+    return not any(r & binds or b & reads for r,b in map(_names, later))
 
 def _statements(code):
     """Each statement with its lines: comments above it are its own, those below the last one are the last one's. Of

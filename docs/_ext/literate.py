@@ -20,13 +20,11 @@ from importlib import metadata
 from inspect import getsource
 from pathlib import Path
 from urllib.parse import quote
-from examples import parts
+from examples import is_check, parts
 
 HIDDEN = {'hide', 'default_exp'}
 LONG = 20      # lines; a longer cell is folded
 _directive = re.compile(r'\s*#\|\s*([\w-]+)\s*:?\s*(.*?)\s*$')
-
-_checks = re.compile(r'(?m)^\s*(assert |test_\w+\(|with expect_fail\()')
 
 def directives(src):
     "Split the leading `#|` lines from `src`: (dict, rest)."
@@ -226,7 +224,7 @@ def _label(d, code, public):
     if 'code-summary' in d: return d['code-summary']
     if all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.parse(code).body): return 'Show the imports'
     if 0 < len(public) < 3: return 'Show the source of ' + ' and '.join(n.name for n in public)
-    checks = not {'fig-alt', 'export', 'exports', 'exporti'} & d.keys() and _checks.search(code)
+    checks = not {'fig-alt', 'export', 'exports', 'exporti'} & d.keys() and any(map(is_check, ast.parse(code).body))
     return 'Check' if checks else 'Show the source'
 
 def _code(c, mod):
