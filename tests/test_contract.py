@@ -56,6 +56,17 @@ def test_far_beyond_the_slider(r, f, k, v, dtype):
     g,large = slope(f, x, **{k.name: v}),slope(f, x.double(), **{k.name: v}) > torch.finfo(dtype).max
     assert f(x, **{k.name: v}).isfinite().all() and (g.isfinite() | large).all()
 
+@all_variants
+def test_default_device_elsewhere(r, f):
+    "Constants are made where `x` is, whatever `torch.set_default_device` says. Seed 0: of a draw, the same one."
+    def made():
+        torch.manual_seed(0)
+        return f(x),slope(f, x)
+    x = _points(61).float()
+    want = made()
+    with torch.device('meta'): got = made()
+    for a,b in zip(got, want): assert torch.equal(a, b)
+
 @pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
 def test_defaults_are_the_signature(r):
     ps = signature(r.f).parameters

@@ -279,6 +279,12 @@ def test_without_a_seed_compiled(group):
         with pytest.raises(Exception, match='seed=|[Gg]enerator'):
             compiled(lambda x: r.f(x, generator=mine), 'eager')(xs[0])
 
+def test_default_device_elsewhere_compiled():
+    "Numbers are drawn where `x` is, whatever `torch.set_default_device` says."
+    g = compiled(lambda x: uniform_like(x), 'aot_eager')
+    with torch.device('meta'): u = g(torch.zeros(300, device='cpu'))
+    assert u.is_cpu and 0 <= u.min() < .1 < .9 < u.max() < 1             # 300 numbers: no tenth is empty, but for 4e-14
+
 @together
 def test_export(group):
     "An exported program takes the seed as an input and keeps the value."

@@ -232,7 +232,7 @@ def uniform_like(
     if seed is not None: return _look_up(x, seed, draw, dtype)
     if generator is not None:
         return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
-    if type(x) not in _PLAIN: return torch.rand_like(x, dtype=dtype, requires_grad=False)
+    if type(x) not in _PLAIN: return torch.rand_like(x, dtype=dtype)
     # naming a generator, if only None, would want known sizes
     if not _for_cpu(x): return torch.rand(x.shape, dtype=dtype, device=x.device)
     # compiled for a CPU, `rand` makes one number at a time

@@ -193,7 +193,7 @@ class _Uses:
     def last_uses(self):
         "Value -> the step that uses it last; a value that is not in it is of no use."
         steps = self.trace.steps
-        last = {e: len(steps) for e in self.ends if e is not None}
+        last = {e: len(steps) for e in self.ends}
         for i in reversed(range(len(steps))):            # backwards: met first is used last
             if self.inputs+i not in last: continue       # of no use itself
             until = last[self.inputs+i] if steps[i].is_view() else i
