@@ -1,5 +1,5 @@
-"""The slider moves the picture: in a page of the site opened from a file, under a
-strict content policy, and in JupyterLab.
+"""The slider moves the picture: in a page opened from a file, under a
+strict content policy, and in JupyterLab. For the pages of the site see test_site.py.
 
 Needs chromium and chromedriver; without them the tests say so and skip. Nothing leaves this machine: the pages come
 from files or from a server on 127.0.0.1 that lives as long as the test, and every request is checked."""
@@ -12,7 +12,6 @@ import secrets
 import subprocess
 import sys
 import time
-from pathlib import Path
 import numpy as np
 import pytest
 import torch
@@ -32,7 +31,7 @@ from browser import (
     visit,
     wait,
 )
-from pages import execute, sphinx
+from pages import ROOT  # and the way to literate
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import Select
 from shok_nb import widgets
@@ -41,7 +40,6 @@ from shok_nb.estimators.ste import round_ste
 from shok_nb.show import try_it
 from shok_nb.show.widgets import player
 
-root = Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.xdist_group('browser'), needs_browser]
 
 def path(where, name='y'): return ask(where, f'e.querySelector("[data-{name}]").getAttribute("d")')
@@ -58,33 +56,17 @@ def started(browser):
         e => e.hasAttribute('aria-valuetext'))"""
     wait(browser, lambda: browser.execute_script(ready), 'the players to start')
 
-# --- a page of the site
-def notebook(*cells):
-    "A notebook of code cells, the first of them Markdown."
-    def cell(i, s): return dict(id=f'c{i}', source=s, metadata={}) | (
-        dict(cell_type='code', outputs=[], execution_count=None) if i else dict(cell_type='markdown'))
-    return json.dumps(dict(cells=[cell(i, s) for i,s in enumerate(cells)], nbformat=4, nbformat_minor=5,
-        metadata=dict(kernelspec=dict(name='python3', display_name='python3', language='python'))))
+# --- a page of one or more players
+def page_of(folder, *fs):
+    "A file with a player of each."
+    head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    page = folder/'page.html'
+    page.write_text(head + ''.join(map(player, fs)), 'utf-8')
+    return page
 
-@pytest.fixture(scope='module')
-def page(tmp_path_factory, ran):
-    "A site of two pages, built by the project's own Sphinx configuration."
-    tmp = tmp_path_factory.mktemp('site')
-    nbs,src,out = (tmp/n for n in ('nbs', 'src', 'html'))
-    for d in (nbs, src): d.mkdir()
-    (nbs/'index.ipynb').write_text(notebook('# Site'))
-    imports = 'import shok_nb as R\nfrom shok_nb.show.plots import curves\nfrom shok_nb.show.widgets import tune'
-    (nbs/'62_widgets.ipynb').write_text(notebook('# Page\n> A figure and players.', imports, 'curves(R.round_ste);',
-        'tune(R.soft_round)', 'tune(R.soft_round, alpha=8., step=(.5, 2.))', 'tune(R.round_ste)',
-        'tune(R.stochastic_round)', 'tune(R.sga_round)'))
-    execute(nbs/'62_widgets.ipynb', ran, nbs, src)
-    quiet = 'suppress_warnings=myst.xref_missing,mystnb.unknown_mime_type'
-    options = f'literate_nbs={nbs}',f'nb_execution_cache_path={ran}',quiet
-    return sphinx(src, out, *[w for o in options for w in ('-D', o)])/'widgets.html'
-
-def test_static_page(browser, page):
+def test_player(browser, tmp_path):
     "Mouse, keyboard and toggle move the picture of one player, and of that one alone."
-    visit(browser, page)
+    visit(browser, page_of(tmp_path, soft_round, round_ste))
     one,two,*_ = every(browser, '[data-shok]')
     started(browser)
     slider,toggle = find(one, 'input[type=range]'),find(one, 'input[type=checkbox]')
@@ -109,23 +91,19 @@ def test_static_page(browser, page):
     assert hosts(browser) == {('file', None)}
     assert not errors(browser)
 
-def test_static_page_on_a_phone(browser, page):
-    "390 pixels are enough, in light and in dark."
+def test_player_on_a_phone(browser, tmp_path):
+    "390 pixels are enough, and what is written has the colour of the page."
     with phone(browser):
-        visit(browser, page)
+        visit(browser, page_of(tmp_path, soft_round))
+        started(browser)
         one = find(browser, '[data-shok]')
-        colours = '[getComputedStyle(e.querySelector("text")).fill, getComputedStyle(e.parentElement).color]'
-        ink = lambda: ask(one, colours)
-        seen = []
-        for theme in ('light', 'dark'):
-            browser.execute_script('document.body.dataset.theme = arguments[0]', theme)
-            wait(browser, lambda: len(set(ink())) == 1, 'text in the colour of the page')
-            seen.append(ink()[0])
+        for ink in ('rgb(0, 0, 0)', 'rgb(240, 240, 240)'):
+            browser.execute_script('document.body.style.color = arguments[0]', ink)
+            wait(browser, lambda: ask(one, 'getComputedStyle(e.querySelector("text")).fill') == ink, ink)
             assert browser.execute_script('return document.documentElement.scrollWidth') <= 390
             panels = every(one, 'svg[role=img]')
             assert all(300 < svg.size['width'] <= 390 for svg in panels)
             assert panels[0].location['y'] < panels[1].location['y']
-        assert seen[0] != seen[1]
 
 def test_strict_policy(browser, tmp_path):
     "With everything forbidden but the one script, a player works and looks the same."
@@ -149,9 +127,7 @@ def test_strict_policy(browser, tmp_path):
 
 def test_menu(browser, tmp_path):
     "A choice moves the dots that say which level a tie is on."
-    page = tmp_path/'page.html'
-    page.write_text(f'<!doctype html><meta charset="utf-8">{player(round_ste)}', 'utf-8')
-    visit(browser, page)
+    visit(browser, page_of(tmp_path, round_ste))
     started(browser)
     one = find(browser, '[data-shok]')
     menu,before = Select(find(one, 'select')),path(one, 'dots')
@@ -324,7 +300,7 @@ def test_two_under_a_strict_policy(browser, two, tmp_path):
 def lab(tmp_path_factory):
     "A JupyterLab of its own on 127.0.0.1, over a copy of the widgets page: its address with the token."
     tmp = tmp_path_factory.mktemp('lab')
-    nb = json.loads((root/'nbs'/'show'/'20_widgets.ipynb').read_text('utf-8'))
+    nb = json.loads((ROOT/'nbs'/'show'/'20_widgets.ipynb').read_text('utf-8'))
     for c in nb['cells']:
         if c['cell_type'] == 'code': c['outputs'] = []
     two = 'from shok_nb.show.try_it import explore, watch\nfrom IPython.display import display\n'
@@ -340,7 +316,7 @@ def lab(tmp_path_factory):
     folders = dict(JUPYTER_CONFIG_DIR='config', JUPYTER_DATA_DIR='data', JUPYTER_RUNTIME_DIR='runtime',
         JUPYTERLAB_SETTINGS_DIR='settings', JUPYTERLAB_WORKSPACES_DIR='workspaces', IPYTHONDIR='ipython')
     dirs = {k: str(tmp/v) for k,v in folders.items()}
-    env = os.environ | dirs | dict(PYTHONPATH=str(root), JUPYTER_TOKEN=secrets.token_hex(16), OMP_NUM_THREADS='1')
+    env = os.environ | dirs | dict(PYTHONPATH=str(ROOT), JUPYTER_TOKEN=secrets.token_hex(16), OMP_NUM_THREADS='1')
     options = {'ServerApp.ip': '127.0.0.1', 'ServerApp.port': 0, 'ServerApp.open_browser': False,
         'ServerApp.root_dir': tmp/'work', 'ServerApp.allow_root': True, 'LabApp.expose_app_in_browser': True,
         'LabApp.extension_manager': 'readonly'}
