@@ -18,6 +18,7 @@ from queue import Empty
 from types import SimpleNamespace
 from unittest import mock
 import nbformat
+import zmq.asyncio
 from filelock import FileLock
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,12 +105,18 @@ async def ended(manager, **_):
     "`KernelManager._async_wait` that looks every 5 ms, not every 100."
     while await manager.is_alive(): await asyncio.sleep(.005)
 
+def eager_context(made=zmq.asyncio.Context):
+    "Its sockets try again every 3 ms, not every 100: a client asks before its kernel listens."
+    context = made()
+    context.setsockopt(zmq.RECONNECT_IVL, 3)
+    return context
+
 @contextlib.contextmanager
 def forks():
     "Kernels are forks inside this, where a fork is as good as a new process, and start and end without waiting."
     if sys.platform != 'linux': return (yield)
     provisioner = 'jupyter_client.provisioning.local_provisioner'
-    with (mock.patch(f'{provisioner}.launch_kernel', fork_kernel),
+    with (mock.patch(f'{provisioner}.launch_kernel', fork_kernel), mock.patch('zmq.asyncio.Context', eager_context),
           mock.patch('jupyter_client.asynchronous.client.AsyncKernelClient.wait_for_ready', ready),
           mock.patch('jupyter_client.manager.KernelManager._async_wait', ended)): yield
 
