@@ -37,6 +37,7 @@ def model():
     torch.manual_seed(0)
     return Translator().eval()
 
+@pytest.mark.slow
 def test_all_products_with_weights_are_integers(model, tmp_path):
     "Sixteen of them: four of each attention, and two behind it in each half."
     x,floats = words(),copy.deepcopy(model)

@@ -179,6 +179,7 @@ def test_saved_for_backward(small):
         r = KINDS.get(c.group)
         if r and not r.random: assert rows[name][0] <= 1 and (rows[name][0] == 0) == (r.slope == '1'), name
 
+@pytest.mark.slow
 def test_compile_and_merge(small, monkeypatch):
     "A part takes the place of what it measured before and leaves the others alone. No code is generated here."
     plain = torch.compile

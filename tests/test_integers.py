@@ -542,7 +542,7 @@ def test_few_codes(of, tmp_path):
     tops = [m.out_top for m in held] + [model.conv1.input_top]
     assert found['Clip'] == sum(t is not None for t in tops) == (10 if of == '15 codes for all' else 6)
 
-@pytest.mark.parametrize('make, want', slow_after(OTHERS[::-1]), ids=['enlarges', 'shuffles', 'branches', 'mobile'])
+@pytest.mark.parametrize('make, want', slow_after(OTHERS[::-1], 0), ids=['enlarges', 'shuffles', 'branches', 'mobile'])
 @pytest.mark.parametrize('of', slow_after([*FEW][:2]))
 def test_few_codes_in_other_networks(make, want, of, tmp_path):
     model = seen(make())
@@ -744,6 +744,7 @@ def dense():
     torch.manual_seed(0)
     return seen(Dense())
 
+@pytest.mark.slow
 def test_dense(tmp_path):
     "Lists as inputs; a normalization that stands alone is a convolution of each channel."
     model = dense()
@@ -1010,6 +1011,7 @@ def test_what_is_joined_is_rounded_once():
     whole,parts = model.d.input_quantizer,[p.input_quantizer for p in model.operations['cat'].inputs]
     assert parts[0] is model.b.input_quantizer and whole not in parts[:2] and parts[2] is whole
 
+@pytest.mark.slow
 def test_squeezed(tmp_path):
     "The last convolution is pooled and leaves: it gives codes to the pooling, which computes with floats."
     pool = nn.MaxPool2d(3, 2, ceil_mode=True)
@@ -1140,6 +1142,7 @@ class Averages(nn.Module):
         x = torch.cat([F.avg_pool2d(x, kernel_size=3, stride=1, padding=1), self.b(x)], 1)
         return self.fc(self.last(self.c(x)).flatten(1))
 
+@pytest.mark.slow
 def test_windows(tmp_path):
     "As torchvision's Inception and DenseNet pool."
     model = Averages()

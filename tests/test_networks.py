@@ -140,6 +140,7 @@ def rounded_biases(model):
 def values(spec): return torch.cat([inputs(spec, 10), inputs(spec, 12, 1.5)])
 
 FLOAT = 2**-23
+@pytest.mark.slow
 @torch.no_grad()
 def test_roundings_are_explained():
     "No false alarm: biases rounded by hand are within the bound, in networks of every kind."
