@@ -355,15 +355,16 @@ def test_a_finger_hits(browser, built, page):
         assert min(browser.execute_script(APART)) >= 4
 
 @walk
-def test_a_wide_table_says_so(browser, built):
-    "It fades where it goes on, until one has scrolled to its end; one that fits does not."
+@pytest.mark.parametrize('page, kind', (('catalog', ':has(table)'), ('soft', '.cell_input pre')))
+def test_what_is_too_wide_says_so(browser, built, page, kind):
+    "A table, or code, fades where it goes on, until one has scrolled to its end; what fits does not."
     with screen(browser, 1280, 900):
-        visit(browser, built/'gallery.html')
+        visit(browser, built/('gallery.html' if page == 'catalog' else f'{page}.html'))
         time.sleep(.3)                                                  # for an observer that would find one
-        assert every(browser, '.cell_output table') and not every(browser, '.goes-on')
+        assert every(browser, f'article {kind}') and not every(browser, '.goes-on')
     with phone(browser):
-        visit(browser, built/'catalog.html')
-        wide = wait(browser, lambda: every(browser, '.goes-on'), 'a table that is too wide')[0]
+        visit(browser, built/f'{page}.html')
+        wide = wait(browser, lambda: every(browser, f'{kind}.goes-on'), f'{kind} to be too wide')[0]
         browser.execute_script('arguments[0].scrollLeft = 9999', wide)
         wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
 

@@ -26,7 +26,7 @@ document.addEventListener("DOMContentLoaded", () => {
         pre.classList.toggle("tight", pre.scrollWidth > pre.clientWidth);
     }
 
-    const wide = [...document.querySelectorAll(".table-wrapper, .cell_output, pre.columns")];
+    const wide = [...document.querySelectorAll(".table-wrapper, .cell_output, article pre")];
     const hint = e => e.classList.toggle("goes-on", e.scrollWidth - e.clientWidth - e.scrollLeft > 4);
     const look = new ResizeObserver(entries => entries.forEach(({target}) => hint(target)));
     for (const e of wide) {

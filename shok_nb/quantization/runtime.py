@@ -35,6 +35,101 @@ from shok_nb.quantization.flow import (
 from .integers import _KERNEL_BLOCKS, Dequantize, unpack_int4
 from .quantizer import Quantizer, _float8_of
 
+# %% ../../nbs/quantization/51_runtime.ipynb #59b00001
+def to_onnx(
+    model:nn.Module,       # Any model; what is written is what it computes in `.eval()`
+    example:object,        # A batch, as the model takes it or as a loader gives it
+    file:str|PathLike,     # Where to write, `*.onnx`
+    *,
+    any_batch:bool=True,   # May the first axis of the inputs have any length?
+    # Names for other axes of any length, by number: `{1: 'length'}` for each input that has
+    # it, or by input, `{'input_ids': {1: 'length'}}`; a name stands for one length
+    dynamic:Mapping|None=None
+)->str|PathLike:           # `file`
+    """Write a model for ONNX Runtime. Raises ValueError, and writes nothing, if they disagree.
+
+    Parameters:
+        model (nn.Module): Any model; what is written is what it computes in `.eval()`
+        example (object): A batch, as the model takes it or as a loader gives it
+        file (str|PathLike): Where to write, `*.onnx`
+        any_batch (bool = True): May the first axis of the inputs have any length?
+        dynamic (Mapping|None = None): Names for other axes of any length, by number: `{1:
+            'length'}` for each input that has it, or by input, `{'input_ids': {1: 'length'}}`;
+            a name stands for one length
+
+    Returns:
+        str|PathLike: `file`
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> R.to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx')
+        'model.onnx'
+    """
+    check_model(model, 'to_onnx')
+    any_batch = check_flag(any_batch, 'to_onnx', 'any_batch')
+    _check_path(file, 'to_onnx', 'file')
+    inputs,together = _checked_inputs(model, example, any_batch)
+    axes = _checked_axes(dynamic, inputs, any_batch)
+    examples = [inputs, dict(_shorter(inputs, axes))] if dynamic else [inputs]
+    for i,given in enumerate(examples):
+        try: _run(model, given, together)
+        except Exception as e:
+            if str(e).startswith('to_onnx: '): raise
+            told = f'{"a shorter example" if i else "example"}: {_first_line(e)}'
+            raise ValueError(f'to_onnx: the model does not take {told}') from e
+    _check_formats(model)
+    installed('to_onnx', 'onnxscript')
+    program = _exported(model, inputs, together, axes)
+    _check_lengths(program.model.graph, axes)
+    to = Path(file)
+    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
+        made = Path(folder)/to.name
+        program.save(made)
+        _check_file(made, model, examples, together)
+        for part in Path(folder).iterdir(): os.replace(part, to.parent/part.name)
+    return file
+
+def onnx_session(
+    file:str|PathLike,  # What `to_onnx` has written
+    *,
+    vnni:bool=True,     # False for an x86 processor without VNNI, whose sums need more bits
+    # Where the runtime writes its own version of the model; None is nowhere
+    optimized:str|PathLike|None=None
+)->Any:                 # An `onnxruntime.InferenceSession` on the CPU
+    """The model in ONNX Runtime, as exact there as it can be. Raises ImportError without it.
+
+    Parameters:
+        file (str|PathLike): What `to_onnx` has written
+        vnni (bool = True): False for an x86 processor without VNNI, whose sums need more bits
+        optimized (str|PathLike|None = None): Where the runtime writes its own version of the
+            model; None is nowhere
+
+    Returns:
+        Any: An `onnxruntime.InferenceSession` on the CPU
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> run = R.onnx_session(R.to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx'))
+        >>> x = torch.rand(3, 2).numpy()
+        >>> run.run(None, {run.get_inputs()[0].name: x})[0].shape
+        (3, 1)
+    """
+    _check_path(file, 'onnx_session', 'file')
+    vnni = check_flag(vnni, 'onnx_session', 'vnni')
+    if optimized is not None: _check_path(optimized, 'onnx_session', 'optimized')
+    ort = installed('onnx_session', 'onnxruntime')
+    if not os.path.exists(file):
+        raise FileNotFoundError(f'onnx_session: there is no file {file}')
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    if optimized is not None: options.optimized_model_filepath = str(optimized)
+    options.add_session_config_entry('session.qdq_matmulnbits_accuracy_level', '1')
+    if not vnni: options.add_session_config_entry('session.x64quantprecision', '1')
+    return ort.InferenceSession(str(file), options, providers=['CPUExecutionProvider'])
+
 # %% ../../nbs/quantization/51_runtime.ipynb #59c00004
 def _check_input_tensor(t, of, any_batch):
     "Raises for what is no tensor with values, or no batch of two."
@@ -675,98 +770,3 @@ def _check_file(file, model, examples, together):
     for inputs in examples:
         told = _disagreement(model, inputs, together, run)
         if told: raise ValueError(f'to_onnx: ONNX Runtime computes something else: {told}')
-
-# %% ../../nbs/quantization/51_runtime.ipynb #59b00001
-def to_onnx(
-    model:nn.Module,       # Any model; what is written is what it computes in `.eval()`
-    example:object,        # A batch, as the model takes it or as a loader gives it
-    file:str|PathLike,     # Where to write, `*.onnx`
-    *,
-    any_batch:bool=True,   # May the first axis of the inputs have any length?
-    # Names for other axes of any length, by number: `{1: 'length'}` for each input that has
-    # it, or by input, `{'input_ids': {1: 'length'}}`; a name stands for one length
-    dynamic:Mapping|None=None
-)->str|PathLike:           # `file`
-    """Write a model for ONNX Runtime. Raises ValueError, and writes nothing, if they disagree.
-
-    Parameters:
-        model (nn.Module): Any model; what is written is what it computes in `.eval()`
-        example (object): A batch, as the model takes it or as a loader gives it
-        file (str|PathLike): Where to write, `*.onnx`
-        any_batch (bool = True): May the first axis of the inputs have any length?
-        dynamic (Mapping|None = None): Names for other axes of any length, by number: `{1:
-            'length'}` for each input that has it, or by input, `{'input_ids': {1: 'length'}}`;
-            a name stands for one length
-
-    Returns:
-        str|PathLike: `file`
-
-    Example:
-        >>> import torch, shok_nb as R
-        >>> from torch import nn
-        >>> R.to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx')
-        'model.onnx'
-    """
-    check_model(model, 'to_onnx')
-    any_batch = check_flag(any_batch, 'to_onnx', 'any_batch')
-    _check_path(file, 'to_onnx', 'file')
-    inputs,together = _checked_inputs(model, example, any_batch)
-    axes = _checked_axes(dynamic, inputs, any_batch)
-    examples = [inputs, dict(_shorter(inputs, axes))] if dynamic else [inputs]
-    for i,given in enumerate(examples):
-        try: _run(model, given, together)
-        except Exception as e:
-            if str(e).startswith('to_onnx: '): raise
-            told = f'{"a shorter example" if i else "example"}: {_first_line(e)}'
-            raise ValueError(f'to_onnx: the model does not take {told}') from e
-    _check_formats(model)
-    installed('to_onnx', 'onnxscript')
-    program = _exported(model, inputs, together, axes)
-    _check_lengths(program.model.graph, axes)
-    to = Path(file)
-    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
-        made = Path(folder)/to.name
-        program.save(made)
-        _check_file(made, model, examples, together)
-        for part in Path(folder).iterdir(): os.replace(part, to.parent/part.name)
-    return file
-
-def onnx_session(
-    file:str|PathLike,  # What `to_onnx` has written
-    *,
-    vnni:bool=True,     # False for an x86 processor without VNNI, whose sums need more bits
-    # Where the runtime writes its own version of the model; None is nowhere
-    optimized:str|PathLike|None=None
-)->Any:                 # An `onnxruntime.InferenceSession` on the CPU
-    """The model in ONNX Runtime, as exact there as it can be. Raises ImportError without it.
-
-    Parameters:
-        file (str|PathLike): What `to_onnx` has written
-        vnni (bool = True): False for an x86 processor without VNNI, whose sums need more bits
-        optimized (str|PathLike|None = None): Where the runtime writes its own version of the
-            model; None is nowhere
-
-    Returns:
-        Any: An `onnxruntime.InferenceSession` on the CPU
-
-    Example:
-        >>> import torch, shok_nb as R
-        >>> from torch import nn
-        >>> run = R.onnx_session(R.to_onnx(nn.Linear(2, 1), torch.rand(4, 2), 'model.onnx'))
-        >>> x = torch.rand(3, 2).numpy()
-        >>> run.run(None, {run.get_inputs()[0].name: x})[0].shape
-        (3, 1)
-    """
-    _check_path(file, 'onnx_session', 'file')
-    vnni = check_flag(vnni, 'onnx_session', 'vnni')
-    if optimized is not None: _check_path(optimized, 'onnx_session', 'optimized')
-    ort = installed('onnx_session', 'onnxruntime')
-    if not os.path.exists(file):
-        raise FileNotFoundError(f'onnx_session: there is no file {file}')
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = torch.get_num_threads()
-    if optimized is not None: options.optimized_model_filepath = str(optimized)
-    options.add_session_config_entry('session.qdq_matmulnbits_accuracy_level', '1')
-    if not vnni: options.add_session_config_entry('session.x64quantprecision', '1')
-    return ort.InferenceSession(str(file), options, providers=['CPUExecutionProvider'])
