@@ -968,7 +968,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',
     'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
     'torch.round': 'recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks',
-    'dither': 'dither', 'vmap': 'core compat recipes', 'seed': 'stochastic random',
+    'own rounding function': 'checks', 'dither': 'dither', 'vmap': 'core compat recipes', 'seed': 'stochastic random',
     'reproducible': 'stochastic random recipes',
     'resnet': 'residual', 'skip connection': 'residual', 'soft rounding': 'soft', 'straight through estimator': 'ste',
     'smoothquant': 'equalize', 'cross-layer equalization': 'equalize', 'outliers': 'equalize calibrate',
