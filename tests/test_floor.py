@@ -404,6 +404,24 @@ def test_a_learning_knob_without_a_plain_form():
     assert torch.func.jvp(lambda a: held(x, a), (torch.tensor(2.),), (torch.tensor(1.),))[1].tolist() == [0., 0.]
     assert torch.equal(torch.func.grad(lambda x: held(x, torch.tensor(2.)).sum())(x), torch.ones(2))
 
+def test_a_slope_without_a_plain_form():
+    "Every path multiplies by it, on any grid; infinity stays, and a knob that learns says what is missing."
+    f = estimator('f', lambda v, k: v.round(), lambda v, k: 1-k*(v-v.round()).abs(), k=dict(default=1., lo=0.))
+    x = torch.tensor([1., 1.25, -.4, 2.125, -3.])
+    for kw in ({}, dict(k=.5), dict(step=.5, offset=.125)):
+        g,leaf = partial(f, **kw),x.clone().requires_grad_()
+        want, = torch.autograd.grad(g(leaf).sum(), leaf)
+        y,tangent = torch.func.jvp(g, (x,), (torch.ones_like(x),))
+        assert want.unique().numel() > 2 and torch.equal(y, g(x)) and torch.equal(tangent, want)
+        assert torch.equal(torch.vmap(torch.func.grad(g))(x), want)
+        assert torch.equal(torch.func.grad(lambda x: g(x).sum())(x), want)
+        first, = torch.autograd.grad(g(leaf).sum(), leaf, create_graph=True)
+        assert torch.equal(first, want)
+    ends = torch.tensor([INF, -INF, -0.])
+    assert str(torch.func.jvp(f, (ends,), (torch.ones(3),))[0]) == str(ends)
+    with pytest.raises(RuntimeError, match='^f: no knob learns without `plain`, see `estimator`$'):
+        f(x, torch.tensor(1., requires_grad=True)).sum().backward()
+
 def test_minus_sine():
     """q - sin(2πq)/2π in both widths to 3 ulp, at 0, ½ and a hundredth, where the
     difference has 7 digits left in float64."""

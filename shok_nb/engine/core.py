@@ -48,9 +48,11 @@ def _slope_one(v, hard):
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
 
-def _plain_of_slope_one(value, v, *knobs):
-    "The plain form of an estimator that has a value alone."
-    return _slope_one(v, value(v.detach(), *knobs))
+def _plain_of(value, slope, v, *knobs):
+    "The plain form of an estimator without one: the slope is a number of each element."
+    hard = value(v.detach(), *knobs)
+    if slope is None: return _slope_one(v, hard)
+    return _plainly_through(hard, v*slope(v.detach(), *knobs).detach())
 
 def _recompute(f, *args):
     "`f(*args)`, done again for backward on a CPU: loading the bools it would keep is slower."
@@ -142,6 +144,8 @@ def _to_knobs(op, learn, v, g, knobs):
     with torch.enable_grad():
         leaves = [k.detach().requires_grad_() if l else k for k,l in zip(knobs, learn)]
         y = op.plain(v.detach(), *leaves)
+    if not y.requires_grad:
+        raise RuntimeError(f'{op.name}: no knob learns without `plain`, see `estimator`')
     grads = iter(torch.autograd.grad(y, [k for k,l in zip(leaves, learn) if l], g))
     return [next(grads) if l else None for l in learn]
 
@@ -256,7 +260,7 @@ class estimator:
         name (str): Name of the public function, for error messages
         value (Callable): `value(v, *knobs)`: what forward returns; never differentiated
         slope (Callable|None = None): `slope(v, *knobs)`: backward multiplies by it; None is 1
-        plain (Callable|None = None): The same from torch ops alone; None if the slope is 1
+        plain (Callable|None = None): The same from torch ops alone, if knobs are to learn
         compiled (Callable|None = None): `value` as code is generated from it; None if no other
         export_value (bool = True): Does an exported graph want `value` alone?
         near (bool = True): Is the value never more than two from `v`?
@@ -278,7 +282,7 @@ class estimator:
         name:str,        # Name of the public function, for error messages
         value:Callable,  # `value(v, *knobs)`: what forward returns; never differentiated
         slope:Callable|None=None,  # `slope(v, *knobs)`: backward multiplies by it; None is 1
-        plain:Callable|None=None,  # The same from torch ops alone; None if the slope is 1
+        plain:Callable|None=None,  # The same from torch ops alone, if knobs are to learn
         /, *,
         compiled:Callable|None=None,  # `value` as code is generated from it; None if no other
         export_value:bool=True,    # Does an exported graph want `value` alone?
@@ -294,7 +298,7 @@ class estimator:
         self.compiled = value if compiled is None else compiled
         self.export_value,self.near,self.pure = export_value,near,pure
         self.label = Label(name)
-        self.plain = partial(_plain_of_slope_one, value) if plain is None else plain
+        self.plain = partial(_plain_of, value, slope) if plain is None else plain
         grid = dict(step=dict(open=True), offset=dict(lo=-math.inf, open=True))
         self.ranges = [(arg, kw, *_surely(**kw)) for arg,kw in (grid | ranges).items()]
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.
