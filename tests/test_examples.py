@@ -1,6 +1,7 @@
 "What a reader sees of a cell: an example with its value, checks folded after it, and errors as errors."
 import ast
 import json
+import re
 import pytest
 from pages import NBS, slug
 from test_copy import GIVEN, seen
@@ -57,7 +58,7 @@ def test_an_error_is_checked_before_it_is_shown():
 
 @pytest.mark.parametrize('nb', NBS, ids=slug)
 def test_no_check_among_examples(nb):
-    "Nothing of a cell is lost, and no cell that one sees unfolded holds a check."
+    "Nothing of a cell is lost, no cell that one sees unfolded holds a check, and no value needs what a check does."
     from examples import is_check, parts
     from literate import directives
     page = json.loads(nb.read_text('utf-8'))
@@ -66,6 +67,10 @@ def test_no_check_among_examples(nb):
         d,code = directives(''.join(c['source']))
         if c['cell_type'] != 'code' or GIVEN & d.keys(): continue
         assert statements(code) == statements(*(p.test or p.code for p in parts(code)))
+        examples,checks = ('\n'.join(p.code for p in parts(code) if (p.kind == 'check') == of) for of in (False, True))
+        def modes(text): return {*re.findall(r'\b(\w+)\.(?:eval|train)\(\)', text)}
+        unseen = modes(checks) - modes(examples)            # networks whose mode a reader would not have set
+        assert 'code-fold' in d or not unseen & {*re.findall(r'\w+', examples.rpartition('\n')[2])}
     for c in seen(page):
         if 'hide-input' in c['metadata']['tags']: continue
         assert not [n for n in ast.parse(c['source']).body if is_check(n)], c['source']

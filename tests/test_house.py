@@ -1056,6 +1056,7 @@ def test_sentences_that_set_a_player():
     from literate import prose
     assert prose('[`alpha` at 20](#alpha=20)', {}) == \
         '<button type="button" class="shok-set" data-set="alpha=20"><code>alpha</code> at 20</button>'
+    assert prose('U[0,1), [2](#now=a)', {}) == 'U[0,1), <span class="shok-now" data-follows="a">2</span>'
     assert prose('[there](#there) and ![](#a=1)', {}) == '[there](#there) and ![](#a=1)'
 
 URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')

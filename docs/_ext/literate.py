@@ -145,7 +145,7 @@ def folder_page(title, openings, syms, titles=None):
         toctree((Path(n).stem for n in openings), titles)]) + '\n'
 
 # [alpha at 20](#alpha=20), [here](#left=soft_round&alpha=2); [5](#now=alpha), [2.53](#now=largest_slope)
-SETS = r'(?<!!)\[([^\]]+)\]\(#([\w.-]+=[^)\s]*)\)'
+SETS = r'(?<!!)\[([^][]+)\]\(#([\w.-]+=[^)\s]*)\)'
 
 def set_player(m):
     "A link that sets the player before it, or the next one; of `now=alpha`, a number that follows that player."
