@@ -57,16 +57,16 @@ def started(browser):
     wait(browser, lambda: browser.execute_script(ready), 'the players to start')
 
 # --- a page of one or more players
-def page_of(folder, *fs):
-    "A file with a player of each."
+def page_of(folder, *html):
+    "A file of these, as wide as the screen."
     head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     page = folder/'page.html'
-    page.write_text(head + ''.join(map(player, fs)), 'utf-8')
+    page.write_text(head + ''.join(html), 'utf-8')
     return page
 
 def test_player(browser, tmp_path):
     "Mouse, keyboard and toggle move the picture of one player, and of that one alone."
-    visit(browser, page_of(tmp_path, soft_round, round_ste))
+    visit(browser, page_of(tmp_path, player(soft_round), player(round_ste)))
     one,two,*_ = every(browser, '[data-shok]')
     started(browser)
     slider,toggle = find(one, 'input[type=range]'),find(one, 'input[type=checkbox]')
@@ -94,7 +94,7 @@ def test_player(browser, tmp_path):
 def test_player_on_a_phone(browser, tmp_path):
     "390 pixels are enough, and what is written has the colour of the page."
     with phone(browser):
-        visit(browser, page_of(tmp_path, soft_round))
+        visit(browser, page_of(tmp_path, player(soft_round)))
         started(browser)
         one = find(browser, '[data-shok]')
         for ink in ('rgb(0, 0, 0)', 'rgb(240, 240, 240)'):
@@ -127,7 +127,7 @@ def test_strict_policy(browser, tmp_path):
 
 def test_menu(browser, tmp_path):
     "A choice moves the dots that say which level a tie is on."
-    visit(browser, page_of(tmp_path, round_ste))
+    visit(browser, page_of(tmp_path, player(round_ste)))
     started(browser)
     one = find(browser, '[data-shok]')
     menu,before = Select(find(one, 'select')),path(one, 'dots')
@@ -141,10 +141,8 @@ def test_a_sentence_follows_its_player(browser, tmp_path):
     "The numbers of a sentence are those of the slider and of the readout; one before all players follows the first."
     from literate import prose
     def said(mark): return prose('[?](#now=X), [?](#now=largest_slope), [?](#now=mean_distance)'.replace('X', mark), {})
-    page = tmp_path/'page.html'
-    page.write_text('<!doctype html><meta charset="utf-8">' + ''.join((f'<p>{said("alpha")}</p>', player(soft_round),
-        player(soft_round, alpha=8.), f'<p>{said("alpha")}</p>', player(round_ste), f'<p>{said("step")}</p>')), 'utf-8')
-    visit(browser, page)
+    visit(browser, page_of(tmp_path, f'<p>{said("alpha")}</p>', player(soft_round), player(soft_round, alpha=8.),
+        f'<p>{said("alpha")}</p>', player(round_ste), f'<p>{said("step")}</p>'))
     started(browser)
     def read(): return [e.text.split(', ') for e in every(browser, 'p')]
     first,second,third = read()
@@ -162,11 +160,8 @@ def test_a_sentence_follows_its_player(browser, tmp_path):
 @pytest.fixture(scope='module')
 def two(tmp_path_factory):
     "A page with the pictures side by side, and the points that learn."
-    page = tmp_path_factory.mktemp('two')/'page.html'
-    tools = try_it.explore(soft_round, round_ste).data + try_it.watch(torch.round, round_ste).data
-    head = '<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-    page.write_text(head+tools, 'utf-8')
-    return page
+    tools = try_it.explore(soft_round, round_ste),try_it.watch(torch.round, round_ste)
+    return page_of(tmp_path_factory.mktemp('two'), *(t.data for t in tools))
 
 TWO = """const tool = name => document.querySelector(`[data-shok-${name}]`), say = (e, type) =>
         e.dispatchEvent(new Event(type, {bubbles: true})),

@@ -66,8 +66,9 @@ def test_no_check_among_examples(nb):
     for c in page['cells']:
         d,code = directives(''.join(c['source']))
         if c['cell_type'] != 'code' or GIVEN & d.keys(): continue
-        assert statements(code) == statements(*(p.test or p.code for p in parts(code)))
-        examples,checks = ('\n'.join(p.code for p in parts(code) if (p.kind == 'check') == of) for of in (False, True))
+        made = parts(code)
+        assert statements(code) == statements(*(p.test or p.code for p in made))
+        examples,checks = ('\n'.join(p.code for p in made if (p.kind == 'check') == of) for of in (False, True))
         def modes(text): return {*re.findall(r'\b(\w+)\.(?:eval|train)\(\)', text)}
         unseen = modes(checks) - modes(examples)            # networks whose mode a reader would not have set
         assert 'code-fold' in d or not unseen & {*re.findall(r'\w+', examples.rpartition('\n')[2])}

@@ -416,7 +416,7 @@ def test_a_slope_without_a_plain_form():
         assert torch.equal(torch.vmap(torch.func.grad(g))(x), want)
         assert torch.equal(torch.func.grad(lambda x: g(x).sum())(x), want)
         first, = torch.autograd.grad(g(leaf).sum(), leaf, create_graph=True)
-        assert torch.equal(first, want)
+        assert torch.equal(first, want) and not torch.vmap(torch.func.grad(torch.func.grad(g)))(x).any()
     ends = torch.tensor([INF, -INF, -0.])
     assert str(torch.func.jvp(f, (ends,), (torch.ones(3),))[0]) == str(ends)
     with pytest.raises(RuntimeError, match='^f: no knob learns without `plain`, see `estimator`$'):

@@ -340,13 +340,14 @@ def test_apot_levels(bits, terms):
     want = torch.tensor([-s/sums[-1] for s in sums[:0:-1]]+[s/sums[-1] for s in sums])
     assert torch.allclose(R.apot_levels(bits, terms), want) and len(want) == 2**bits-1
 
-def test_levels_of_each_channel():
+@pytest.mark.parametrize('backend', slow_after(['aot_eager', 'inductor']))
+def test_levels_of_each_channel(backend):
     rows = torch.tensor([[-1., 0., 2.], [-3., 1., 2.]], requires_grad=True)
     x = 3*torch.randn(4, 2, 5, generator=torch.Generator().manual_seed(0))
     y = R.levels_round(x, rows, axis=1)
     for c in (0, 1): assert torch.equal(y[:, c], R.levels_round(x[:, c], rows[c]))
     def f(t): return R.levels_round(t, rows.detach(), axis=-2)
-    assert torch.equal(torch.compile(f, fullgraph=True, backend='aot_eager')(x), y)
+    assert torch.equal(torch.compile(f, fullgraph=True, backend=backend)(x), y)
     assert torch.equal(torch.vmap(f)(x), y)
 
 def test_what_is_kept():

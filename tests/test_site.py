@@ -355,13 +355,14 @@ def test_a_finger_hits(browser, built, page):
         assert min(browser.execute_script(APART)) >= 4
 
 @walk
-@pytest.mark.parametrize('page, kind', (('catalog', ':has(table)'), ('soft', '.cell_input pre')))
-def test_what_is_too_wide_says_so(browser, built, page, kind):
+@pytest.mark.parametrize('fits, seen, page, kind', (('gallery', '.cell_output table', 'catalog', ':has(table)'),
+    ('soft', '.cell_input pre', 'soft', '.cell_input pre')), ids=['table', 'code'])
+def test_what_is_too_wide_says_so(browser, built, fits, seen, page, kind):
     "A table, or code, fades where it goes on, until one has scrolled to its end; what fits does not."
     with screen(browser, 1280, 900):
-        visit(browser, built/('gallery.html' if page == 'catalog' else f'{page}.html'))
+        visit(browser, built/f'{fits}.html')
         time.sleep(.3)                                                  # for an observer that would find one
-        assert every(browser, f'article {kind}') and not every(browser, '.goes-on')
+        assert every(browser, seen) and not every(browser, '.goes-on')
     with phone(browser):
         visit(browser, built/f'{page}.html')
         wide = wait(browser, lambda: every(browser, f'{kind}.goes-on'), f'{kind} to be too wide')[0]
