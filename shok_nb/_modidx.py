@@ -185,6 +185,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                    'shok_nb/engine/arguments.py'),
                                           'shok_nb.engine.arguments.check_model': ( 'engine/arguments.html#check_model',
                                                                                     'shok_nb/engine/arguments.py'),
+                                          'shok_nb.engine.arguments.check_step': ( 'engine/arguments.html#check_step',
+                                                                                   'shok_nb/engine/arguments.py'),
                                           'shok_nb.engine.arguments.installed': ( 'engine/arguments.html#installed',
                                                                                   'shok_nb/engine/arguments.py'),
                                           'shok_nb.engine.arguments.missing_package': ( 'engine/arguments.html#missing_package',

@@ -103,7 +103,9 @@ class LawReport:
 
     def __repr__(self):
         failed = {(law, d) for law,d,_ in self.broken+self.details}
-        lines = [f'{self.row.name}: {self.tried-len(failed)} of {self.tried} laws hold']
+        verdict = '' if self.broken else ', nothing is wrong'
+        held = f'{self.tried-len(failed)} of {self.tried} laws hold{verdict}'
+        lines = [f'{self.row.name}: {held}']
         for title,found in dict(wrong=self.broken, details=self.details).items():
             if found: lines += [title, *[f'    {line}' for line in _grouped(found)]]
         claims = {f.name: getattr(self.row, f.name) for f in fields(Row) if f.type is bool}

@@ -4,7 +4,8 @@ from functools import partial
 from inspect import signature
 import pytest
 import torch
-from estimators import FLOATS, lumped, on_grid, slope, variants
+from estimators import FLOATS, lumped, on_grid, seeded, slope, variants
+import shok_nb as R
 from shok_nb import clipped_round, trust_round
 from shok_nb.catalog import catalog, row
 from shok_nb.checks import LAWS, _edges, _points, hard_row, is_the_same_in_pieces
@@ -66,6 +67,30 @@ def test_default_device_elsewhere(r, f):
     want = made()
     with torch.device('meta'): got = made()
     for a,b in zip(got, want): assert torch.equal(a, b)
+
+def _below_zero():
+    "What takes the step of a grid, and may learn it."
+    yield from (p for p in variants(lambda r: r.grid))
+    yield from (p for p in seeded() if p.values[0].grid)
+    q = R.fake_quantize
+    for f in (partial(q, bits=4), partial(q, bits=4, rounding=R.floor_ste), partial(q, bits=4, reciprocal=True),
+            partial(R.lsq, bits=4)):
+        yield pytest.param(None, lambda x, step, f=f: f(x, step), id=f'{f.func.__name__}-{len(f.keywords)}')
+    learned = dict(adaround=lambda x, step: R.adaround(x, R.adaround_init(x, step=.7), step=step),
+        flexround=lambda x, step: R.flexround(x, .6, step=step))
+    for k,f in learned.items(): yield pytest.param(None, f, id=k)
+
+@pytest.mark.parametrize('r, f', [*_below_zero()])
+def test_a_step_below_zero(r, f):
+    "An optimizer may bring a step there. Its size is that of the grid, in each road: the slopes are the same."
+    steps = torch.tensor([[.7], [-.7]]).double().requires_grad_()
+    xs = _points(61).double().expand(2, -1).clone().requires_grad_()
+    both = [f(x, step=s) for x,s in zip(xs, steps)]
+    assert torch.equal(*both)
+    dx,ds = torch.autograd.grad(sum(y.sum() for y in both), (xs, steps))
+    assert torch.equal(*dx) and ds[0] == -ds[1]
+    each = torch.func.vmap(lambda x, s: f(x, step=s), randomness='same')
+    assert torch.equal(*(each(x[:, None], s.expand(61)) for x,s in zip(xs, steps)))
 
 @pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
 def test_defaults_are_the_signature(r):

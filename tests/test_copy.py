@@ -1,4 +1,4 @@
-"""What a reader copies from a page runs: its visible code, in order, in a Python that has the package and nothing else.
+"""What a reader copies from a page runs: the code that stands open, in order, in a Python that has the package alone.
 `make test` looks whether each name is there, without running a page again; the runs are slow."""
 import ast
 import json
@@ -24,6 +24,8 @@ def seen(nb):
     cells = convert(nb | dict(cells=[c for c in nb['cells'] if not given(c)]), {}, 'shok_nb')['cells']
     return [c for c in cells if c['cell_type'] == 'code' and not UNSEEN & {*c['metadata']['tags']}]
 
+def is_folded(cell): return 'hide-input' in cell['metadata']['tags']
+
 def raised(cell):
     "What the cell raised as it ran, or None."
     for o in cell['outputs']:
@@ -35,9 +37,9 @@ def as_shown(cell, error):
     return bool(error) and cell['metadata']['says'] in error and not error.startswith('NameError')
 
 def wrong(nb, cwd, missing=()):
-    "The cells that do not end as the page shows, `[(first line, what it raised)]`, where packages are missing."
+    "The open cells that do not end as the page shows, `[(first line, what it raised)]`, where packages are missing."
     block = f'import sys\nsys.modules.update(dict.fromkeys({missing}))'
-    cells = [dict(source=block, metadata=dict(tags=[])), *seen(nb)]
+    cells = [dict(source=block, metadata=dict(tags=[])), *(c for c in seen(nb) if not is_folded(c))]
     made = v4.new_notebook(cells=[v4.new_code_cell(c['source']) for c in cells])
     with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'), forks():
         NotebookClient(made, allow_errors=True, timeout=600, resources=dict(metadata=dict(path=cwd))).execute()
@@ -57,13 +59,11 @@ def test_what_is_seen_runs(nb, tmp_path):
     assert not failed, '\n'.join(f'{line}\n    {e}' for line,e in failed)
 
 def test_what_is_seen_has_its_names(tmp_path):
-    "A name of a cell that nobody sees, or of one below, is undefined to ruff. No example needs a check."
-    def is_folded_check(c): return c['metadata'].get('mystnb', {}).get('code_prompt_show') == 'Check'
+    "A name of a cell that nobody sees, or of one below, is undefined to ruff. What stands open needs nothing folded."
     (tmp_path/'found.py').write_text('a = b\nb = 1\ndef f(): return c\n')
     for nb in NBS:
         cells = seen(json.loads(nb.read_text('utf-8')))
-        examples = [c for c in cells if not is_folded_check(c)]
-        for of,some in dict(all=cells, examples=examples).items():
+        for of,some in dict(all=cells, open=[c for c in cells if not is_folded(c)]).items():
             (tmp_path/f'{slug(nb)}_{of}.py').write_text('\n\n'.join(c['source'] for c in some), 'utf-8')
     command = [sys.executable, '-m', 'ruff', 'check', '--isolated', '--select', 'F821', '--output-format', 'concise']
     said = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
@@ -74,9 +74,10 @@ def test_what_does_not_run_is_found(tmp_path):
     def code(src): return dict(cell_type='code', id='c', metadata={}, source=src, outputs=[])
     def fails(src, says): return code(f'with expect_fail(Exception, contains={says!r}): {src}')
     cells = [code('#| hide\nimport math'), code('math.pi'), code('#| echo: false\na = 1'), code('a'),
-        code('#| code-fold: true\nb = 2'), code('b'), fails("raise ValueError('no')", 'no'), fails('b', ''),
+        code('#| code-fold: true\nb = 2'), code('b'), code('#| code-fold: true\nnobody(asks)'),
+        fails("raise ValueError('no')", 'no'), fails('b', ''),
         fails('int("no")', 'yes'), fails('c', 'c'), code('#| export\nb = c'), code('from shok_nb import round_ste'),
-        code('import onnx')]
+        code('import onnx\nonnx.checker')]
     said = wrong(dict(cells=cells), tmp_path, ['onnx'])
     assert said == [('math.pi', "NameError: name 'math' is not defined"), ('a', "NameError: name 'a' is not defined"),
         ('b', None), ('int("no")', "ValueError: invalid literal for int() with base 10: 'no'"),

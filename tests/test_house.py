@@ -640,6 +640,21 @@ def test_what_folds():
     assert ['hide-input' in tags for _,tags in cells[:7]] == [True, True, True, False, False, True, False]
     assert 'remove-cell' in cells[7][1] and 'remove-cell' not in cells[0][1]
 
+def test_what_is_needed_stands_open():
+    "By what stands open, and what that needs in turn: the last example above, no check, and of the imports its own."
+    helper,check = '#| code-fold: true\na = math.pi','#| code-fold: true\n#| code-summary: Check\na = 2'
+    other = '#| code-fold: true\nb = sys.path'
+    imports = f'import math\nimport sys\nfrom torch import {", ".join(f"x{i}" for i in range(30))}'
+    reader = 'def f(): return a, x1, x29'
+    cells = as_page('#| export\na = 1', imports, helper, check, other, reader, '#| code-fold: true\nx2')
+    assert [(s.partition('\n')[0], 'hide-input' in tags) for s,tags in cells] == [('a = 1', True),
+        ('import math', False), ('import sys', True), ('a = math.pi', False), ('a = 2', True), ('b = sys.path', True),
+        (reader, False), ('x2', True)]
+    shown,rest = cells[1][0],cells[2][0]
+    assert shown == 'import math\nfrom torch import x1, x29'
+    assert rest.startswith('import sys\nfrom torch import (\n    x0, x2,') and max(map(len, rest.splitlines())) <= 88
+    compile(rest, 'rest', 'exec')
+
 def test_what_stands_on_a_fold():
     from literate import convert
     def label(src):
@@ -649,7 +664,7 @@ def test_what_stands_on_a_fold():
     def both(what): return f'Show {what}',f'Hide {what}'
     assert label('#| export\ndef f(): pass\ndef g(): pass') == both('the source of f and g')
     assert label('#| exporti\ndef _f(): pass') == label('#| code-fold: true\nx = 1') == both('the source')
-    assert label('#| code-fold: true\nimport math\nfrom torch import nn') == both('the imports')
+    assert label('import math\nfrom torch import nn') == ('Imports of the checks',)*2
     assert label('#| code-fold: true\nx = 1\nassert x') == ('Check', 'Check')
     assert label('#| exporti\ndef _f():\n    assert True') == both('the source')
     assert label('#| code-fold: true\n#| fig-alt: a line\nx = 1\nassert x') == both('the source')
@@ -968,7 +983,11 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',
     'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
     'torch.round': 'recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks',
-    'own rounding function': 'checks', 'dither': 'dither', 'vmap': 'core compat recipes', 'seed': 'stochastic random',
+    'own rounding function': 'checks', 'my own backward': 'checks core', 'patch torch.round': 'recipes',
+    'replace round in existing network': 'recipes', 'replace torch.round in a model I did not write': 'recipes',
+    'override torch.round': 'recipes', 'learned step per channel': 'grid recipes nn',
+    'learned step size per channel': 'grid recipes nn', 'int4 weights transformer onnx size': 'quantization_recipes',
+    'dither': 'dither', 'vmap': 'core compat recipes', 'seed': 'stochastic random',
     'reproducible': 'stochastic random recipes',
     'resnet': 'residual', 'skip connection': 'residual', 'soft rounding': 'soft', 'straight through estimator': 'ste',
     'smoothquant': 'equalize', 'cross-layer equalization': 'equalize', 'outliers': 'equalize calibrate',

@@ -4,6 +4,7 @@ Each notebook becomes a page of the source folder (which git ignores). A cell th
 API entries (autodoc, parameters from the docments comments) and its source, folded. Of any other cell one sees the
 example: what it checks is folded after it as "Check", and what must fail is shown with its error (examples.py).
 `#| code-fold: true` folds a cell whole, which is then named by what it holds, or as its `#| code-summary: Errors` says.
+What a cell that stands open needs stands open too: a reader may copy what he sees. So of the imports one sees those.
 
 A folder of notebooks is a group of the menu, with a page of its own that this writes: `literate_folders` has the titles
 in their order. Within a folder the order is that of the numbers in the file names. The site itself has no folders, so
@@ -14,8 +15,10 @@ import html
 import importlib
 import json
 import re
+import symtable
 import sys
 import sysconfig
+import textwrap
 from importlib import metadata
 from inspect import getsource
 from pathlib import Path
@@ -24,6 +27,7 @@ from examples import is_check, parts
 
 HIDDEN = {'hide', 'default_exp'}
 LONG = 20      # lines; a longer cell is folded
+WIDE = 88      # characters of a line of imports
 _directive = re.compile(r'\s*#\|\s*([\w-]+)\s*:?\s*(.*?)\s*$')
 
 def directives(src):
@@ -222,10 +226,16 @@ def _api(mod, node):
 def _label(d, code, public):
     "What stands on the fold of a cell: its `code-summary`, or what it holds."
     if 'code-summary' in d: return d['code-summary']
-    if all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.parse(code).body): return 'Show the imports'
     if 0 < len(public) < 3: return 'Show the source of ' + ' and '.join(n.name for n in public)
     checks = not {'fig-alt', 'export', 'exports', 'exporti'} & d.keys() and any(map(is_check, ast.parse(code).body))
     return 'Check' if checks else 'Show the source'
+
+def _fold(c, label):
+    "The cell, folded under a label."
+    meta = c['metadata']
+    prompts = dict(code_prompt_show=label, code_prompt_hide=label.replace('Show', 'Hide'))
+    tags = sorted({*meta['tags'], 'hide-input'})
+    return c | dict(metadata=meta | dict(tags=tags, mystnb=meta.get('mystnb', {}) | prompts))
 
 def _code(c, mod):
     "The cells of the page that code cell `c` becomes."
@@ -248,13 +258,10 @@ def _code(c, mod):
         fold = True
         show = show and not all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in body)
         tags.add('remove-output')
-    if fold:
-        tags.add('hide-input')
-        label = _label(d, code, public if api else [])
-        prompts = dict(code_prompt_show=label, code_prompt_hide=label.replace('Show', 'Hide'))
-        meta['mystnb'] = meta.get('mystnb', {}) | prompts
+        meta['exported'] = True
     if not show: tags.add('remove-cell')                  # still runs, never seen
-    return [*api, *before, c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))]
+    made = c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))
+    return [*api, *before, _fold(made, _label(d, code, public if api else [])) if fold else made]
 
 def in_parts(c):
     "A code cell as those that the page has for it: examples, checks, and what must fail after the check that it does."
@@ -288,7 +295,75 @@ def convert(nb, syms, pkg, base='', terms=()):
         elif c['cell_type'] == 'code':
             if exp := directives(src)[0].get('default_exp'): mod = f'{pkg}.{exp}'
             for p in in_parts(c): out += _code(p, mod)
-    return nb | dict(cells=out)
+    return nb | dict(cells=part_imports(open_what_is_needed(out)))
+
+def names(code):
+    "What the code of a cell binds, and what it reads of all that is bound outside its functions."
+    top = symtable.symtable(code, '<cell>', 'exec')
+    bound,read,todo = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()},set(),[top]
+    while todo:
+        table = todo.pop()
+        read |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (table is top or s.is_global())}
+        todo += table.get_children()
+    return bound,read
+
+def _is_seen(c): return c['cell_type'] == 'code' and 'remove-cell' not in c['metadata']['tags']
+
+def _is_folded(c): return 'hide-input' in c['metadata']['tags']
+
+def _is_import(c): return all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.parse(c['source']).body)
+
+def _unfolded(c):
+    "The cell, standing open."
+    meta = c['metadata']
+    tags,myst = [t for t in meta['tags'] if t != 'hide-input'],dict(meta.get('mystnb', {}))
+    for k in ('code_prompt_show', 'code_prompt_hide'): myst.pop(k, None)
+    return c | dict(metadata=meta | dict(tags=tags) | (dict(mystnb=myst) if 'mystnb' in meta else {}))
+
+def open_what_is_needed(cells):
+    "No cell that stands open reads what a folded one binds: the last example that binds it, above, stands open too."
+    cells = list(cells)
+    def is_example(c):
+        if not _is_seen(c) or 'exported' in c['metadata']: return False
+        return c['metadata'].get('mystnb', {}).get('code_prompt_show') != 'Check'
+    examples = [i for i,c in enumerate(cells) if is_example(c)]
+    uses = {i: names(cells[i]['source']) for i in examples}
+    todo = [i for i in examples if not _is_folded(cells[i])]
+    for i in todo:                                        # it grows
+        for name in uses[i][1]:
+            above = [j for j in examples if j < i and name in uses[j][0]]
+            if above and all(_is_folded(cells[j]) for j in above):
+                cells[above[-1]] = _unfolded(cells[above[-1]])
+                todo.append(above[-1])
+    return cells
+
+def _import_of(n, aliases):
+    "An import statement of some of its names, in lines that fit a page."
+    line = ast.unparse(ast.Import(aliases) if isinstance(n, ast.Import) else ast.ImportFrom(n.module, aliases, n.level))
+    if len(line) <= WIDE or ' import ' not in line: return line
+    head,_,tail = line.partition(' import ')
+    indent = dict(initial_indent='    ', subsequent_indent='    ', break_long_words=False)
+    return f'{head} import (\n{textwrap.fill(tail, WIDE, **indent)})'
+
+def part_imports(cells):
+    "Of the cells that import alone one sees what the cells below need that stand open. The rest follows, folded."
+    seen,out = [c for c in cells if _is_seen(c)],[]
+    read = set().union(*[names(c['source'])[1] for c in seen if not _is_folded(c)])
+    for c in cells:
+        if not (_is_seen(c) and c['source'] and _is_import(c)):
+            out.append(c)
+            continue
+        sides = [], []
+        for n in ast.parse(c['source']).body:
+            for rest in (False, True):
+                some = [a for a in n.names if ((a.asname or a.name.partition('.')[0]) not in read) == rest]
+                if some: sides[rest].append(_import_of(n, some))
+        needed,rest = map('\n'.join, sides)
+        if needed: out.append(_unfolded(c) | dict(source=needed))
+        if rest:
+            id = f"{c['id']}-rest" if needed else c['id']
+            out.append(_fold(c | dict(id=id, source=rest), 'Imports of the checks'))
+    return out
 
 def installed():
     "The packages that a page may meet, with Python's version. Setuptools adds its own to `sys.path`: not those."

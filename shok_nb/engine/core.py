@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
-from .arguments import check_input, check_knob
+from .arguments import check_input, check_knob, check_step
 from .compat import mode, quick_apply
 from shok_nb.engine.grid import (
     Grid,
@@ -181,7 +181,8 @@ def _accepted(op, x, rest, how):
     good,learns = [],False
     for i,(k,(arg,kw,low,high)) in enumerate(zip(rest, op.ranges)):
         if not (type(k) is float and low < k < high):    # of the common case no more is asked
-            k = check_knob(k, x, op.name, arg, **kw)
+            if i == 0: k = check_step(k, x, op.name)
+            else: k = check_knob(k, x, op.name, arg, **kw)
             if isinstance(k, Tensor) and k.requires_grad: learns = True
             elif how == 'eager' and i > 1: k = _number(k)
         good.append(k)

@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from typing import Literal
 import torch
 from torch import Tensor
-from .arguments import check_choice, check_count, check_input, check_knob
+from shok_nb.engine.arguments import (
+    check_choice,
+    check_count,
+    check_input,
+    check_knob,
+    check_step,
+)
 from .parts import either, maths, pick
 from .pieces import _PIECE, _PLAIN, _for_cpu, _ordinary, _run_into, wide_dtype
 
@@ -349,7 +355,7 @@ def noise_like(
 def _checked_grid(x, fn, step, offset):
     "Step and offset, checked; and `x`."
     check_input(x, fn)
-    step = check_knob(step, x, fn, 'step', open=True)
+    step = check_step(step, x, fn)
     return step,check_knob(offset, x, fn, 'offset', -math.inf, open=True)
 
 # %% ../../nbs/engine/60_random.ipynb #8d972551

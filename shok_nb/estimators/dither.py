@@ -9,7 +9,7 @@ __all__ = ['uniform_noise', 'dither_round', 'noisy_soft_round', 'expected_noise_
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from ..engine.arguments import _what, check_callable, check_input, check_knob
+from ..engine.arguments import _what, check_callable, check_input, check_knob, check_step
 from ..engine.core import estimator
 from ..engine.grid import _step_at
 from ..engine.pieces import _FLOATS
@@ -51,7 +51,7 @@ def uniform_noise(
         tensor([0.8990, 2.3805])
     """
     check_input(x, 'uniform_noise')
-    step = check_knob(step, x, 'uniform_noise', 'step', open=True)
+    step = check_step(step, x, 'uniform_noise')
     dtype = x.dtype if dtype is None else dtype
     if not isinstance(dtype, torch.dtype) or dtype not in _FLOATS:
         got = dtype if isinstance(dtype, torch.dtype) else _what(dtype)
@@ -178,7 +178,7 @@ def expected_noise_grad(
     """
     check_callable(f, 'expected_noise_grad', 'f')
     check_input(x, 'expected_noise_grad')
-    step = check_knob(step, x, 'expected_noise_grad', 'step', open=True)
+    step = check_step(step, x, 'expected_noise_grad')
     y = f(_noisy(x.detach(), step, generator, seed, 'expected_noise_grad').to(x.dtype))
     slope = (f(x+step/2)-f(x-step/2))/step
     zero = torch.where(torch.isfinite(x), x-x.detach(), 0.)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from ..engine.arguments import check_input, check_knob
+from ..engine.arguments import check_input, check_knob, check_step
 from ..engine.compat import skips_backward
 from ..engine.core import estimator
 from ..engine.grid import Grid, _cut_as
@@ -60,8 +60,8 @@ def _as_tensor(k, x):
 
 _constant = either(_as_number, _as_tensor)                  # `k` without its gradient
 
-def _pull(x, delta, step, offset):
-    knobs = [_constant(k, x) for k in (delta, step, offset)]
+def _pull(x, delta, step, offset, constant=_constant):
+    knobs = [constant(k, x) for k in (delta, step, offset)]
     return _round(_Pull.apply(x, *knobs), step=step, offset=offset)
 
 def _pull_backward(x, delta, step, offset):
@@ -69,7 +69,7 @@ def _pull_backward(x, delta, step, offset):
         raise RuntimeError('ewgs_round: a gradient that depends on the incoming one has no '
             'forward mode and is lost where torch.compile meets torch.func; '
             'use torch.autograd.grad there, or round_ste')
-    return _pull(x, delta, step, offset)
+    return _pull(x, delta, step, offset, _as_tensor)       # vmap may have one for each
 
 def _leave(x, delta, step, offset): return _round(x, step=step, offset=offset)
 
@@ -105,7 +105,7 @@ def ewgs_round(
     """
     check_input(x, 'ewgs_round')
     delta = check_knob(delta, x, 'ewgs_round', 'delta', hi=2.)
-    step = check_knob(step, x, 'ewgs_round', 'step', open=True)
+    step = check_step(step, x, 'ewgs_round')
     offset = check_knob(offset, x, 'ewgs_round', 'offset', -math.inf, open=True)
     wide = [k.shape for k in (delta, step, offset) if isinstance(k, Tensor) and k.ndim]
     if wide: x = x.expand(torch.broadcast_shapes(x.shape, *wide))

@@ -151,7 +151,7 @@ def _by_any(rounding, x, s, apart, low, high, gradient, reciprocal):
     moved = _is_moved(apart)
     v = x.to(wide_dtype(x.dtype))
     if isinstance(s, Tensor):
-        s = s.to(v.dtype)
+        s = s.abs().to(v.dtype)
         if gradient != 'ste':                 # keeps 0*inf out of the scale's gradient
             v = _recompute(_saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())
     v = v*(1/s) if reciprocal else v/s

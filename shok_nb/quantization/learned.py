@@ -10,7 +10,13 @@ __all__ = ['rectified_sigmoid', 'adaround_init', 'adaround', 'adaround_penalty',
 import math
 import torch
 from torch import Tensor
-from ..engine.arguments import check_count, check_flag, check_input, check_knob
+from shok_nb.engine.arguments import (
+    check_count,
+    check_flag,
+    check_input,
+    check_knob,
+    check_step,
+)
 from ..engine.core import _recompute
 from ..engine.parts import _saturate
 from ..estimators.ste import floor_ste, round_ste
@@ -20,7 +26,7 @@ from .fake_quantize import _Axis, _check_some, _groups
 def _steps(w, step, offset, fn):
     "`w` in steps from `offset`, in float32 at least, and both of these, checked."
     check_input(w, fn, 'w')
-    step = check_knob(step, w, fn, 'step', open=True)
+    step = check_step(step, w, fn)
     offset = check_knob(offset, w, fn, 'offset', -math.inf, open=True)
     wide = w.to(torch.promote_types(w.dtype, torch.float32))
     return (wide-offset)/step,step,offset
