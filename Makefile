@@ -27,11 +27,11 @@ help:    ## This list
 demo: $(VENV)/ready    ## Hide a message in a photo, through a JPEG; ARGS="--device cuda --image my.jpg"
 	$(PY) -m shok_nb.demo $(ARGS)
 
-test: $(VENV)/ready    ## In minutes: notebooks, export, README, metadata, site, every law; ARGS="-k soft"
+test: $(VENV)/ready    ## In minutes: notebooks, export, README, metadata, every law; ARGS="-k soft"
 	@$(call timed,$(TESTS) -m "not slow" $(ARGS),make test)
 
 ifndef TORCH
-test-all: chromium test    ## make chromium, make test, and then the slow rest; TORCH=2.15.0 PYTHON=...: all with that torch, for the table of versions
+test-all: chromium test    ## make chromium, make test, and then the slow rest, the site among it; TORCH=2.15.0 PYTHON=...: all with that torch, for the table of versions
 	@$(call timed,$(TESTS) -m slow $(ARGS) || [ $$? = 5 ],the rest of make test-all)
 else
 test-all: chromium $(VENV)/ready

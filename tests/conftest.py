@@ -65,10 +65,10 @@ def ran(tmp_path_factory):
     return cache_of(tmp_path_factory.getbasetemp())
 
 @pytest.fixture(scope='session')
-def site(ran):
-    "The whole site, as `make docs` builds it, from the pages that ran: for tests of the group `site`."
+def site():
+    "The whole site, for tests of the group `site`."
     from pages import build_site
-    return build_site(ran)
+    return build_site()
 
 @pytest.fixture(scope='module')
 def browser(tmp_path_factory):
@@ -84,9 +84,7 @@ def pytest_collection_finish():
     gc.freeze()
 
 def pytest_collection_modifyitems(items):
-    """`-k soft` finds the groups in which there is a soft one. The types come first: they take the longest of the tests
-    that need no other, and at the end the other worker would wait for them."""
-    items.sort(key=lambda i: i.path.name != 'test_types.py')
+    "`-k soft` finds the groups in which there is a soft one."
     for i in items:
         group = getattr(i, 'callspec', None) and i.callspec.params.get('group')
         i.extra_keyword_matches.update(getattr(group, 'ids', ()))        # a group of rows, found by the name of each

@@ -3,7 +3,6 @@ import asyncio
 import compileall
 import contextlib
 import functools
-import hashlib
 import json
 import multiprocessing
 import os
@@ -28,7 +27,6 @@ from literate import grouped, slug, write_pages  # noqa: E402 (found by the line
 
 SOURCE, HTML = DOCS/'nbs', DOCS/'_build'/'html'                     # those of `make docs`
 CACHE = DOCS/'_build'/'pages'                                       # the pages that ran for it, as conf.py has it
-BUILT = DOCS/'_build'/'built'                                       # what it was built from, by `build_site`
 FOLDERS = {f: pages for f,pages in grouped(ROOT/'nbs').items() if f}
 NBS = [p for pages in grouped(ROOT/'nbs').values() for p in pages]
 
@@ -152,22 +150,10 @@ def sphinx(src, out, *args):
     assert run.returncode == 0, run.stdout+run.stderr
     return out
 
-def state():
-    "Stands for all that the site is made from, and for its files."
-    read = [ROOT/'settings.ini', *DOCS.glob('*.*'), *(ROOT/'bench').glob('*.*'), *NBS]
-    for folder in (DOCS/'_ext', DOCS/'_static', DOCS/'inv', ROOT/'shok_nb', HTML): read += folder.rglob('*.*')
-    files = sorted(f for f in read if f.is_file() and f.suffix != '.pyc')
-    code = hashlib.sha256(sys.version.encode())
-    for f in files: code.update(f'{f}'.encode() + f.read_bytes())
-    return code.hexdigest()
-
-def build_site(folder):
-    """The whole site, as `make docs` builds it, from the pages that ran. They run from the last to the first here, and
-    from the first to the last in the tests: so two workers meet once, and do not wait for each other at each page."""
-    for nb in reversed(NBS): execute(nb, folder)
-    sphinx(SOURCE, HTML, '-D', f'nb_execution_cache_path={folder}')
-    BUILT.write_text(state())
-    return HTML
+def build_site():
+    "The whole site, as `make docs` builds it: from the pages that `make test` ran, if they are as they were."
+    for nb in NBS: execute(nb, CACHE)
+    return sphinx(SOURCE, HTML, '-D', f'nb_execution_cache_path={CACHE}')
 
 def keep(nb):
     "Run a page for `make docs`. What its kernel says to the terminal is dropped; an error of a cell is not."
@@ -185,9 +171,5 @@ def main(jobs):
         os.environ.update(for_kernels(written(CACHE)))
         warm()
     with ProcessPoolExecutor(jobs, multiprocessing.get_context(start)) as pool: list(pool.map(keep, NBS))
-
-def is_built():
-    "Is the site there that `build_site` would build?"
-    return BUILT.exists() and BUILT.read_text() == state()
 
 if __name__ == '__main__': main(int(sys.argv[1]))

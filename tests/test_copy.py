@@ -69,6 +69,7 @@ def test_what_is_seen_has_its_names(tmp_path):
     said = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert {l.partition(':')[0] for l in said} == {'found.py', 'Found 2 errors.'}, said
 
+@pytest.mark.slow
 def test_what_does_not_run_is_found(tmp_path):
     "A name from a hidden cell, or from one without its code; a shown error must be the one that is raised."
     def code(src): return dict(cell_type='code', id='c', metadata={}, source=src, outputs=[])

@@ -207,6 +207,7 @@ def test_plain_english(tmp_path):
 
 NAMED = re.compile(r'\b([Aa]n?) ([\w.]*(?:\d|\.\w)[\w.]*)')           # an x86, a uint8, an nn.ReLU
 
+@pytest.mark.slow
 def test_grammar(tmp_path):
     "Harper finds nothing by the rules of docs/grammar.txt: a wrong word, a word twice, a sentence that is too long."
     texts = {n: (ROOT/f'{n}.md').read_text('utf-8') for n in ('README', 'CHANGELOG', 'CONTRIBUTING')}

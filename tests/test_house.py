@@ -37,7 +37,7 @@ import pictures  # noqa: E402
 
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
-site_group = pytest.mark.xdist_group('site')
+def site_group(test): return pytest.mark.slow(pytest.mark.xdist_group('site')(test))
 
 def settings(folder=ROOT):
     ini = ConfigParser(delimiters=['='], interpolation=None)

@@ -1,8 +1,8 @@
 """A walk through the built site: every link and every anchor leads somewhere; and in a browser each page fits its
 screen, can be read in light and in dark, has nothing to complain of, and answers to the mouse and to the keys.
 
-The links are read from the files, in `make test`; the rest needs chromium and is slow. Contrast is what axe-core says,
-which npm brings once; without a registry that test says so and skips."""
+The links are read from the files, the rest needs chromium. Contrast is what axe-core says, which npm brings once;
+without a registry that test says so and skips."""
 import json
 import re
 import time
@@ -27,12 +27,12 @@ from browser import (
     visit,
     wait,
 )
-from pages import DOCS, FOLDERS, HTML, NBS, is_built, slug
+from pages import DOCS, FOLDERS, NBS, slug
 from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
 
 PLAYER = '[data-shok], [data-shok-explore], [data-shok-watch]'
-pytestmark = pytest.mark.xdist_group('site')
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('site')]
 
 PAGES = sorted({*map(slug, NBS), *FOLDERS, 'api', 'genindex', 'search'})
 ESTIMATORS = [n for n in map(slug, FOLDERS['estimators']) if n != 'checks']
@@ -126,13 +126,7 @@ def test_sentences_and_their_players(site, page):
     if page in ESTIMATORS + ['checks'] and story.players: assert story.sets and story.follows
 
 # --- in a browser
-def walk(test): return pytest.mark.slow(needs_browser(test))
 each_page = pytest.mark.parametrize('page', PAGES)
-
-@pytest.fixture(scope='module')
-def built(request):
-    "The site as `make test` has just left it, or else built anew."
-    return HTML if is_built() else request.getfixturevalue('site')
 
 OPEN = """const calm = document.createElement('style');
     calm.textContent = '* { transition: none !important; animation: none !important }';
@@ -150,26 +144,26 @@ CUT = """const longest = e => e.textContent.split('\\n').reduce((a, b) => a.leng
     return code.filter(e => e.checkVisibility() && e.clientWidth && e.scrollWidth > e.clientWidth).map(e =>
         `${e.scrollWidth} px of code in ${e.clientWidth}: ${longest(e).slice(0, 120)}`)"""
 
-@walk
+@needs_browser
 @each_page
-def test_page_fits(browser, built, page):
+def test_page_fits(browser, site, page):
     "None scrolls sideways, wide or on a phone, its folds shut or open; no line of code is cut; the console is empty."
     ask = browser.execute_script
     for wide in (True, False):
         with screen(browser, 1280, 900) if wide else phone(browser):
-            visit(browser, built/f'{page}.html')
+            visit(browser, site/f'{page}.html')
             assert not (wide and ask(CUT))
             assert not ask(SPILLS)
             ask(OPEN)
             assert not ask(SPILLS)
             assert not errors(browser) and hosts(browser) <= {('file', None)}
 
-@walk
+@needs_browser
 @pytest.mark.parametrize('page', ESTIMATORS)
-def test_first_picture_is_near_the_top(browser, built, page):
+def test_first_picture_is_near_the_top(browser, site, page):
     "Within a screen and a half, from its top to its last line."
     with screen(browser, 1280, 900):
-        visit(browser, built/f'{page}.html')
+        visit(browser, site/f'{page}.html')
         seen = every(browser, f'article :is({PLAYER}, svg.figure, .cell_output img)')
         assert seen, 'no picture'
         end = seen[0].location['y']+seen[0].size['height']
@@ -186,13 +180,13 @@ CONTRAST = """const [theme, done] = arguments; document.body.dataset.theme = the
     axe.run(document, {runOnly: ['color-contrast'], resultTypes: ['violations']}).then(
         r => done(r.violations.flatMap(v => v.nodes.map(said))), e => done([`${e}`]))"""
 
-@walk
+@needs_browser
 @each_page
-def test_page_can_be_read(browser, built, page):
+def test_page_can_be_read(browser, site, page):
     "Text stands out from its ground as WCAG's AA asks, in both themes, folds open."
     source = axe(DOCS/'_build')
     with screen(browser, 1280, 900):
-        visit(browser, built/f'{page}.html')
+        visit(browser, site/f'{page}.html')
         browser.execute_script(OPEN)
         browser.execute_script(KINDS)
         browser.execute_script(source)
@@ -244,12 +238,12 @@ def test_pages_with_players(site):
     want = sorted(slug(nb) for nb in NBS if plays(nb, 'tune|explore|watch|tiles'))
     assert sorted(p.stem for p in site.glob('*.html') if '<div data-shok' in p.read_text('utf-8')) == want
 
-@walk
+@needs_browser
 @pytest.mark.parametrize('page', PLAYERS)
-def test_every_control_answers(browser, built, page):
+def test_every_control_answers(browser, site, page):
     "To the mouse and to a key: each of each player, those too that another control brings."
     with screen(browser, 1280, 1400):
-        visit(browser, built/f'{page}.html')
+        visit(browser, site/f'{page}.html')
         players = every(browser, PLAYER)
         assert players
         for n,player in enumerate(players):
@@ -270,13 +264,13 @@ def test_every_control_answers(browser, built, page):
                 i += 1
     assert not errors(browser)
 
-@walk
-def test_the_frame_answers(browser, built):
+@needs_browser
+def test_the_frame_answers(browser, site):
     "What is around the pages: the theme by mouse and by key, the menu of a phone, the search."
     def theme(): return browser.find_element('tag name', 'body').get_attribute('data-theme')
     def paper(): return browser.execute_script('return getComputedStyle(document.body).backgroundColor')
     with screen(browser, 1280, 900):
-        visit(browser, built/'soft.html')
+        visit(browser, site/'soft.html')
         toggle = next(b for b in every(browser, '.theme-toggle') if b.is_displayed())
         seen = {theme(): paper()}
         toggle.click()
@@ -289,19 +283,19 @@ def test_the_frame_answers(browser, built):
         box.send_keys('anneal', Keys.ENTER)
         wait(browser, lambda: every(browser, '#search-results [href^="schedules.html"]'), 'the search to find the page')
     with phone(browser):
-        visit(browser, built/'soft.html')
+        visit(browser, site/'soft.html')
         links = find(browser, '.sidebar-tree')
         assert not browser.execute_script(VISIBLE, links)
         find(browser, '.mobile-header [for=__navigation]').click()
         wait(browser, lambda: browser.execute_script(VISIBLE, links), 'the menu to open')
     assert not errors(browser)
 
-@walk
-def test_a_long_table_is_sorted(browser, built):
+@needs_browser
+def test_a_long_table_is_sorted(browser, site):
     "By the head that is pressed, with mouse or key: the largest number or the first word on top, empty cells below."
     def texts(column): return [e.text for e in every(table, f'tbody tr td:nth-child({column})')]
     def size(text): return -float(text.split()[0]) if text else 99.
-    visit(browser, built/'which.html')
+    visit(browser, site/'which.html')
     table = next(t for t in every(browser, 'table.docutils') if len(every(t, 'tbody tr')) > 30)
     heads = every(table, 'th button.sort')
     assert len(heads) == len(every(table, 'th')) > 8
@@ -315,19 +309,19 @@ def test_a_long_table_is_sorted(browser, built):
     assert texts(2) == sorted(first, key=lambda t: -size(t) if t else 99.)
     press(heads[0])
     assert texts(1) == sorted(texts(1)) and len(every(table, 'th[aria-sort]')) == 1
-    visit(browser, built/'soft.html')
+    visit(browser, site/'soft.html')
     assert not every(browser, 'button.sort')
     assert not errors(browser)
 
 VISIBLE = 'const r = arguments[0].getBoundingClientRect(); return r.right > 0 && r.left < innerWidth && r.width > 0'
 
-@walk
+@needs_browser
 @each_page
-def test_the_menu_shows_where_the_reader_is(browser, built, page):
+def test_the_menu_shows_where_the_reader_is(browser, site, page):
     "Without scrolling, in a window of a laptop; and of the other folders no page is seen."
     if page in ('genindex', 'search'): return
     with screen(browser, 1280, 800):
-        visit(browser, built/f'{page}.html')
+        visit(browser, site/f'{page}.html')
         here = every(browser, '.sidebar-tree .current-page > .reference')[-1]
         assert 0 <= browser.execute_script(TOP, here) <= 780
         shown = [e for e in every(browser, '.sidebar-tree .toctree-l2') if e.is_displayed()]
@@ -345,51 +339,51 @@ APART = """const icons = [...document.querySelectorAll('.mobile-header .header-r
         e => e.checkVisibility()).map(e => e.getBoundingClientRect());
     return [innerWidth-icons[icons.length-1].right, ...icons.slice(1).map((r, i) => r.left-icons[i].right)]"""
 
-@walk
+@needs_browser
 @each_page
-def test_a_finger_hits(browser, built, page):
+def test_a_finger_hits(browser, site, page):
     "On a phone: what stands alone is at least 24 pixels wide and high, and the icons of the header stand apart."
     with phone(browser):
-        visit(browser, built/f'{page}.html')
+        visit(browser, site/f'{page}.html')
         assert not browser.execute_script(SMALL)
         assert min(browser.execute_script(APART)) >= 4
 
-@walk
+@needs_browser
 @pytest.mark.parametrize('fits, seen, page, kind', (('gallery', '.cell_output table', 'catalog', ':has(table)'),
     ('soft', '.cell_input pre', 'soft', '.cell_input pre')), ids=['table', 'code'])
-def test_what_is_too_wide_says_so(browser, built, fits, seen, page, kind):
+def test_what_is_too_wide_says_so(browser, site, fits, seen, page, kind):
     "A table, or code, fades where it goes on, until one has scrolled to its end; what fits does not."
     with screen(browser, 1280, 900):
-        visit(browser, built/f'{fits}.html')
+        visit(browser, site/f'{fits}.html')
         time.sleep(.3)                                                  # for an observer that would find one
         assert every(browser, seen) and not every(browser, '.goes-on')
     with phone(browser):
-        visit(browser, built/f'{page}.html')
+        visit(browser, site/f'{page}.html')
         wide = wait(browser, lambda: every(browser, f'{kind}.goes-on'), f'{kind} to be too wide')[0]
         browser.execute_script('arguments[0].scrollLeft = 9999', wide)
         wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
 
-@walk
-def test_a_report_keeps_its_columns(browser, built):
+@needs_browser
+def test_a_report_keeps_its_columns(browser, site):
     "One printed line is one line on the page, and it fits the page beside the contents."
     lines = """return [...document.querySelectorAll('pre.columns')].map(e => {
         const style = getComputedStyle(e), px = k => parseFloat(style[k]);
         const high = e.clientHeight-px('paddingTop')-px('paddingBottom');
         return [high/px('lineHeight'), e.textContent.trimEnd().split('\\n').length, e.scrollWidth-e.clientWidth] })"""
     with screen(browser, 1280, 900):
-        visit(browser, built/'residual.html')
+        visit(browser, site/'residual.html')
         found = browser.execute_script(lines)
         assert len(found) > 1
         for shown,printed,over in found: assert abs(shown-printed) < 1 and over <= 0, found
 
 SETTERS = sorted(slug(nb) for nb in NBS if re.search(r'\]\(#[\w.-]+=', nb.read_text('utf-8')))
 
-@walk
+@needs_browser
 @pytest.mark.parametrize('page', SETTERS)
-def test_sentences_set_players(browser, built, page):
+def test_sentences_set_players(browser, site, page):
     "Each that says a number sets it, in the player that stands before it or in the next one."
     with screen(browser, 1280, 1400):
-        visit(browser, built/f'{page}.html')
+        visit(browser, site/f'{page}.html')
         links = every(browser, '[data-set]')
         assert links
         for link in links:
@@ -405,11 +399,11 @@ SAID = """const [name] = arguments, find = what => [...document.querySelectorAll
         find(`[aria-label="${name}"], [aria-label="${name} estimator"]`).map(
             e => e.options ? e.options[e.selectedIndex].text : e.nextElementSibling.textContent)"""
 
-@walk
-def test_small_pictures_play(browser, built):
+@needs_browser
+def test_small_pictures_play(browser, site):
     "Six a row; each leads to its page, moves while the mouse is on it, and goes back."
     with screen(browser, 1280, 900):
-        visit(browser, built/'gallery.html')
+        visit(browser, site/'gallery.html')
         tiles = every(browser, '[data-tile]')
         first = tiles[0].location['y']
         assert len(tiles) == 36 and sum(t.location['y'] == first for t in tiles) == 6

@@ -31,6 +31,7 @@ def test_ruff():
     r = run('ruff', 'check', '--no-cache', '--output-format', 'concise', '.')
     assert r.returncode == 0, r.stdout + r.stderr
 
+@pytest.mark.slow
 @this_torch
 def test_package():
     said = pyright(ROOT)

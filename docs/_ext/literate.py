@@ -284,8 +284,8 @@ def in_parts(c):
             add(src, **dict(id=c['id'], outputs=c.get('outputs', ())) if i == last else {})
     return made
 
-def convert(nb, syms, pkg, base='', terms=()):
-    "An nbdev notebook as a MyST-NB one; `base` is where the repository shows its files, `terms` are those to link."
+def _pages_cells(nb, syms, pkg, base, terms):
+    "The cells of the page of a notebook."
     out,mod,seen = [],pkg,set()
     for c in nb['cells']:
         src = ''.join(c['source'])
@@ -295,7 +295,15 @@ def convert(nb, syms, pkg, base='', terms=()):
         elif c['cell_type'] == 'code':
             if exp := directives(src)[0].get('default_exp'): mod = f'{pkg}.{exp}'
             for p in in_parts(c): out += _code(p, mod)
-    return nb | dict(cells=part_imports(open_what_is_needed(out)))
+    return out
+
+def convert(nb, syms, pkg, base='', terms=()):
+    "An nbdev notebook as a MyST-NB one; `base` is where the repository shows its files, `terms` are those to link."
+    cells = _pages_cells(nb, syms, pkg, base, terms)
+    if ids := needed(cells):
+        again = nb | dict(cells=[_opened(c, ids) for c in nb['cells']])
+        cells = _pages_cells(again, syms, pkg, base, terms)
+    return nb | dict(cells=part_imports(cells))
 
 def names(code):
     "What the code of a cell binds, and what it reads of all that is bound outside its functions."
@@ -320,22 +328,31 @@ def _unfolded(c):
     for k in ('code_prompt_show', 'code_prompt_hide'): myst.pop(k, None)
     return c | dict(metadata=meta | dict(tags=tags) | (dict(mystnb=myst) if 'mystnb' in meta else {}))
 
-def open_what_is_needed(cells):
-    "No cell that stands open reads what a folded one binds: the last example that binds it, above, stands open too."
-    cells = list(cells)
+def needed(cells):
+    """The folded cells that stand open, so that none which does reads what a folded one binds: of the examples above it
+    that bind the name, the last."""
     def is_example(c):
         if not _is_seen(c) or 'exported' in c['metadata']: return False
         return c['metadata'].get('mystnb', {}).get('code_prompt_show') != 'Check'
     examples = [i for i,c in enumerate(cells) if is_example(c)]
     uses = {i: names(cells[i]['source']) for i in examples}
-    todo = [i for i in examples if not _is_folded(cells[i])]
+    folded,found = {i for i in examples if _is_folded(cells[i])},set()
+    todo = [i for i in examples if i not in folded]
     for i in todo:                                        # it grows
         for name in uses[i][1]:
             above = [j for j in examples if j < i and name in uses[j][0]]
-            if above and all(_is_folded(cells[j]) for j in above):
-                cells[above[-1]] = _unfolded(cells[above[-1]])
+            if above and folded.issuperset(above):
+                folded.remove(above[-1])
+                found.add(cells[above[-1]]['id'])
                 todo.append(above[-1])
-    return cells
+    return found
+
+def _opened(c, ids):
+    "The notebook's cell, to stand open if the page has one of these of it."
+    mine = {i for i in ids if c['id'] in (i, i.rpartition('-')[0])}
+    if not mine: return c
+    src = re.sub(r'(?m)^#\| code-fold:.*\n', '', ''.join(c['source']))
+    return c | dict(source=f'#| code-fold: false\n{src}')
 
 def _import_of(n, aliases):
     "An import statement of some of its names, in lines that fit a page."
