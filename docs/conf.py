@@ -37,13 +37,13 @@ literate_folders = dict(                                     # the groups of the
     engine='How it is made',
 )
 literate_titles = dict(                                      # in the menu: the words that people look for
-    ewgs='EWGS: a pull to the grid',
-    surrogates='Chosen slopes: DSQ and others',
+    ewgs='Gradient scaling (EWGS)',
+    surrogates='Surrogate gradients: DSQ',
     dither='Noise and dither',
-    neighbours='Two neighbours: SGA, Gumbel',
+    neighbours='ReinMax and SGA (Gumbel)',
     fake_quantize='Fake quantization, fixed point',
     quantizer='Quantizer: bits, axis, block',
-    between='Additions and poolings',
+    between='Between layers: additions',
     learned='Learned rounding (AdaRound)',
     fsq='Finite scalar quantization (FSQ)',
     try_it='Try it: two side by side',

@@ -305,14 +305,23 @@ def convert(nb, syms, pkg, base='', terms=()):
         cells = _pages_cells(again, syms, pkg, base, terms)
     return nb | dict(cells=part_imports(cells))
 
-def names(code):
-    "What the code of a cell binds, and what it reads of all that is bound outside its functions."
+def _symbols(code):
+    "What a statement binds, and what it reads of all that is bound outside its functions."
     top = symtable.symtable(code, '<cell>', 'exec')
     bound,read,todo = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()},set(),[top]
     while todo:
         table = todo.pop()
         read |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (table is top or s.is_global())}
         todo += table.get_children()
+    return bound,read
+
+def names(code):
+    "What the code of a cell binds, and what it reads that was bound before it."
+    bound,read = set(),set()
+    for n in ast.parse(code).body:
+        made,wanted = _symbols(ast.unparse(n))
+        read |= wanted - bound - (made if hasattr(n, 'body') else set())        # a loop reads what it binds itself
+        bound |= made
     return bound,read
 
 def _is_seen(c): return c['cell_type'] == 'code' and 'remove-cell' not in c['metadata']['tags']

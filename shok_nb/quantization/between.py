@@ -230,7 +230,7 @@ class _Rewritten:
     def __call__(self, *args, **kwargs):
         rest = self.names[len(args):]
         if len(args) > len(self.names) or {*rest} != {*kwargs}:
-            got = ', '.join([*map(str, range(len(args))), *kwargs])
+            got = ', '.join([f'{len(args)} by position', *kwargs])
             told = f'was quantized for a call with {", ".join(self.names)}'
             raise TypeError(f'the forward of {type(self.owner).__name__} {told}, got {got}')
         return self.run(self.owner, *self._each([*args, *[kwargs[n] for n in rest]]))
