@@ -58,11 +58,29 @@ def test_what_is_seen_runs(nb, tmp_path):
     failed = wrong(page, tmp_path, [n for e in others for n in extras[e].split() if '.' not in n])
     assert not failed, '\n'.join(f'{line}\n    {e}' for line,e in failed)
 
+def rebound(cells):
+    "Names that an open cell reads and a folded one was the last to bind, each with both cells."
+    from literate import names
+    last,found = {},[]
+    for c in cells:
+        bound,read = names(c['source'])
+        if not is_folded(c): found += [(n, c['id'], last[n]['id']) for n in read if is_folded(last.get(n, c))]
+        last |= dict.fromkeys(bound, c)
+    return found
+
+def test_a_name_bound_anew_is_found():
+    def cell(id, source, *tags): return dict(id=id, source=source, metadata=dict(tags=tags))
+    cells = [cell('a', 'x = 1'), cell('b', 'x = 2\ny = 3', 'hide-input'), cell('c', 'def f(): return x'),
+        cell('d', 'for y in x: y')]
+    assert rebound(cells) == [('x', 'c', 'b'), ('x', 'd', 'b')]
+
 def test_what_is_seen_has_its_names(tmp_path):
-    "A name of a cell that nobody sees, or of one below, is undefined to ruff. What stands open needs nothing folded."
+    """A name of a cell that nobody sees, or of one below, is undefined to ruff. What stands open needs nothing
+    folded, and no name that it reads is bound anew there, or its value would be another."""
     (tmp_path/'found.py').write_text('a = b\nb = 1\ndef f(): return c\n')
     for nb in NBS:
         cells = seen(json.loads(nb.read_text('utf-8')))
+        assert not rebound(cells), f'{nb.name}: {rebound(cells)}'
         for of,some in dict(all=cells, open=[c for c in cells if not is_folded(c)]).items():
             (tmp_path/f'{slug(nb)}_{of}.py').write_text('\n\n'.join(c['source'] for c in some), 'utf-8')
     command = [sys.executable, '-m', 'ruff', 'check', '--isolated', '--select', 'F821', '--output-format', 'concise']
