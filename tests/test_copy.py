@@ -97,6 +97,7 @@ def test_what_does_not_run_is_found(tmp_path):
         fails("raise ValueError('no')", 'no'), fails('b', ''),
         fails('int("no")', 'yes'), fails('c', 'c'), code('#| export\nb = c'), code('from shok_nb import round_ste'),
         code('import onnx\nonnx.checker')]
+    cells = [c | dict(id=f'c{i}') for i,c in enumerate(cells)]
     said = wrong(dict(cells=cells), tmp_path, ['onnx'])
     assert said == [('math.pi', "NameError: name 'math' is not defined"), ('a', "NameError: name 'a' is not defined"),
         ('b', None), ('int("no")', "ValueError: invalid literal for int() with base 10: 'no'"),
