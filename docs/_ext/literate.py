@@ -237,6 +237,8 @@ def _fold(c, label):
     tags = sorted({*meta['tags'], 'hide-input'})
     return c | dict(metadata=meta | dict(tags=tags, mystnb=meta.get('mystnb', {}) | prompts))
 
+def _only_imports(body): return all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in body)
+
 def _code(c, mod):
     "The cells of the page that code cell `c` becomes."
     d,code = directives(''.join(c['source']))
@@ -256,7 +258,7 @@ def _code(c, mod):
         public = [n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_')]
         if 'exporti' not in d and show: api = [_api(mod, n) for n in public]
         fold = True
-        show = show and not all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in body)
+        show = show and not _only_imports(body)
         tags.add('remove-output')
         meta['exported'] = True
     if not show: tags.add('remove-cell')                  # still runs, never seen
@@ -328,8 +330,6 @@ def _is_seen(c): return c['cell_type'] == 'code' and 'remove-cell' not in c['met
 
 def _is_folded(c): return 'hide-input' in c['metadata']['tags']
 
-def _is_import(c): return all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.parse(c['source']).body)
-
 def _unfolded(c):
     "The cell, standing open."
     meta = c['metadata']
@@ -373,21 +373,20 @@ def _import_of(n, aliases):
 
 def part_imports(cells):
     "Of the cells that import alone one sees what the cells below need that stand open. The rest follows, folded."
-    seen,out = [c for c in cells if _is_seen(c)],[]
-    read = set().union(*[names(c['source'])[1] for c in seen if not _is_folded(c)])
+    read = set().union(*[names(c['source'])[1] for c in cells if _is_seen(c) and not _is_folded(c)])
+    def is_read(alias): return (alias.asname or alias.name.partition('.')[0]) in read
+    out = []
     for c in cells:
-        if not (_is_seen(c) and c['source'] and _is_import(c)):
+        body = ast.parse(c['source']).body if _is_seen(c) else []
+        if not body or not _only_imports(body):
             out.append(c)
             continue
-        sides = [], []
-        for n in ast.parse(c['source']).body:
-            for rest in (False, True):
-                some = [a for a in n.names if ((a.asname or a.name.partition('.')[0]) not in read) == rest]
-                if some: sides[rest].append(_import_of(n, some))
-        needed,rest = map('\n'.join, sides)
-        if needed: out.append(_unfolded(c) | dict(source=needed))
+        each = [(n, [a for a in n.names if is_read(a)], [a for a in n.names if not is_read(a)]) for n in body]
+        shown = '\n'.join(_import_of(n, some) for n,some,_ in each if some)
+        rest = '\n'.join(_import_of(n, some) for n,_,some in each if some)
+        if shown: out.append(_unfolded(c) | dict(source=shown))
         if rest:
-            id = f"{c['id']}-rest" if needed else c['id']
+            id = f"{c['id']}-rest" if shown else c['id']
             out.append(_fold(c | dict(id=id, source=rest), 'Imports of the checks'))
     return out
 
