@@ -18,38 +18,39 @@ _SMALL = {d: torch.finfo(d).eps**(1/6) for d in _WIDE}
 # Above this alpha sinh(alpha) would overflow.
 _LARGE = {d: .9*math.log(torch.finfo(d).max) for d in _WIDE}
 
-def _clamp(a, lo, hi):
-    "A tensor takes part in all formulas, so each must survive every alpha."
-    return _saturate(a, lo, hi) if isinstance(a, Tensor) else min(max(a, lo), hi)
-def _below(a, q): return _clamp(a, 0., _SMALL[q.dtype])
-def _middle(a, q): return _clamp(a, _SMALL[q.dtype], _LARGE[q.dtype])
-def _beyond(a, q): return _clamp(a, _LARGE[q.dtype], math.inf)
-
 def _three(series, closed, large):
     "A rise with a formula for each range of alpha: a number takes one, a tensor all."
     def rise(q, a):
-        low,high = a < _SMALL[q.dtype],a > _LARGE[q.dtype]
+        most = _LARGE[q.dtype]
+        low,high = a < _SMALL[q.dtype],a > most
         if not isinstance(a, Tensor):
             return (series if low else large if high else closed)(q, a)
-        near,far = series(q, a),large(q, a)
-        return torch.where(low, near, torch.where(high, far, closed(q, a)))
+        # each with what is in its range, and a number where nothing of it is taken
+        near = series(q, torch.where(low & (a >= 0), a, 0.))
+        far = large(q, torch.where(high, a, most))
+        between = closed(q, torch.where(low | high, 1., a))
+        return torch.where(low, near, torch.where(high, far, between))
     return rise
+
+# where an end's own slope does not matter
+def _at_most(a, most): return a.clamp(max=most) if isinstance(a, Tensor) else min(a, most)
+def _clamp(a, lo, hi):
+    return a.clamp(lo, hi) if isinstance(a, Tensor) else min(max(a, lo), hi)
 
 def _closed(q, a):
     if not isinstance(a, Tensor) and a <= 6:      # from a tanh; its error grows with cosh(a/2)
         t,end,p = torch.tanh(q*(a/2)),math.tanh(a/2),1/math.cosh(a/2)**2
         d = t - end
         return t*(p/end)/(d*d + p)
-    a,m = _middle(a, q),maths(a)
+    m = maths(a)
     u = torch.expm1((2*a)*q)
     return u/(-m.expm1(-a)*u + 2*m.sinh(a))
 
 def _large_alpha(q, a):
-    a = _clamp(a, _LARGE[q.dtype], 1e30)                # inf*0 at a tie would be nan
+    a = _at_most(a, 1e30)                               # inf*0 at a tie would be nan
     return torch.sigmoid(a*(2*q-1)) * -torch.expm1(-2*a*q)
 
 def _series(q, a):
-    a = _below(a, q)
     d,s = q-.5,a*a
     return q + d*q*(1-q)*s*(1/3 - s*(2/15*d*d + 1/180))
 
@@ -99,21 +100,21 @@ def soft_round(
 
 # %% ../../nbs/estimators/20_soft.ipynb #f89fc5d6
 def _undo_closed(u, a):
-    a,m = _middle(a, u),maths(a)
+    m = maths(a)
     return torch.log1p((2*m.sinh(a))*u/(m.expm1(-a)*u + 1))*(.5/a)
 
 def _undo_large(u, a):
     inside = torch.where(u > 0, u, .5)
-    y = .5 + torch.logit(inside)/(2*_beyond(a, u))
-    return torch.where(u > 0, _saturate(y, 0., .5), _undo_closed(u, a))
+    y = .5 + torch.logit(inside)/(2*a)
+    at_0 = _undo_closed(u, _at_most(a, _LARGE[u.dtype]))
+    return torch.where(u > 0, _saturate(y, 0., .5), at_0)
 
 def _undo_series(u, a):
-    a = _below(a, u)
     d,s = u-.5,a*a
     return u - d*u*(1-u)*s*(1/3 - s*(1/30 - d*d/5))
 
 def _mean_closed(q, a):
-    a,m = _middle(a, q),maths(a)
+    m = maths(a)
     if m is torch and _followed(q, a): return _mean_of_tensor(q, a)
     over,under = 4*m.tanh(a/2),4/(1+m.exp(a))
     return _saturate(torch.log1p(over*q/(under*q + (1-2*q)))*(.5/a), None, .5)
@@ -129,11 +130,11 @@ def _mean_of_tensor(q, a):
 
 def _mean_large(q, a):
     inside = torch.where(q < .5, q, 0.)
-    y = torch.atanh(2*inside)/_beyond(a, q)
-    return torch.where(q < .5, _saturate(y, 0., .5), _mean_closed(q, a))
+    y = torch.atanh(2*inside)/a
+    at_tie = _mean_closed(q, _at_most(a, _LARGE[q.dtype]))
+    return torch.where(q < .5, _saturate(y, 0., .5), at_tie)
 
 def _mean_series(q, a):
-    a = _below(a, q)
     s = a*a
     return q - q*(.25-q*q)*s*(1/3 - s*(1/30 - q*q/5))
 
