@@ -3,29 +3,12 @@ refused, fails or is interrupted leaves every bit where it was."""
 import copy
 import pytest
 import torch
-from test_equalize import drawn, look, mapped, notes, same_look
+from test_equalize import Elsewhere, MyNorm, drawn, failing, mapped, notes, unchanged, uneven
 from torch import nn
 from torch.nn import functional as F
 import shok_nb as R
 from shok_nb.quantization.rotate import _hadamard, _keeping_the_sum, _orthogonal
 
-
-def changed(model, seed=0):
-    "Biases and normalizations that are not 0 and 1; float64, evaluation."
-    g = torch.Generator().manual_seed(seed)
-    model = model.double().eval()
-    with torch.no_grad():
-        for p in model.parameters(): p += .3*torch.randn(p.shape, generator=g, dtype=p.dtype)
-    return model
-
-class MyNorm(nn.Module):
-    "As in many language models."
-    def __init__(self, n):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(n))
-    def forward(self, x):
-        h = x.float() if x.dtype is torch.float16 else x
-        return self.weight*(h*(h.square().mean(-1, keepdim=True)+1e-6).rsqrt()).to(x.dtype)
 
 class Language(nn.Module):
     "Words, learned positions, one key head for two of queries, queries that turn with the position, a gated pair."
@@ -75,8 +58,7 @@ NETWORKS = {
 def test_rotated_is_the_same(name):
     "To float64, on other inputs too; the same pairs as by hand; every weight of them is another. Any seed."
     make,x,pairs = NETWORKS[name]
-    torch.manual_seed(0)
-    model = changed(make())
+    model = uneven(make())
     other = (x+3) % 9 if x is WORDS else drawn(*x.shape, seed=1).double()
     was,wanted = copy.deepcopy(model),model(other).detach()
     report = R.rotate_(model, x)
@@ -95,7 +77,7 @@ def test_rotated_is_the_same(name):
 
 def test_a_pair_turns_by_one_matrix():
     "Of a function: rows by its transpose, columns by itself. Any seed."
-    model = changed(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)))
+    model = uneven(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)))
     q = _orthogonal(6, torch.Generator().manual_seed(5))
     a,bias,b = (p.detach().clone() for p in (model[0].weight, model[0].bias, model[1].weight))
     R.rotate_(model, drawn(2, 4).double(), lambda n: q)
@@ -116,10 +98,9 @@ def test_matrices(make, n):
     if make is _hadamard and n in (1, 2, 64): torch.testing.assert_close(q.abs(), torch.full_like(q, n**-.5))
 
 def test_the_same_seed_gives_the_same():
-    found = []
+    start,found = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),[]
     for seed in (0, 0, 1):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+        model = copy.deepcopy(start)
         R.rotate_(model, drawn(3, 4), seed=seed)
         found.append(model[0].weight)
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
@@ -143,8 +124,6 @@ def tied():
     model.head.weight = model.embed.weight
     return model
 
-def with_norm(m): return nn.Sequential(nn.Linear(4, 8), m, nn.Linear(8, 2))
-
 REFUSED = {
     'a curve': (lambda: Residual(torch.relu), dict(first='relu reads it', layer='relu reads it')),
     'a factor for each': (lambda: Residual(lambda x: x*torch.linspace(1, 2, 8)), dict(first='mul reads it')),
@@ -155,7 +134,7 @@ REFUSED = {
     'tied': (tied, dict(embed='its weight is shared', down='its weight is shared')),
     'a largest norm': (lambda: nn.Sequential(nn.Embedding(9, 8, max_norm=1.), nn.Linear(8, 2)),
         {'0': 'it has a largest norm'}),
-    'batch norm': (lambda: with_norm(nn.BatchNorm1d(8)), {'0': '1 reads it'}),
+    'batch norm': (lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), {'0': '1 reads it'}),
     'shuffled channels': (lambda: Residual(lambda x: x.view(-1, 2, 4).mT.flatten(1)), dict(first=' reads it')),
     'groups': (lambda: nn.Sequential(nn.Unflatten(1, (4, 1)), nn.Conv1d(4, 8, 1), nn.Conv1d(8, 8, 1, groups=4),
         nn.Flatten(), nn.Linear(8, 2)), {'1': '2: groups cut its channels'}),
@@ -164,7 +143,6 @@ REFUSED = {
 @pytest.mark.parametrize('name', REFUSED)
 def test_what_is_refused_is_told_and_stays(name):
     make,wanted = REFUSED[name]
-    torch.manual_seed(0)
     model = make().eval()
     with torch.no_grad():
         for m in model.modules():
@@ -178,34 +156,20 @@ def test_what_is_refused_is_told_and_stays(name):
     if not mapped(report): assert all(torch.equal(v, was[k]) for k,v in model.state_dict().items())
     else: assert name == 'tied' and mapped(report) == {'v': 'out'}
 
-class Counting(nn.Module):
-    "A network that fails in a call, or whose output depends on a weight in a way that the graph does not show."
-    def __init__(self, at=99, error=RuntimeError, hidden=False):
-        super().__init__()
-        self.net = changed(Language(nn.LayerNorm)).train()
-        self.calls,self.at,self.error,self.hidden = 0,at,error,hidden
-    def forward(self, x):
-        if not torch.compiler.is_exporting():
-            self.calls += 1
-            if self.calls >= self.at: raise self.error('here')
-        y = self.net(x)
-        return y + self.net.down.weight[0].norm() if self.hidden else y
-
 @pytest.mark.parametrize('error', [KeyboardInterrupt, RuntimeError])
 def test_an_error_puts_everything_back(error):
     "In the last call and in the one before it, when weights are others already; new biases go too."
-    counting = Counting()
+    def network(): return uneven(Language(nn.LayerNorm)).train()
+    counting = failing(network())
     R.rotate_(counting, WORDS)
     for at in (counting.calls, counting.calls-1):
-        model = Counting(at, error)
-        was = look(model)
-        with pytest.raises(error, match='here'): R.rotate_(model, WORDS)
-        assert same_look(was, look(model))
-    model = Counting(hidden=True)
-    was = look(model)
-    with pytest.raises(ValueError, match='rotate_: the output would change by .*the model is as it was'):
+        model = failing(network(), at, error)
+        with unchanged(model, error, 'here'): R.rotate_(model, WORDS)
+
+def test_another_output_puts_everything_back():
+    model = Elsewhere(uneven(Language(nn.LayerNorm)), 'down').train()
+    with unchanged(model, ValueError, 'rotate_: the output would change by .*the model is as it was'):
         R.rotate_(model, WORDS)
-    assert same_look(was, look(model))
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
@@ -219,18 +183,10 @@ def test_half_precision(dtype):
 
 def test_bad_input():
     model,x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),drawn(3, 4)
-    was = look(model)
-    def bad(error, match, *args, **kwargs):
-        with pytest.raises(error, match=match): R.rotate_(*args, **kwargs)
-    bad(ValueError, '^rotate_: the model does not take example', model, x[:, :3])
-    bad(TypeError, '^rotate_: model must be', 3, x)
-    bad(ValueError, '^rotate_: rotation must be one of', model, x, 'spin')
-    bad(ValueError, r'^rotate_: rotation\(8\) must be a floating Tensor of shape \(8, 8\), got \(4, 4\)', model, x,
-        lambda n: torch.eye(4))
-    bad(ValueError, r'^rotate_: rotation\(8\) is not orthogonal', model, x, lambda n: 2*torch.eye(n))
-    bad(ValueError, '^rotate_: seed must', model, x, seed=-1)
-    bad(ValueError, '^rotate_: nan or infinity enters 1', nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), x/0)
-    assert same_look(was, look(model))
-    R.quantize_model_(model, 8, 8, calibrate=[x])
-    bad(ValueError, 'rotate_ comes before quantize_model_', model, x)
+    def bad(match, *args):
+        with unchanged(model, ValueError, match): R.rotate_(model, *args)
+    bad('^rotate_: the model does not take example', x[:, :3])
+    bad(r'^rotate_: rotation\(8\) must be a floating Tensor of shape \(8, 8\), got \(4, 4\)', x, lambda n: torch.eye(4))
+    bad(r'^rotate_: rotation\(8\) is not orthogonal', x, lambda n: 2*torch.eye(n))
+    bad('^rotate_: nan or infinity enters 1', x/0)
     assert mapped(R.rotate_(nn.ReLU(), x)) == {}
