@@ -27,6 +27,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -181,7 +182,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module): exec(self.change.code(), module.__dict__)
 
 class Watch:
-    "Runs the tests in an order, and says to a pipe which are started and which fails."
+    "Runs the tests in an order, and writes to a file which are started and which fails."
     def __init__(self, order, out): self.order,self.out = order,out
     def say(self, kind, what):
         self.out.write(json.dumps([kind, what, time.process_time()]) + '\n')
@@ -193,7 +194,7 @@ class Watch:
     def pytest_collectreport(self, report):
         if report.failed: self.say('failed', report.nodeid)
 
-def child(change, module, order, pipe, seconds):
+def child(change, module, order, out, seconds):
     "Never returns."
     os.setsid()
     for signum in (signal.SIGINT, signal.SIGTERM): signal.signal(signum, signal.SIG_DFL)
@@ -205,7 +206,7 @@ def child(change, module, order, pipe, seconds):
         for fd in (0, 1, 2): os.dup2(quiet, fd)
         sys.meta_path.insert(0, Changed(change))
     import pytest
-    watch = Watch(order, os.fdopen(pipe, 'w'))
+    watch = Watch(order, out)
     plain = '-q', '-x', '-p', 'no:cacheprovider', '-p', 'no:xdist', '-p', 'no:randomly', '--no-header', '-W', 'ignore'
     try: code = pytest.main([*AIMED[module], *plain], [watch])
     except BaseException as e: code = type(e).__name__
@@ -216,29 +217,20 @@ class Run:
     "A forked child and what it said."
     def __init__(self, change, module, order, seconds):
         self.change,self.module,self.started,self.patience = change,module,time.monotonic(),8*seconds+60
-        read,write = os.pipe()
+        self.out = tempfile.TemporaryFile('w+')
         self.pid = os.fork()
-        if not self.pid:
-            os.close(read)
-            child(change, module, order, write, seconds)
-        os.close(write)
-        os.set_blocking(read, False)
-        self.said,self.pipe = b'',read
+        if not self.pid: child(change, module, order, self.out, seconds)
 
     def done(self):
         "Has it ended? One that hangs is ended here."
-        try:
-            while got := os.read(self.pipe, 1<<16): self.said += got
-        except BlockingIOError: pass
         ended,_ = os.waitpid(self.pid, os.WNOHANG)
         if not ended and time.monotonic()-self.started < self.patience: return False
         try: os.killpg(self.pid, signal.SIGKILL)                     # and what it has started
         except ProcessLookupError: pass
         if not ended: os.waitpid(self.pid, 0)
-        try: self.said += os.read(self.pipe, 1<<24)
-        except BlockingIOError: pass
-        os.close(self.pipe)
-        self.lines = [json.loads(l) for l in self.said.decode().splitlines() if l.endswith(']')]
+        with self.out as out:
+            out.seek(0)
+            self.lines = [json.loads(line) for line in out if line.endswith(']\n')]
         return True
 
     def verdict(self):
