@@ -25,7 +25,6 @@ from shok_nb.catalog import catalog
 
 LINEAR = nn.Linear,nn.Conv1d,nn.Conv2d,nn.Conv3d
 BATCH_NORMS = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d
-NORMS = *BATCH_NORMS,nn.LayerNorm,nn.GroupNorm,nn.InstanceNorm1d,nn.InstanceNorm2d,nn.InstanceNorm3d
 
 class Unfit(Exception):
     "Not a network: a block does not take the shape that arrives, or the grid does not divide a weight."
@@ -79,23 +78,17 @@ def made_deconv(x, out=4, kernel=2, **options):
     return base(x.shape[1], out, kernel, **options)
 
 class First(nn.Module):
-    "The first of what a layer gives."
-    def __init__(self, layer):
+    "The first of what a layer gives, called with its input so many times."
+    def __init__(self, layer, times=1, **options):
         super().__init__()
-        self.layer = layer
-    def forward(self, x): return self.layer(x)[0]
-
-class Attention(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-    def forward(self, x): return self.layer(x, x, x, need_weights=False)[0]
+        self.layer,self.times,self.options = layer,times,options
+    def forward(self, x): return self.layer(*[x]*self.times, **self.options)[0]
 
 def made_recurrent(x, of='LSTM', hidden=4, **options):
     return First(getattr(nn, of)(x.shape[2], hidden, batch_first=True, **options))
 
 def made_attention(x, **options):
-    return Attention(nn.MultiheadAttention(x.shape[2], 2, batch_first=True, **options))
+    return First(nn.MultiheadAttention(x.shape[2], 2, batch_first=True, **options), 3, need_weights=False)
 
 def made_encoder(x, **options):
     return nn.TransformerEncoderLayer(x.shape[2], 2, 12, batch_first=True, **options)
@@ -309,6 +302,10 @@ def inputs(spec, seed, size=1.):
 
 def typed(spec, t): return t.to(getattr(torch, spec.get('dtype', 'float32'))) if t.is_floating_point() else t
 
+def values(spec):
+    "What the models are compared on: some of it beyond what was calibrated."
+    return typed(spec, torch.cat([inputs(spec, 10), inputs(spec, 12, 1.5)]))
+
 def build(spec):
     "The float model of a spec, its normalizations with statistics of some passes of training."
     if not spec['blocks']: raise Unfit('no blocks')
@@ -473,6 +470,11 @@ def beyond(model, x, want, got, shake, floor):
     at = max(range(len(found)), key=lambda i: found[i]/bound[i])
     return found[at],bound[at]
 
+def unexplained(model, x, want, got):
+    "Beyond what deployment rounds: sums differ by some eps, and layers of integers keep their steps in float32."
+    eps = max(torch.finfo(torch.float32).eps, torch.finfo(want[0].dtype).eps)
+    return beyond(model, x, want, got, Shake(model, x, 4*eps), 16*eps)
+
 class Verdict(NamedTuple):
     "What came out: 'equal', 'refused', 'unfit', or the kind of a failure, in words."
     kind:str
@@ -508,7 +510,7 @@ def judge(spec, folder=None):
     with torch.no_grad(): return judged(spec, before, model, folder)
 
 def judged(spec, before, model, folder):
-    x = typed(spec, torch.cat([inputs(spec, 10), inputs(spec, 12, 1.5)]))          # some beyond what was calibrated
+    x = values(spec)
     deployed = copy.deepcopy(model.eval())
     want,watched = run(model, x)
     if not all(t.isfinite().all() for t in want):
@@ -526,9 +528,7 @@ def judged(spec, before, model, folder):
     if still != watched: return Verdict('a hook is called otherwise', f'{watched} calls became {still}')
     if other := same_kind(want, got): return Verdict('other shapes or dtypes', other)
     if not all(t.isfinite().all() for t in got): return Verdict('deployed is not finite')
-    # float sums differ by some eps; layers of integers keep their steps in float32
-    eps = max(torch.finfo(torch.float32).eps, torch.finfo(want[0].dtype).eps)
-    far = beyond(model, x, want, got, Shake(model, x, 4*eps), 16*eps)
+    far = unexplained(model, x, want, got)
     if far: return Verdict('deployed differs', EXPLAINED.format(*far))
     if folder is None or not spec.get('onnx'): return Verdict('equal')
     return in_runtime(before, deployed, x, got, folder)
@@ -678,7 +678,7 @@ def drawn_chain(r, x, row):
         blocks.append(b)
     return blocks
 
-def draw_grids(r, spec):
+def draw_grids(r):
     "Of weights and of activations: mostly eight bits, and of everything else some."
     w = sometimes(r, .4, bits=[2, 3, 4, 4, 5, 6, 7, (-127, 127), (-1, 1)]) | sometimes(r, .15, axis=None)
     w |= sometimes(r, .1, signed=[False, None], learn=True, zero_point=True)
@@ -702,7 +702,7 @@ def takes_rounding(name):
 def attempt(seed, i):
     "A spec, or an `Unfit` where it is no network."
     r = random.Random(f'{seed} {i}')
-    spec = dict(seed=seed, input=SHAPES[r.choice(list(SHAPES))], blocks=[]) | draw_grids(r, {})
+    spec = dict(seed=seed, input=SHAPES[r.choice(list(SHAPES))], blocks=[]) | draw_grids(r)
     spec |= sometimes(r, .25, positive=True) | sometimes(r, .12, output=['dict', 'tuple', 'dataclass'])
     if 'output' in spec: spec['tap'] = r.randrange(4)
     spec |= sometimes(r, .04, dtype=['float64', 'bfloat16'])

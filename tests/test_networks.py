@@ -9,18 +9,17 @@ from networks import (
     ACTIVATIONS,
     ROUNDINGS,
     STEPS,
-    Shake,
-    beyond,
     build,
     drawn,
     features,
-    inputs,
     judge,
     outputs,
     quantized,
     reduced,
     takes_rounding,
+    unexplained,
     units,
+    values,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")        # torch says it of even kernels
@@ -79,7 +78,7 @@ def relu_then_norm(spec):
     return ('act', 'norm') in zip(kinds, kinds[1:]) and spec['weights'].get('bits') == 4
 
 def test_reduced_is_the_smallest():
-    "From any network that has it, whatever else it has, what a failure needs is left, and no more."
+    "From any network that has it, whatever else it has, what a failure needs is left, and no more; if there is time."
     wanted = dict(input=(6,), blocks=[dict(kind='act'), dict(kind='norm')], weights=dict(bits=4))
     row = [dict(kind='act', of='gelu'), dict(kind='norm', gamma='zero', hook='watch')]
     layer = dict(kind='linear', out=8, seed=3)
@@ -88,13 +87,7 @@ def test_reduced_is_the_smallest():
         spec = wanted | dict(seed=0, blocks=blocks, weights=dict(bits=4, init='mse', axis=None), output='dict', tap=1)
         build(spec)
         assert reduced(spec, relu_then_norm) == wanted | dict(seed=0)
-
-def test_reduced_keeps_what_is_asked():
-    "Without a smaller one that fails the spec itself comes back; a search that ends early gives the best so far."
-    spec = drawn(3)
-    assert reduced(spec, lambda s: False) == spec
-    assert reduced(spec, lambda s: True, most=0) == spec
-    assert reduced(spec, lambda s: True)['blocks'] == []
+        assert reduced(spec, relu_then_norm, most=0) == spec
 
 def test_same_network_again():
     for seed in range(2):
@@ -137,9 +130,6 @@ def rounded_biases(model):
         if m.bias is not None: twin[m].bias.copy_(torch.where(half > 0, (m.bias/(2*half)).round()*2*half, m.bias))
     return other
 
-def values(spec): return torch.cat([inputs(spec, 10), inputs(spec, 12, 1.5)])
-
-FLOAT = 2**-23
 @pytest.mark.slow
 @torch.no_grad()
 def test_roundings_are_explained():
@@ -150,7 +140,7 @@ def test_roundings_are_explained():
         if spec.get('dtype') or 'pruned' in str(spec): continue
         model,x = quantized(spec).eval(),values(spec)
         want,got = outputs(model(x)),outputs(rounded_biases(model)(x))
-        assert beyond(model, x, want, got, Shake(model, x, 4*FLOAT), 16*FLOAT) is None, seed
+        assert unexplained(model, x, want, got) is None, seed
         tried += got[0].ne(want[0]).any().item()
     assert tried > 4
 
@@ -168,4 +158,4 @@ def test_faults_are_noticed(change):
         last.register_forward_hook(lambda m, args, out: change(m, out))
         got = outputs(model(x))
         last._forward_hooks.popitem()
-        assert beyond(model, x, want, got, Shake(model, x, 4*FLOAT), 16*FLOAT) is not None, blocks
+        assert unexplained(model, x, want, got) is not None, blocks
