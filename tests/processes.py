@@ -18,10 +18,8 @@ def spawn(work, world):
     with socket.socket() as s:
         s.bind(('127.0.0.1', 0))
         port = s.getsockname()[1]
-    context = mp.get_context('spawn')
-    queue = context.Queue()
-    procs = [context.Process(target=work, args=(rank, world, port, queue)) for rank in range(world)]
-    for p in procs: p.start()
-    got = sorted((queue.get(timeout=300) for _ in procs), key=lambda g: g[0])
-    for p in procs: p.join()
+    queue = mp.get_context('spawn').Queue()
+    running = mp.spawn(work, (world, port, queue), world, join=False)
+    got = sorted((queue.get(timeout=300) for _ in range(world)), key=lambda g: g[0])
+    while not running.join(): pass
     return got

@@ -42,14 +42,18 @@ class Two(nn.Module):
         self.u,self.v = nn.Parameter(torch.randn(4, 6)),nn.Parameter(torch.randn(6, 3))
     def forward(self, x): return x@self.u.T@self.v
 
-def test_kinds():
-    "A layer of another class has a scale for each output, and activations on codes; others are listed as not known."
+@pytest.mark.parametrize('loaded', [False, True], ids=['named', 'transformers'])
+def test_kinds(loaded, monkeypatch):
+    """A layer of another class has a scale for each output, and activations on codes: named in `kinds`, or known where
+    transformers is loaded, and nothing is loaded for it. Others are listed as not known."""
     x = torch.randn(64, 16, generator=generator())
-    model = nn.Sequential(Conv1D(8, 16), nn.ReLU(), nn.Linear(8, 4))
-    row = quantize_model_(nn.Sequential(Conv1D(8, 16), nn.ReLU(), nn.Linear(8, 4)), calibrate=[x]).rows[-1]
+    def network(): return nn.Sequential(Conv1D(8, 16), nn.ReLU(), nn.Linear(8, 4))
+    row = quantize_model_(network(), calibrate=[x]).rows[-1]
     assert row[1:] == ('Conv1D', 'not known: weight', '-')
+    if loaded: monkeypatch.setitem(sys.modules, 'transformers.pytorch_utils', types.SimpleNamespace(Conv1D=Conv1D))
+    model = network()
     floats = model(x)
-    report = quantize_model_(model, calibrate=[x], kinds={Conv1D: 1})
+    report = quantize_model_(model, calibrate=[x], kinds=None if loaded else {Conv1D: 1})
     assert report.rows[0][1:] == ('Conv1D', '-128 to 127', '-128 to 127') and len(report.rows) == 2
     made = model[0].parametrizations.weight[0]
     assert made.axis == 1 and made.grid()[0].numel() == 8
@@ -65,12 +69,6 @@ def test_kinds_with_several_weights():
     report = quantize_model_(model, 4, 8, calibrate=[torch.randn(5, 6)], kinds={Two: dict(u=0, v=1)})
     assert report.rows[0][1:] == ('Two', '-8 to 7', 'Two takes floats')
     assert [model[0].parametrizations[k][0].grid()[0].numel() for k in 'uv'] == [4, 3]
-
-def test_conv1d_of_transformers(monkeypatch):
-    "It is known where transformers is loaded, and nothing is loaded for it."
-    model = nn.Sequential(Conv1D(8, 16))
-    monkeypatch.setitem(sys.modules, 'transformers.pytorch_utils', types.SimpleNamespace(Conv1D=Conv1D))
-    assert quantize_model_(model, calibrate=[torch.randn(5, 16)]).rows[0][1:] == ('Conv1D', *['-128 to 127']*2)
 
 def test_experts_of_transformers():
     "Stacked weights have a scale for each row, and a router is a layer."

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 import torch
+from estimators import generator, same
 from gguf import GGMLQuantizationType, GGUFReader, quants
 import shok_nb as R
 
@@ -9,14 +10,12 @@ BLOCKS = 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0'
 
 def rows():
     "Of every size, with ties, zeros, and one of float16's subnormal scales."
-    g = torch.Generator().manual_seed(0)
+    g = generator()
     x = torch.randn(200, 256, generator=g)
     x[:60] *= torch.exp(2*torch.randn(60, 1, generator=g))
     x[60:120] = (x[60:120]*8).round()/8
     x[120:140],x[140:142],x[142] = torch.randint(-3, 4, (20, 256), generator=g)*.5,0.,1e-5*x[142]
     return x
-
-def same(a, b): return torch.equal(a, b) and torch.equal(a.signbit(), b.signbit())
 
 def read(path):
     "What the reader makes of each tensor."
@@ -54,7 +53,7 @@ def test_save_gguf(kind, tmp_path):
     assert torch.equal(read(tmp_path/'y.gguf')['w'][1].view_as(y), y)
 
 def test_mxfp4_is_theirs_off_ties(tmp_path):
-    x,kind = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)),GGMLQuantizationType.MXFP4
+    x,kind = torch.randn(64, 256, generator=generator()),GGMLQuantizationType.MXFP4
     theirs = quants.dequantize(quants.quantize(x.numpy(), kind), kind)
     assert torch.equal(R.mx_quantize(x, 'e2m1'), torch.tensor(theirs))
 
