@@ -3,7 +3,7 @@ refused, fails or is interrupted leaves every bit where it was."""
 import copy
 import pytest
 import torch
-from test_equalize import Elsewhere, MyNorm, drawn, failing, mapped, notes, unchanged, uneven
+from test_equalize import Elsewhere, MyNorm, drawn, failing, look, mapped, notes, unchanged, uneven
 from torch import nn
 from torch.nn import functional as F
 import shok_nb as R
@@ -147,13 +147,13 @@ def test_what_is_refused_is_told_and_stays(name):
     with torch.no_grad():
         for m in model.modules():
             if isinstance(m, (nn.LayerNorm, nn.RMSNorm)): m.weight += .5
-    was = copy.deepcopy(model.state_dict())
+    was = look(model)
     x = WORDS if any(isinstance(m, nn.Embedding) for m in model.modules()) else drawn(3, 4)
     report = R.rotate_(model, drawn(3, 8) if name == 'the input' else x)
     told = notes(report)
     for layer,note in wanted.items(): assert note in told[layer], told
     if name == 'a largest norm': return             # its table changes in each call
-    if not mapped(report): assert all(torch.equal(v, was[k]) for k,v in model.state_dict().items())
+    if not mapped(report): assert look(model) == was
     else: assert name == 'tied' and mapped(report) == {'v': 'out'}
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt, RuntimeError])
