@@ -33,6 +33,12 @@ def seed_all(seed):
     "As `torch.manual_seed`, for the CPU alone, in a fiftieth of the time."
     torch.default_generator.manual_seed(seed)
 
+class Holding(nn.Module):
+    "Keeps what it is made of."
+    def __init__(self, **made):
+        super().__init__()
+        for k,v in made.items(): setattr(self, k, v)
+
 # --- the blocks: each is made for the values `x` that arrive
 class Tripled(nn.Linear):
     "A class of the user's own around the layer's forward."
@@ -77,18 +83,18 @@ def made_deconv(x, out=4, kernel=2, **options):
     base = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[x.ndim-3]
     return base(x.shape[1], out, kernel, **options)
 
-class First(nn.Module):
-    "The first of what a layer gives, called with its input so many times."
-    def __init__(self, layer, times=1, **options):
-        super().__init__()
-        self.layer,self.times,self.options = layer,times,options
-    def forward(self, x): return self.layer(*[x]*self.times, **self.options)[0]
+class First(Holding):
+    "The first of what a layer gives."
+    def forward(self, x): return self.layer(x)[0]
+
+class Attention(Holding):
+    def forward(self, x): return self.layer(x, x, x, need_weights=False)[0]
 
 def made_recurrent(x, of='LSTM', hidden=4, **options):
-    return First(getattr(nn, of)(x.shape[2], hidden, batch_first=True, **options))
+    return First(layer=getattr(nn, of)(x.shape[2], hidden, batch_first=True, **options))
 
 def made_attention(x, **options):
-    return First(nn.MultiheadAttention(x.shape[2], 2, batch_first=True, **options), 3, need_weights=False)
+    return Attention(layer=nn.MultiheadAttention(x.shape[2], 2, batch_first=True, **options))
 
 def made_encoder(x, **options):
     return nn.TransformerEncoderLayer(x.shape[2], 2, 12, batch_first=True, **options)
@@ -137,13 +143,10 @@ STEPS = dict(flatten=lambda x: x.flatten(1), flatten_last=lambda x: x.flatten(2)
     mean=lambda x: x.mean(-1), clamp=lambda x: x.clamp(-1, 1), halves=swapped_halves, relu=F.relu, gelu=F.gelu,
     relu_=lambda x: x.relu_(), max_pool=lambda x: F.max_pool1d(x.flatten(2), 2), contiguous=lambda x: x.contiguous())
 
-class Step(nn.Module):
-    def __init__(self, of):
-        super().__init__()
-        self.of = of
+class Step(Holding):
     def forward(self, x): return STEPS[self.of](x)
 
-def made_step(x, of='flatten'): return Step(of)
+def made_step(x, of='flatten'): return Step(of=of)
 
 def affine(h): return 2*h+1
 with warnings.catch_warnings():
@@ -152,11 +155,8 @@ with warnings.catch_warnings():
 
 SKIPS = dict(same=lambda x: x, relu=F.relu, traced=TRACED, half=lambda x: x/2)
 
-class Residual(nn.Module):
+class Residual(Holding):
     "Two ways that meet again."
-    def __init__(self, body, skip, join):
-        super().__init__()
-        self.body,self.skip,self.join = body,skip,join
     def forward(self, x):
         a,b = self.body(x),SKIPS[self.skip](x)
         if self.join == 'cat': return torch.cat([a, b], 1)
@@ -165,24 +165,18 @@ class Residual(nn.Module):
             return a
         return a*b if self.join == 'product' else a+b
 
-def made_residual(x, body, skip='same', join='add'): return Residual(chain(body, x)[0], skip, join)
+def made_residual(x, body, skip='same', join='add'): return Residual(body=chain(body, x)[0], skip=skip, join=join)
 
-class Twice(nn.Module):
+class Twice(Holding):
     "A part that is used twice."
-    def __init__(self, body, way):
-        super().__init__()
-        self.body,self.way = body,way
     def forward(self, x):
         if self.way == 'chain': return self.body(F.relu(self.body(x)))
         return self.body(x) + self.body(x/2).tanh()
 
-def made_twice(x, body, way='sum'): return Twice(chain(body, x)[0], way)
+def made_twice(x, body, way='sum'): return Twice(body=chain(body, x)[0], way=way)
 
-class Shared(nn.Module):
+class Shared(Holding):
     "A normalization that has more than one place."
-    def __init__(self, first, second, norm, way):
-        super().__init__()
-        self.first,self.second,self.norm,self.way = first,second,norm,way
     def forward(self, x):
         if self.way == 'input': return self.norm(self.first(x)) + self.norm(x)
         if self.way == 'row': return self.norm(self.norm(self.first(x)))
@@ -191,25 +185,21 @@ class Shared(nn.Module):
 def made_shared(x, body, norm, way='layers'):
     first,y = chain(body, x)
     second = chain([b | dict(seed=b.get('seed', 0)+1) for b in body], x)[0]
-    return Shared(first, second, chain([norm], y)[0], way)
+    return Shared(first=first, second=second, norm=chain([norm], y)[0], way=way)
 
-class Held(nn.Module):
+class Held(Holding):
     "The first part is called from a list, beside being a child; the others as children."
-    def __init__(self, parts):
-        super().__init__()
-        self.parts,self.order = parts,[parts[0]]
     def forward(self, x):
         x = self.order[0](x)
         for part in list(self.parts)[1:]: x = part(x)
         return x
 
-def made_held(x, body): return Held(chain(body, x)[0])
+def made_held(x, body):
+    parts = chain(body, x)[0]
+    return Held(parts=parts, order=[parts[0]])
 
-class Functional(nn.Module):
+class Functional(Holding):
     "Parts of which the forward takes the tensors."
-    def __init__(self, layer, norm, way):
-        super().__init__()
-        self.layer,self.norm,self.way = layer,norm,way
     def forward(self, x):
         n,y = self.norm,self.layer(x)
         if self.way == 'tied': return F.linear(n(y) if n else y, self.layer.weight.t())
@@ -219,7 +209,7 @@ class Functional(nn.Module):
 def made_functional(x, way='norm', norm=True, out=6):
     if x.ndim != 2: raise Unfit('a matrix is wanted')
     layer = nn.Linear(x.shape[1], out)
-    return Functional(layer, nn.BatchNorm1d(out) if norm or way == 'norm' else None, way)
+    return Functional(layer=layer, norm=nn.BatchNorm1d(out) if norm or way == 'norm' else None, way=way)
 
 MADE = dict(linear=made_linear, conv=made_conv, deconv=made_deconv, recurrent=made_recurrent, attention=made_attention,
     encoder=made_encoder, norm=made_norm, act=made_act, pool=made_pool, step=made_step, residual=made_residual,
@@ -269,11 +259,8 @@ class Outputs:
     features:object
     result:object
 
-class Net(nn.Module):
+class Net(Holding):
     "The blocks in a row; beside the result one value from the middle may leave."
-    def __init__(self, parts, embedding, leaving, tap):
-        super().__init__()
-        self.embedding,self.parts,self.leaving,self.tap = embedding,parts,leaving,tap
     def forward(self, x):
         if self.embedding is not None: x = self.embedding(x)
         kept = x
@@ -316,7 +303,8 @@ def build(spec):
             embedding = nn.Embedding(9, 6)
             x = embedding(x).detach()
         parts,_ = chain(spec['blocks'], x)
-        model = Net(parts, embedding, spec.get('output', 'tensor'), spec.get('tap', 0) % len(parts))
+        leaving,tap = spec.get('output', 'tensor'),spec.get('tap', 0) % len(parts)
+        model = Net(embedding=embedding, parts=parts, leaving=leaving, tap=tap)
         for i in range(spec.get('passes', 4)): model.train()(inputs(spec, i))
         for m in model.modules():
             if getattr(m, 'rarely_varies', False) and getattr(m, 'running_var', None) is not None:
