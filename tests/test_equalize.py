@@ -62,14 +62,14 @@ class Elsewhere(nn.Module):
     def forward(self, x): return self.net(x) + self.net.get_submodule(self.layer).weight[0].norm()
 
 class MyNorm(nn.Module):
-    "As in many language models: its weight is a factor, or 1 less than one."
-    def __init__(self, n, plus=0.):
+    "As in many language models: the factor is its weight, or 1+weight."
+    def __init__(self, n, plus=False):
         super().__init__()
         self.weight,self.plus = nn.Parameter(torch.rand(n)+.5),plus
     def forward(self, x):
         h = x.float() if x.dtype is torch.float16 else x
         h = (h*(h.square().mean(-1, keepdim=True)+1e-6).rsqrt()).to(x.dtype)
-        return h*(self.plus+self.weight) if self.plus else self.weight*h
+        return h*(1+self.weight) if self.plus else self.weight*h
 
 class Heads(nn.Module):
     "Attention with two heads of values, a gated pair, normalizations that share their factor, and a residual."
@@ -193,7 +193,7 @@ def test_smoothed_is_the_same_and_by_the_formula(norm, alpha):
 
 def test_normalizations_of_others():
     "A weight that is a factor takes one; one that is not, such as 1+weight, does not."
-    for plus,into in ((0., '1'), (1., '-')):
+    for plus,into in ((False, '1'), (True, '-')):
         model = nn.Sequential(MyNorm(4, plus), nn.Linear(4, 2))
         assert R.smooth_(model, [drawn(8, 4)]).rows[0].into == into
     model = nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1), nn.GroupNorm(2, 2), nn.ReLU(), nn.Conv2d(2, 2, 1),

@@ -166,9 +166,8 @@ def test_batches_limit():
     read = itertools.count()
     quantize_model_(mlp(), calibrate=(torch.randn(4, 16) for _ in read), batches=5)
     assert next(read) == 5
-    for bad,error in ((0, ValueError), (True, TypeError), (2.5, TypeError)):
-        with pytest.raises(error, match='^quantize_model_: batches must'):
-            quantize_model_(mlp(), calibrate=[torch.randn(4, 16)], batches=bad)
+    with pytest.raises(ValueError, match='^quantize_model_: batches must'):
+        quantize_model_(mlp(), calibrate=[torch.randn(4, 16)], batches=0)
 
 ONE = X,dict(x=X),collections.UserDict(x=X),Batch(X, MASK)
 @pytest.mark.parametrize('batches', ONE, ids=lambda b: type(b).__name__)
