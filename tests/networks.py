@@ -14,7 +14,7 @@ import dataclasses
 import random
 import re
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 import torch
 from torch import Tensor, nn
@@ -363,17 +363,16 @@ def units(model):
 
 def directly_behind(model, x):
     "The layer whose very output a normalization takes, for those where it is one."
-    made,found,hooks = {},{},[]
+    made,found = {},{}
     def ends(m, args, out): made[id(out)] = m,out
     def starts(m, args):
         layer,t = made.get(id(args[0]), (None, None))
         if layer is not None and (t.ndim == 2 or not isinstance(layer, nn.Linear)): found[m] = layer
-    for m in model.modules():
-        if isinstance(m, LINEAR): hooks.append(m.register_forward_hook(ends))
-        if isinstance(m, BATCH_NORMS): hooks.append(m.register_forward_pre_hook(starts))
-    try: model(x)
-    finally:
-        for h in hooks: h.remove()
+    with ExitStack() as hooks:
+        for m in model.modules():
+            if isinstance(m, LINEAR): hooks.enter_context(m.register_forward_hook(ends))
+            if isinstance(m, BATCH_NORMS): hooks.enter_context(m.register_forward_pre_hook(starts))
+        model(x)
     return found
 
 def size_of(t): return t.detach().abs().amax() if t.numel() else 0.
@@ -416,21 +415,19 @@ class Shake:
 @contextmanager
 def shaken(model, shake, seed):
     "The model for one draw."
-    hooks = []
     shake.draw(seed)
     closed = Quantizer,parametrize.ParametrizationList,nn.MultiheadAttention
     inside = {q for m in model.modules() if isinstance(m, closed) for q in m.modules()}
     inside -= {m for m in inside if isinstance(m, nn.MultiheadAttention)}
-    for m in model.modules():
-        if m in shake.turned: hooks.append(m.register_forward_hook(shake.turns))
-        leaf = not any(True for _ in m.children()) or isinstance(m, (*LINEAR, nn.MultiheadAttention, nn.RNNBase))
-        known = type(m).__module__.startswith(('torch.nn', 'shok_nb', __name__))
-        if not leaf or not known or m in inside or isinstance(m, nn.Embedding): continue
-        hooks.append(m.register_forward_pre_hook(shake.enters, prepend=True))
-        hooks.append(m.register_forward_hook(shake.leaves, prepend=True))
-    try: yield
-    finally:
-        for h in hooks: h.remove()
+    with ExitStack() as hooks:
+        for m in model.modules():
+            if m in shake.turned: hooks.enter_context(m.register_forward_hook(shake.turns))
+            leaf = not any(True for _ in m.children()) or isinstance(m, (*LINEAR, nn.MultiheadAttention, nn.RNNBase))
+            known = type(m).__module__.startswith(('torch.nn', 'shok_nb', __name__))
+            if not leaf or not known or m in inside or isinstance(m, nn.Embedding): continue
+            hooks.enter_context(m.register_forward_pre_hook(shake.enters, prepend=True))
+            hooks.enter_context(m.register_forward_hook(shake.leaves, prepend=True))
+        yield
 
 def gaps(a, b):
     "The largest and the mean difference of each output, as shares of its largest value in `b`."
