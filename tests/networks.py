@@ -34,7 +34,7 @@ def seed_all(seed):
     torch.default_generator.manual_seed(seed)
 
 class Holding(nn.Module):
-    "Keeps what it is made of."
+    "A module that keeps what it is made of, by name."
     def __init__(self, **made):
         super().__init__()
         for k,v in made.items(): setattr(self, k, v)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from estimators import slow_after
+from networks import Holding
 from torch import nn
 from torch.nn import functional as F
 import shok_nb as R
@@ -54,11 +55,8 @@ def failing(model, at=99, error=RuntimeError):
     model.register_forward_pre_hook(count)
     return model
 
-class Elsewhere(nn.Module):
+class Elsewhere(Holding):
     "Its output depends on a norm of weights, which the graph between layers does not show."
-    def __init__(self, net, layer):
-        super().__init__()
-        self.net,self.layer = net,layer
     def forward(self, x): return self.net(x) + self.net.get_submodule(self.layer).weight[0].norm()
 
 class MyNorm(nn.Module):
@@ -264,7 +262,7 @@ def test_a_weight_with_two_names():
 @pytest.mark.parametrize('relu6', ['keep', 'relu'])
 def test_another_output_puts_everything_back(relu6):
     "Normalizations that were folded, each ReLU6, and modes and hooks."
-    model = nn.Sequential(Elsewhere(chain(), '13'), nn.ReLU6()).train()
+    model = nn.Sequential(Elsewhere(net=chain(), layer='13'), nn.ReLU6()).train()
     model[0].net[2].eval()
     with unchanged(model, ValueError, 'equalize_: the output would change by .*the model is as it was'):
         R.equalize_(model, drawn(2, 3, 10, 10), relu6=relu6)

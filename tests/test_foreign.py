@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 import torch
 from estimators import generator, slow_after
+from networks import Holding
 from processes import join_group, spawn
 from test_deploy import session
 from torch import nn
@@ -37,10 +38,7 @@ class Conv1D(nn.Module):
         self.weight,self.bias = nn.Parameter(torch.randn(n, out)*.1),nn.Parameter(torch.zeros(out))
     def forward(self, x): return x@self.weight + self.bias
 
-class Two(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.u,self.v = nn.Parameter(torch.randn(4, 6)),nn.Parameter(torch.randn(6, 3))
+class Two(Holding):
     def forward(self, x): return x@self.u.T@self.v
 
 @pytest.mark.parametrize('loaded', [False, True], ids=['named', 'transformers'])
@@ -66,28 +64,24 @@ def test_kinds(loaded, monkeypatch):
     assert codes.dtype == torch.int8
 
 def test_kinds_with_several_weights():
-    model = nn.Sequential(Two())
+    model = nn.Sequential(Two(u=nn.Parameter(torch.randn(4, 6)), v=nn.Parameter(torch.randn(6, 3))))
     report = quantize_model_(model, 4, 8, calibrate=[torch.randn(5, 6)], kinds={Two: dict(u=0, v=1)})
     assert report.rows[0][1:] == ('Two', '-8 to 7', 'Two takes floats')
     assert [model[0].parametrizations[k][0].grid()[0].numel() for k in 'uv'] == [4, 3]
 
 def test_experts_of_transformers():
     "Stacked weights have a scale for each row, and a router is a layer."
-    class Router(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(2, 8))
+    def stack(*shape): return nn.Parameter(torch.randn(shape))
+    class Router(Holding):
         def forward(self, x): return (x@self.weight.T).softmax(-1)
-    class Experts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.gate_up_proj,self.down_proj = (nn.Parameter(torch.randn(2, n, m)) for n,m in ((12, 8), (8, 6)))
+    class Experts(Holding):
         def forward(self, x):
             a,b = torch.einsum('eoi,bi->beo', self.gate_up_proj, x).chunk(2, -1)
             return torch.einsum('eoi,bei->beo', self.down_proj, a*b).sum(1)
     for cls in (Router, Experts): cls.__module__ = 'transformers.models.mine.modeling_mine'
     for weights,blocks in ((8, (8, 6)), (Quantizer(4, block=4), (4, 6))):
-        model = nn.Sequential(Experts(), Router())
+        experts = Experts(gate_up_proj=stack(2, 12, 8), down_proj=stack(2, 8, 6))
+        model = nn.Sequential(experts, Router(weight=stack(2, 8)))
         report = quantize_model_(model, weights, 8, calibrate=[torch.randn(5, 8)])
         assert [r.activations for r in report.rows] == ['Experts takes floats', 'Router takes floats']
         made = [model[0].parametrizations[k][0] for k in ('gate_up_proj', 'down_proj')]
@@ -125,10 +119,7 @@ def test_blocks_where_they_divide():
     assert 'in all' in repr(report) and not quantize_model_(mlp(), Quantizer(4, block=16), None).note
 
 # --- batches
-class Attends(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
+class Attends(Holding):
     def forward(self, x, mask): return self.layer(x*mask)
 
 class TakesOne(Attends):
@@ -154,7 +145,7 @@ CALLS = dict(names=(Attends, dict(x=X, mask=MASK)), nested=(Attends, ((X, MASK),
 @pytest.mark.parametrize('cls, batch', slow_after(CALLS.values(), 5), ids=CALLS)
 def test_batches(cls, batch):
     "Each gives the grid that the product of both gives, deploys with torch's own graph, and is the same number."
-    model = cls()
+    model = cls(layer=nn.Linear(6, 3))
     quantize_model_(model, 8, 8, calibrate=[batch])
     q = Quantizer(8, signed=None, init='sample').calibrate_(X*MASK)
     assert torch.allclose(model.layer.input_quantizer.grid()[0], q.grid()[0])
@@ -320,11 +311,8 @@ def test_an_error_in_one_rank_ends_both():
     assert spawn(partial(calibrate_in, fails=True), 2) == [(0, told), (1, 'OSError no more data')]
 
 # --- into the runtime
-class Words(nn.Module):
+class Words(Holding):
     "Embedded, attended by a mask, and a number for each word."
-    def __init__(self):
-        super().__init__()
-        self.embed,self.layer = nn.Embedding(50, 16),nn.Linear(16, 4)
     def forward(self, ids, mask):
         x = self.embed(ids)
         scores = (x@x.transpose(1, 2)).masked_fill(mask[:, None] == 0, -1e9)
@@ -338,7 +326,7 @@ def words(batch, n):
 def test_any_length(dynamic, tmp_path):
     "Longer and shorter sequences than the example, and other batches, with several arguments."
     pytest.importorskip('onnxruntime')
-    model = Words().eval()
+    model = Words(embed=nn.Embedding(50, 16), layer=nn.Linear(16, 4)).eval()
     quantize_model_(model, calibrate=[words(8, 12)])
     deploy_(model, words(4, 9))
     run = onnx_session(to_onnx(model, words(4, 9), tmp_path/'m.onnx', dynamic=dynamic))
@@ -358,17 +346,14 @@ def test_a_length_that_the_model_needs(tmp_path):
         to_onnx(model, torch.randn(3, 8, 4), tmp_path/'m.onnx', dynamic={1: 'length'})
     assert not [*tmp_path.iterdir()]
 
-class Counts(nn.Module):
+class Counts(Holding):
     "A model that uses a length of its input as a number, which the exporter writes into the file."
-    def __init__(self, axis):
-        super().__init__()
-        self.axis = axis
     def forward(self, x, unused): return x.transpose(0, self.axis).reshape(int(x.shape[self.axis]), -1)*2
 
 @pytest.mark.parametrize('axis, how', [(0, 'any_batch=False'), (1, 'without it in dynamic')])
 def test_a_length_that_is_a_number(axis, how, tmp_path):
     "Such a file was written with one length, and nothing said so. An input that nobody reads has no say."
-    model,x = Counts(axis).eval(),(torch.randn(3, 4, 2), torch.randn(3, 4))
+    model,x = Counts(axis=axis).eval(),(torch.randn(3, 4, 2), torch.randn(3, 4))
     told = f'takes length {3+axis} only along axis {axis} of x, .* or export {how}'
     with pytest.raises(ValueError, match=f'^to_onnx: the file {told}'):
         to_onnx(model, x, tmp_path/'m.onnx', dynamic={axis: 'long'})
@@ -389,7 +374,7 @@ def test_bad_axes(dynamic, error, told, tmp_path):
 def test_batches_in_the_runtime(cls, batch, tmp_path):
     "The tensors of a batch are the inputs of the file, by name."
     pytest.importorskip('onnxruntime')
-    run = onnx_session(to_onnx(cls().eval(), batch, tmp_path/'m.onnx'))
+    run = onnx_session(to_onnx(cls(layer=nn.Linear(6, 3)).eval(), batch, tmp_path/'m.onnx'))
     assert [i.name for i in run.get_inputs()] == ['x', 'mask']
 
 def test_half_precision_in_the_runtime(tmp_path):

@@ -167,7 +167,7 @@ def test_an_error_puts_everything_back(error):
         with unchanged(model, error, 'here'): R.rotate_(model, WORDS)
 
 def test_another_output_puts_everything_back():
-    model = Elsewhere(uneven(Language(nn.LayerNorm)), 'down').train()
+    model = Elsewhere(net=uneven(Language(nn.LayerNorm)), layer='down').train()
     with unchanged(model, ValueError, 'rotate_: the output would change by .*the model is as it was'):
         R.rotate_(model, WORDS)
 
