@@ -4,6 +4,7 @@ import io
 from functools import partial
 import pytest
 import torch
+from torch import nn
 from shok_nb import round_ste
 from shok_nb.catalog import catalog, row
 from shok_nb.checks import FLOATS, near, same, slope  # noqa: F401, for the tests
@@ -135,3 +136,11 @@ def saved(thing, weights_only=True):
     return torch.load(file, weights_only=weights_only)
 
 def generator(seed=0): return torch.Generator().manual_seed(seed)
+
+class Made(nn.Module):
+    "A network of named layers, and a function of them and the input."
+    def __init__(self, how, **layers):
+        super().__init__()
+        for k,m in layers.items(): setattr(self, k, m)
+        self.how = how
+    def forward(self, x): return self.how(self, x)

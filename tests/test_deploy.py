@@ -103,32 +103,6 @@ def test_a_million_inputs(name, seed, tmp_path):
         x = inputs(shape, part, 1000*seed+i)
         with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
 
-def powers_of_two(model):
-    "Every scale 1/64 or 1/16: products of scales are exact, and sums fall on ties."
-    for n,q in model.named_modules():
-        if not isinstance(q, Quantizer): continue
-        scale = q.grid()[0]
-        size = 2**-6 if 'param' in n else 2**-4
-        q.set_grid_(torch.full_like(scale.detach(), size))
-
-@pytest.mark.parametrize('name', slow_after(['mlp', 'cnn']))
-def test_ties(name, tmp_path):
-    make,shape = NETWORKS[name]
-    torch.manual_seed(0)
-    model,x = make(),inputs(shape, 3000, 1)
-    if name == 'cnn': model[1] = nn.Identity()
-    quantize_model_(model, 8, 8, calibrate=[x[:100]])
-    powers_of_two(model)
-    deploy_(model, x[:2])
-    first = next(m for m in model if isinstance(m, IntegerLayer))
-    with torch.no_grad():
-        was,first.out_scale = first.out_scale,None
-        sums = first(x)/was
-        first.out_scale = was
-    assert ((sums-sums.floor()) == .5).float().mean() > .01             # there are ties
-    call,_,_ = session(model, x[:2], tmp_path)
-    with torch.no_grad(): assert np.array_equal(call(x), model(x).numpy())
-
 def test_exact_sums():
     "Against integers of Python's kind, for one layer: the sum, the product, the rounding."
     model,_ = deployed(mlp, (16,))
@@ -140,31 +114,6 @@ def test_exact_sums():
     codes = np.rint(total.astype(np.float32)*factor).clip(-int(layer.out_zero_point), 255-int(layer.out_zero_point))
     assert factor.dtype == np.float32
     assert np.array_equal(layer(x).numpy(), codes.astype(np.float32)*layer.out_scale.numpy())
-
-def test_normalization_is_folded():
-    "Signs of the factor included; codes are those of the quantizer, turned where the factor is negative."
-    model,x = cnn(),inputs((3, 8, 8), 500)
-    with torch.no_grad(): model[1].weight.copy_(torch.tensor([1., -1., .5, -2., 3., 0., 1., 1.]))
-    for part in x.split(100): model(part)
-    quantize_model_(model, Quantizer((-127, 127), axis=0), 8, calibrate=[x])
-    with torch.no_grad(): want = model.eval()(x)
-    codes = model[0].parametrizations.weight[0].to_codes(model[0].parametrizations.weight.original)
-    deploy_(model, x[:2])
-    assert isinstance(model[1], nn.Identity)
-    turned = model[0].codes
-    for i,s in enumerate((1, -1, 1, -1, 1, 0, 1, 1)): assert torch.equal(turned[i].int(), codes[i]*s)
-    with torch.no_grad(): got = model(x)
-    assert (got-want).abs().mean() < .01*want.abs().mean()
-
-def test_normalization_without_statistics():
-    "It stays a float operation between two layers."
-    norm,x = nn.BatchNorm1d(3, track_running_stats=False),inputs((4,), 50)
-    model = nn.Sequential(nn.Linear(4, 3), norm, nn.Linear(3, 2))
-    quantize_model_(model, 8, 8, calibrate=[x])
-    with torch.no_grad(): want = model.eval()(x)
-    report = deploy_(model, x)
-    assert [r.activations for r in report.rows] == ['codes to floats']*2 and isinstance(model[1], nn.BatchNorm1d)
-    with torch.no_grad(): assert (model(x)-want).abs().max() < .05*want.abs().max()
 
 def test_normalization_beyond_int8():
     "A code of -128 that turns becomes 127: one step of 128, which the report's gap shows and the proof explains."
@@ -178,30 +127,6 @@ def test_normalization_beyond_int8():
     assert model[0].codes.tolist() == [[127, -64]] and report.rows[0].normalization == '1'
     with torch.no_grad(): apart = (model(x)-want).abs().max()
     assert 0 < apart <= x.abs().max()/128*1.01 and float(report.rows[0].gap) > 1e-3
-
-def test_flow():
-    "Codes go on where nothing but order-preserving operations lie between, and nobody else looks."
-    class Net(nn.Module):
-        def __init__(self, how):
-            super().__init__()
-            self.a,self.b,self.c,self.how = nn.Linear(8, 8),nn.Linear(8, 8),nn.Linear(8, 8),how
-        def forward(self, x): return self.how(self, x)
-    ways = dict(
-        chain=(lambda m, x: m.c(m.b(m.a(x)).relu().view(-1, 8)), ['codes', 'codes', 'floats']),
-        residual=(lambda m, x: m.c(m.b(h := m.a(x)) + h), ['codes', 'codes', 'floats', 'codes']),
-        returned=(lambda m, x: (h := m.a(x), m.c(m.b(h)))[1]*0 + h, ['floats', 'codes', 'floats']),
-        curved=(lambda m, x: m.c(m.b(m.a(x)).tanh()), ['codes', 'floats', 'floats']),
-        forked=(lambda m, x: m.b(h := m.a(x)) + m.c(h), ['codes', 'floats', 'floats']),
-        inplace=(lambda m, x: m.c(m.b(torch.relu_(m.a(x)))), ['codes', 'codes', 'floats']),
-    )
-    for name,(how,want) in ways.items():
-        torch.manual_seed(0)
-        model,x = Net(how),inputs((8,), 64)
-        quantize_model_(model, 8, 8, calibrate=[x])
-        with torch.no_grad(): before = model.eval()(x)
-        report = deploy_(model, x)
-        assert [r.activations.split()[-1] for r in report.rows] == want, name
-        with torch.no_grad(): assert (model(x)-before).abs().max() < .05*before.abs().max(), name
 
 MIXED = dict(embedding=(lambda: nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)), torch.arange(7)),
     transposed=(lambda: nn.Sequential(nn.ConvTranspose2d(2, 4, 3, groups=2), nn.ReLU()), inputs((2, 5, 5), 3)),
@@ -231,34 +156,27 @@ def test_floats_on_codes(name, weights):
     twin.load_state_dict(saved(model.state_dict()))
     with torch.no_grad(): assert torch.equal(first(twin(x)), got)
 
-def test_blocks_and_zero_points():
-    model,x = nn.Linear(32, 4).eval(),inputs((32,), 5)
-    quantize_model_(model, Quantizer(4, block=8), None)
-    want = model(x)
-    deploy_(model, x)
-    assert torch.equal(model(x), want) and model.parametrizations.weight.original.numel() == 64
-    model = nn.Linear(32, 4).eval()
-    quantize_model_(model, Quantizer(8, axis=0, zero_point=True), 8, calibrate=[x])
-    want = model(x)
-    report = deploy_(model, x)
-    assert torch.equal(model(x), want) and report.rows[0].activations == 'floats: weights with zero points or blocks'
+def with_zero_points(bits): return Quantizer(bits, axis=0, zero_point=True)
 
-@pytest.mark.parametrize('bits', [(0, 255), 12], ids=str)
-def test_zero_points_beyond_int8(bits):
-    model,x = nn.Linear(32, 4).eval(),inputs((32,), 5)
-    quantize_model_(model, Quantizer(bits, axis=0, zero_point=True), None)
-    want = model(x)
-    report = deploy_(model, x)
-    assert torch.equal(model(x), want) and report.rows[0].weights == ('int32' if bits == 12 else 'uint8')
+ONE_LAYER = dict(blocks=(Quantizer(4, block=8), None, 'int4', 'float activations'),
+    zero_points=(with_zero_points(8), 8, 'int8', 'weights with zero points or blocks'),
+    bytes=(with_zero_points((0, 255)), None, 'uint8', 'float activations'),
+    many=(with_zero_points(12), None, 'int32', 'float activations'),
+    plain=(8, 8, 'int8', 'the layer is the model, nothing holds it'))
 
-def test_a_model_that_is_one_layer():
+@pytest.mark.parametrize('name', ONE_LAYER)
+def test_a_model_that_is_one_layer(name):
     "Nothing holds it, so it cannot be put in its own place: codes for its weight, and the report says so."
+    weights,activations,kind,why = ONE_LAYER[name]
     model,x = nn.Linear(32, 4).eval(),inputs((32,), 5)
-    quantize_model_(model, 8, 8, calibrate=[x])
+    quantize_model_(model, weights, activations, calibrate=activations and [x])
     want = model(x)
     row, = deploy_(model, x).rows
-    assert torch.equal(model(x), want) and model.parametrizations.weight.original.dtype == torch.int8
-    assert row.name == '(model)' and row.activations == 'floats: the layer is the model, nothing holds it'
+    assert torch.equal(model(x), want)
+    assert (row.name, row.weights, row.activations) == ('(model)', kind, f'floats: {why}')
+    codes = model.parametrizations.weight.original
+    size,dtype = (64, torch.uint8) if kind == 'int4' else (128, getattr(torch, kind))
+    assert codes.numel() == size and codes.dtype == dtype
 
 @pytest.mark.parametrize('n', [0, 1, 2, 7])
 def test_int4(n):
@@ -314,26 +232,6 @@ def test_the_quantized_model_exports(tmp_path):
     assert torch.equal(program, want) and want.abs().max() > 0
 
 # --- models
-def test_everything_learns():
-    model,x = mlp(),inputs((16,), 64)
-    quantize_model_(model, 4, 8, calibrate=[x])
-    model.train()(x).square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    assert all(p.ndim > 0 for p in model.parameters())                  # FSDP2 wants one axis at least
-    scales = [p for n,p in model.named_parameters() if 'log_scale' in n]
-    assert len(scales) == 6 and all(p.grad.abs().sum() > 0 for p in scales)
-
-def test_undo():
-    model,x = nn.ModuleList([cnn(), nn.LSTM(4, 3), nn.TransformerEncoderLayer(8, 2, 16)]),inputs((3, 8, 8), 16)
-    state = copy.deepcopy(model.state_dict())
-    model.forward = lambda x: model[0](x)
-    report = quantize_model_(model, 8, 8, calibrate=[x])
-    assert 'not reached by the batches' in repr(report)
-    assert remove_rounding_(model, leave_rounded=False) is model
-    assert {*model.state_dict()} == {*state}
-    assert all(torch.equal(t, state[k]) for k,t in model.state_dict().items())
-    assert not any(m._forward_pre_hooks or 'Parametrized' in type(m).__name__ for m in model.modules())
-
 @pytest.mark.parametrize('activations', [8, None])
 def test_codes_are_no_rounding(activations):
     "A deployed model has no floats to go back to: refused by name, and left as it is."
@@ -346,16 +244,12 @@ def test_codes_are_no_rounding(activations):
             remove_rounding_(model, leave_rounded=leave)
     assert torch.equal(model(x), want)
 
-def test_ends_and_skip():
+@pytest.mark.parametrize('ends, want', [(8, '-128 to 127'), (0, 'skipped')])
+def test_ends(ends, want):
     model,x = mlp(),inputs((16,), 64)
-    report = quantize_model_(model, 2, 8, calibrate=[x], ends=8)
-    assert [r.weights for r in report.rows] == ['-128 to 127', '-2 to 1', '-128 to 127']
-    model = mlp()
-    report = quantize_model_(model, 2, 8, calibrate=[x], ends=0)
-    assert [r.weights for r in report.rows] == ['skipped', '-2 to 1', 'skipped'] and type(model[0]) is nn.Linear
-    model = mlp()
-    quantize_model_(model, 2, None, skip=lambda n, m: m.out_features == 10)
-    assert type(model[4]) is nn.Linear and not hasattr(model[0], 'input_quantizer')
+    report = quantize_model_(model, 2, 8, calibrate=[x], ends=ends)
+    assert [r.weights for r in report.rows] == [want, '-2 to 1', want]
+    assert ends or type(model[0]) is nn.Linear
 
 def test_blocks_in_the_runtime(tmp_path):
     "Of 8 bits; opset 21 has blocks: one DequantizeLinear on the codes, and values to the last digits of a float sum."
@@ -371,13 +265,6 @@ def test_blocks_in_the_runtime(tmp_path):
     assert [a.i for a in node.attribute if a.name == 'block_size'] == [16]
     found, = onnx_session(tmp_path/'m.onnx').run(None, {'input': x.numpy()})
     assert np.allclose(found, model(x).detach().numpy(), atol=1e-5)
-
-class Pair(nn.Module):
-    "Two inputs by name."
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-    def forward(self, left, right): return self.layer(left) - right
 
 @pytest.mark.parametrize('any_batch', [True, False])
 def test_to_onnx(any_batch, tmp_path):
@@ -423,8 +310,8 @@ def test_to_onnx_messages(tmp_path, monkeypatch):
     for bad,words in ((inputs((16,), 1), r'\(1, 16\); or any_batch=False'), (torch.tensor(1.), r'\(\)')):
         with pytest.raises(ValueError, match='to_onnx: example must hold two of a batch or more, got shape '+words):
             to_onnx(model, bad, file)
-    with pytest.raises(TypeError, match=r"to_onnx: example\['right'\] must be a torch.Tensor, got list"):
-        to_onnx(Pair(), dict(left=inputs((4,), 5), right=[1]), file)
+    with pytest.raises(TypeError, match=r"to_onnx: example\['input2'\] must be a torch.Tensor, got list"):
+        to_onnx(nn.Bilinear(4, 3, 2), dict(input1=inputs((4,), 5), input2=[1]), file)
     to_onnx(model, inputs((16,), 1), file, any_batch=False)
     for package,call in dict(onnxscript=lambda: to_onnx(model, inputs((16,), 2), file),
             onnxruntime=lambda: onnx_session(file)).items():
