@@ -137,9 +137,9 @@ CASES = dict(
     self_attention=(lambda: attention(lambda x: x), 4, None, (5, 32), ['MatMulNBits']*2),
     attention=(lambda: attention(lambda x: x.flip(1)), 4, None, (5, 32), ['floats: the weight is cut', 'MatMulNBits']),
     byte=(mlp, 8, None, (64,), ['floats']*3))
-for block in (16, 32, 64, 128, 256, 512):                                # the longest is one too long
-    told = 'MatMulNBits' if block < 512 else 'floats: blocks of 512'
-    CASES[f'blocks_of_{block}'] = lambda: nn.Sequential(nn.Linear(512, 8)),Quantizer(4, block=block),None,(3, 512),[told]
+LENGTHS = dict.fromkeys((16, 32, 64, 128, 256), 'MatMulNBits') | {512: 'floats: blocks of 512'}
+def long(): return nn.Sequential(nn.Linear(512, 8))
+CASES |= {f'blocks_of_{n}': (long, Quantizer(4, block=n), None, (3, 512), [told]) for n,told in LENGTHS.items()}
 
 @pytest.mark.parametrize('name', slow_after(CASES, 3))
 def test_the_report_says_which_kernel(name, tmp_path):

@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from estimators import generator, slow_after
+from estimators import Made, generator, slow_after
 from test_deploy import session
 from torch import nn
 from torch.nn import functional as F
@@ -115,68 +115,47 @@ def test_what_stands_for_a_silu(tmp_path):
     file,*_ = in_file(deployed(model, x), x, tmp_path/'model')
     function, = file.functions
     assert (function.domain, function.name, [*function.attribute]) == ('com.microsoft', 'QuickGelu', ['alpha'])
-    helper,kind = onnx.helper,onnx.TensorProto.FLOAT
+    v,alone = torch.linspace(-9, 9, 100),onnx.reference.ReferenceEvaluator(function)
     for alpha in (1., 1.702):
-        node = helper.make_node('QuickGelu', ['a'], ['b'], domain=function.domain, alpha=alpha)
-        a,b = (helper.make_tensor_value_info(n, kind, [None]) for n in 'ab')
-        alone = helper.make_model(helper.make_graph([node], 'one', [a], [b]), functions=[function],
-            opset_imports=[helper.make_opsetid('', 20), helper.make_opsetid(function.domain, 1)])
-        v = torch.linspace(-9, 9, 100)
-        found, = onnx.reference.ReferenceEvaluator(alone).run(None, dict(a=v.numpy()))
+        found, = alone.run(None, {function.input[0]: v.numpy()}, dict(alpha=alpha))
         assert np.allclose(found, v*torch.sigmoid(alpha*v), atol=1e-6)
 
 def test_sigmoids_that_are_no_silu(tmp_path):
     "A sigmoid that multiplies something else, or is read twice, stays one."
-    class Gate(nn.Module):
-        def __init__(self, both):
-            super().__init__()
-            self.q,self.p = (Quantizer(8).set_grid_(torch.tensor(s)) for s in (.05, .03))
-            self.both = both
-        def forward(self, x):
-            x,y = self.q(x),self.p(x)
-            s = torch.sigmoid(x)
-            return s*x+s if self.both else s*y
+    def twice(m, x):
+        x = m.q(x)
+        s = torch.sigmoid(x)
+        return s*x+s
+    def another(m, x): return torch.sigmoid(m.q(x))*m.p(x)
+    q,p = (Quantizer(8).set_grid_(torch.tensor(s)) for s in (.05, .03))
     x = pictures(4)
-    for both in (True, False):
-        model = Gate(both).eval()
+    for how in (twice, another):
+        model = Made(how, q=q, p=p).eval()
         _,some,_,found = in_file(model, x, tmp_path/'model')
         assert 'Sigmoid' in some and 'QuickGelu' not in some
         assert np.allclose(found, model(x).numpy(force=True), atol=1e-6)
 
-class Relative(nn.Module):
-    "As Swin: a table of 13 * 13 offsets, read for each pair of 49 places."
-    def __init__(self):
-        super().__init__()
-        self.scores,self.table = nn.Linear(4, 1),nn.Parameter(torch.randn(169, 6))
-        places = torch.cartesian_prod(torch.arange(7), torch.arange(7))
-        apart = (places[:, None]-places[None]+6)@torch.tensor([13, 1])
-        self.register_buffer('pairs', apart.flatten())
-    def forward(self, x): return self.scores(x)[..., None] + self.table[self.pairs].view(49, 49, -1).permute(2, 0, 1)
-
 def test_a_table_is_not_written_for_each_place(tmp_path):
-    "The file holds the table and not what is read of it, fourteen times as much; the result is that of torch."
-    model,x = Relative().eval(),torch.randn(5, 1, 4)
-    onnx = pytest.importorskip('onnx')
-    call,*_ = session(model, x, tmp_path)
-    written = onnx.load(tmp_path/'model.onnx').graph.initializer
-    assert sorted(t.dims[0]*t.dims[1] for t in written if len(t.dims) == 2 and t.data_type == 1)[-1] == 169*6
-    assert np.allclose(call(x), model(x).detach().numpy(), atol=1e-6)
-
-class Readers(nn.Module):
-    "Two layers that read one tensor, each by a grid of its own."
-    def __init__(self):
-        super().__init__()
-        self.first,self.second = nn.Linear(8, 4),nn.Linear(8, 4)
-    def forward(self, x):
-        x = torch.tanh(x)
-        return torch.cat([self.first(x), self.second(x)], 1)
+    """As Swin: a table of 13 * 13 offsets, read for each pair of 49 places. The file holds the table and not what is
+    read of it, fourteen times as much; the result is that of torch."""
+    places = torch.cartesian_prod(torch.arange(7), torch.arange(7))
+    pairs = ((places[:, None]-places[None]+6)@torch.tensor([13, 1])).flatten()
+    model = Made(lambda m, x: m.scores(x)[..., None] + m.table[m.pairs].view(49, 49, -1).permute(2, 0, 1),
+        scores=nn.Linear(4, 1), table=nn.Parameter(torch.randn(169, 6)), pairs=nn.Buffer(pairs)).eval()
+    x = torch.randn(5, 1, 4)
+    file,_,_,found = in_file(model, x, tmp_path)
+    held = [t.dims[0]*t.dims[1] for t in file.graph.initializer if len(t.dims) == 2 and t.data_type == 1]
+    assert max(held) == 169*6 and np.allclose(found, model(x).detach(), atol=1e-6)
 
 def test_constants_of_one_name_both_stay(tmp_path):
     """Clips of one tensor to ranges of its readers: the exporter's optimizer names their ends after the tensor, so that
     one takes the place of another, as https://github.com/microsoft/onnxscript/issues/2945 says. The first was lost."""
+    def readers(m, x):
+        x = torch.tanh(x)
+        return torch.cat([m.first(x), m.second(x)], 1)
     x = torch.randn(64, 8, generator=generator())
-    model = Readers().eval()
     grids = [Quantizer(8, signed=True, rounding=trunc_ste).set_grid_(torch.tensor(s)) for s in (2**-9, 2**-7)]
-    model.first,model.second = (nn.Sequential(q, m) for q,m in zip(grids, (model.first, model.second)))
-    call,_,_ = session(model, x, tmp_path)
-    np.testing.assert_allclose(call(x), model(x).numpy(force=True), atol=1e-6)
+    first,second = (nn.Sequential(q, nn.Linear(8, 4)) for q in grids)
+    model = Made(readers, first=first, second=second).eval()
+    *_,found = in_file(model, x, tmp_path)
+    np.testing.assert_allclose(found, model(x).numpy(force=True), atol=1e-6)
