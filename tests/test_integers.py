@@ -4,7 +4,7 @@ import copy
 import functools
 import re
 from collections import Counter
-from itertools import cycle
+from itertools import chain
 import numpy as np
 import pytest
 import torch
@@ -530,11 +530,9 @@ def test_few_codes_that_weigh_channels(kind, tmp_path):
     found = equal_there(model, tmp_path)
     assert said['QLinearConv'] == found['QLinearConv'] == 5 and said['QLinearMul'] == found['QLinearMul'] == 1
 
-class Operators(nn.ModuleList):
-    "Operators and nothing else, each with inputs of its own."
-    def forward(self, xs):
-        rest = iter(xs)
-        return [op(*(next(rest) for _ in OPERATORS[name][1:])) for name,op in zip(cycle(OPERATORS), self)]
+class Parallel(nn.ModuleList):
+    "Each module has inputs of its own."
+    def forward(self, xs): return [m(*x) for m,x in zip(self, xs, strict=True)]
 
 def a_convolution(grid):
     codes = torch.randint(-8, 8, (6, 4, 3, 3), generator=generator(), dtype=torch.int8)
@@ -564,12 +562,12 @@ def test_operators_on_few_codes(tmp_path):
             ops.append(make(*grids))
             ops[-1].feeds(torch.tensor(.5 if seed % 2 else .0625), torch.tensor(leaves, dtype=torch.uint8), last)
             g = generator(seed)
-            xs += [torch.randint(-2*zero-4, 2*(top-zero)+5, s, generator=g)/2*scale
-                for s,(scale,*_) in zip(shapes, grids)]
+            xs.append([torch.randint(-2*zero-4, 2*(top-zero)+5, s, generator=g)/2*scale
+                for s,(scale,*_) in zip(shapes, grids)])
             leave.append((f'{name}, {seed}', leaves, last))
-    model = Operators(ops).eval()
+    model = Parallel(ops).eval()
     run = onnx_session(to_onnx(model, [xs], tmp_path/'model.onnx', any_batch=False), vnni=not SATURATES)
-    given = dict(zip((i.name for i in run.get_inputs()), xs, strict=True))
+    given = dict(zip((i.name for i in run.get_inputs()), chain(*xs), strict=True))
     found = run.run(None, {k: x.numpy() for k,x in given.items()})
     wanted = out(model, xs)
     many = Counter()
@@ -827,23 +825,19 @@ FLOAT_LAYERS = {
     'ConvTranspose2d': (nn.ConvTranspose2d(3, 5, 3), (3, 5, 5)),
     'affine': (nn.Sequential(nn.Conv2d(3, 5, 3), Affine()), (3, 9, 9))}
 
-class Parallel(nn.ModuleList):
-    "Each layer has an input of its own."
-    def forward(self, xs): return [layer(x) for layer,x in zip(self, xs, strict=True)]
-
 def test_layers_of_floats_between_codes(tmp_path):
     """The runtime rounds the weights and the bias of such a layer to 8 and 32 bits with ranges of its own; then 4 to
     15 % of the outputs of ten of these layers were one code away. Sums in another order change a code in some millions.
     One input, as an order of sums may be that of a machine: a fixed seed, and not one code may differ in 1,000 but for
     one."""
-    given,between = [torch.randn(256, *shape) for _,shape in FLOAT_LAYERS.values()],[]
-    for x,(layer,_) in zip(given, FLOAT_LAYERS.values()):
+    given,between = [[torch.randn(256, *shape)] for _,shape in FLOAT_LAYERS.values()],[]
+    for (x,),(layer,_) in zip(given, FLOAT_LAYERS.values()):
         between.append(nn.Sequential(Quantizer(8), layer, Quantizer(8)).eval())
         between[-1][0].calibrate_(x)
         with torch.no_grad(): between[-1][2].calibrate_(between[-1][:2](x))
     model = Parallel(between)
-    run = onnx_session(to_onnx(model, [[x[:2] for x in given]], tmp_path/'between.onnx'))
-    outputs = run.run(None, {i.name: x.numpy() for i,x in zip(run.get_inputs(), given, strict=True)})
+    run = onnx_session(to_onnx(model, [[[x[:2]] for x, in given]], tmp_path/'between.onnx'))
+    outputs = run.run(None, {i.name: x.numpy() for i,(x,) in zip(run.get_inputs(), given, strict=True)})
     wanted = out(model, given)
     for name,layers,found,want in zip(FLOAT_LAYERS, between, outputs, wanted, strict=True):
         away = (torch.from_numpy(found)-want).abs() > layers[2].grid()[0]/2
