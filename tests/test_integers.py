@@ -184,6 +184,11 @@ def test_ties(tmp_path):
     x = (inputs(2000, 1)*16).round()/16
     assert np.array_equal(call(x), out(model, x).numpy())
     assert found['QLinearAdd'] == 1
+    first = model.conv1
+    was,first.out_scale = first.out_scale,None
+    sums = out(first, x)/was
+    first.out_scale = was
+    assert ((sums-sums.floor()) == .5).float().mean() > .001
     add = model.layers[0].operations['add']
     a,b = torch.meshgrid(torch.arange(256.), torch.arange(256.), indexing='ij')
     exact = (a-int(add.zero_point_0))*add.scale_0/add.out_scale + (b-int(add.zero_point_1))*add.scale_1/add.out_scale
@@ -456,35 +461,31 @@ def test_other_networks(make, want, tmp_path):
     check_other(make, want, model, deploy_(model, inputs(16)), tmp_path, FLOATS | {'Clip'})
     assert torch.equal(out(copy.deepcopy(model), inputs(9)), out(model, inputs(9)))
 
-class Weighs(nn.Module):
+def by_modules(m, x): return m.curve(m.fc2(m.activation(m.fc1(m.avgpool(x))))) * x
+def by_functions(m, x): return torch.mul(x, torch.sigmoid(m.fc2(F.silu(m.fc1(m.avgpool(x)), inplace=True))))
+
+def weighs(how, curve=None):
     "Squeeze and excitation: each channel is multiplied by what the network makes of its mean."
-    def __init__(self, n, curve):
-        super().__init__()
-        self.avgpool,self.fc1,self.fc2 = nn.AdaptiveAvgPool2d(1),nn.Conv2d(n, 2, 1),nn.Conv2d(2, n, 1)
-        self.activation,self.curve = nn.ReLU(),curve
-    def forward(self, x): return self.curve(self.fc2(self.activation(self.fc1(self.avgpool(x))))) * x
+    return Made(how, avgpool=nn.AdaptiveAvgPool2d(1), fc1=nn.Conv2d(8, 2, 1), fc2=nn.Conv2d(2, 8, 1),
+        activation=nn.ReLU(), curve=curve)
 
-class WeighsBack(Weighs):
-    def forward(self, x):
-        weight = torch.sigmoid(self.fc2(F.silu(self.fc1(self.avgpool(x)), inplace=True)))
-        return torch.mul(x, weight)
-
-def weighing(curve, weighs):
+def weighing(curve, block):
     torch.manual_seed(0)
     def layer(ins, outs, **kw): return nn.Conv2d(ins, outs, bias=False, **kw),nn.BatchNorm2d(outs),curve()
     model = nn.Sequential(*layer(3, 8, kernel_size=3, stride=2), *layer(8, 8, kernel_size=3, padding=1, groups=8),
-        weighs, nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+        block, nn.Conv2d(8, 16, 1), nn.BatchNorm2d(16), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
     return seen(model)
 
-WEIGHING = dict(efficient=(lambda: nn.SiLU(inplace=True), lambda: Weighs(8, nn.Sigmoid())),
-    mobile=(lambda: nn.Hardswish(inplace=True), lambda: Weighs(8, nn.Hardsigmoid())),
-    functions=(nn.GELU, lambda: WeighsBack(8, None)), leaky=(lambda: nn.LeakyReLU(.1), lambda: Weighs(8, nn.Tanh())))
+WEIGHING = dict(efficient=(lambda: nn.SiLU(inplace=True), lambda: weighs(by_modules, nn.Sigmoid())),
+    mobile=(lambda: nn.Hardswish(inplace=True), lambda: weighs(by_modules, nn.Hardsigmoid())),
+    functions=(nn.GELU, lambda: weighs(by_functions)),
+    leaky=(lambda: nn.LeakyReLU(.1), lambda: weighs(by_modules, nn.Tanh())))
 
 @pytest.mark.parametrize('kind', slow_after(WEIGHING))
 def test_networks_that_weigh_channels(kind, tmp_path):
     "Every convolution computes with integers, whatever curve lies behind it, and gives the runtime's codes."
-    curve,weighs = WEIGHING[kind]
-    model = weighing(curve, weighs())
+    curve,block = WEIGHING[kind]
+    model = weighing(curve, block())
     quantized(model, 128)
     state,report = saved(model.state_dict()),deploy_(model, inputs(16))
     found,said = equal_there(model, tmp_path),kernels(report)
@@ -492,7 +493,7 @@ def test_networks_that_weigh_channels(kind, tmp_path):
     assert not {'Conv', 'ConvInteger', 'GlobalAveragePool'} & {*found}
     assert found['QLinearSigmoid'] == said['QLinearSigmoid'] == (kind in ('efficient', 'functions'))
     assert found['QLinearLeakyRelu'] == said['QLinearLeakyRelu'] == 2*(kind == 'leaky')
-    again = loaded_again(weighing(curve, weighs()), state, model)
+    again = loaded_again(weighing(curve, block()), state, model)
     assert repr(again) == repr(report)
 
 # --- grids of fewer than 256 codes
@@ -524,8 +525,8 @@ def test_few_codes_in_other_networks(make, want, of, tmp_path):
 
 @pytest.mark.parametrize('kind', slow_after(WEIGHING, 0))
 def test_few_codes_that_weigh_channels(kind, tmp_path):
-    curve,weighs = WEIGHING[kind]
-    model = weighing(curve, weighs())
+    curve,block = WEIGHING[kind]
+    model = weighing(curve, block())
     said = kernels(in_codes(model, few(), inputs(128)))
     found = equal_there(model, tmp_path)
     assert said['QLinearConv'] == found['QLinearConv'] == 5 and said['QLinearMul'] == found['QLinearMul'] == 1
@@ -845,7 +846,8 @@ def test_layers_of_floats_between_codes(tmp_path):
 
 def test_nothing_between_layers_if_it_fails():
     "A curve that writes in place still does when the model is given back."
-    model = weighing(WEIGHING['efficient'][0], Weighs(8, nn.Sigmoid()))
+    curve,block = WEIGHING['efficient']
+    model = weighing(curve, block())
     with pytest.raises(ValueError, match='nan'):
         quantize_model_(model, calibrate=[inputs(8), inputs(8)*torch.nan])
     assert all(m.inplace for m in model.modules() if isinstance(m, nn.SiLU)) and 'forward' not in vars(model[6])
