@@ -2,7 +2,8 @@
 
 From a valid call one argument at a time is replaced by each value that is nonsense for it. The error is a TypeError,
 ValueError or IndexError that begins with what was called, names the argument and says what came; nothing hangs,
-nothing is taken; models and torch's random numbers are as before. A new public name belongs into a table `of_` its module."""
+nothing is taken; models and torch's random numbers are as before. A new public name belongs into the table of its
+module."""
 import atexit
 import inspect
 import re
