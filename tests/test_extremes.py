@@ -112,29 +112,13 @@ def test_learned_alpha_of_the_conditional_mean():
 def test_numbers_beyond_the_dtype():
     "A number that float32 cannot hold is infinite or 0, and legal where those are; float64 takes it as it is."
     x = torch.tensor([.3, 1.7])
-    for arg in ('step', 'offset'):
-        beyond = rf'^round_ste: {arg} must be in .*, got 1e\+300, which is inf in torch.float32'
-        for v in (x, x.half()):
-            with pytest.raises(ValueError, match=beyond): R.round_ste(v, **{arg: 1e300})
-    with pytest.raises(ValueError, match='^fake_quantize: scale must .*, which is inf'): R.fake_quantize(x, 1e300)
-    below = r'^floor_ste: step must be in \(0, inf\), got 1e-60, which is 0 in torch.float32'
-    with pytest.raises(ValueError, match=below): R.floor_ste(x, step=1e-60)
-    with pytest.raises(ValueError, match=r'^lsq: scale must .*which is inf'): R.lsq(x, 1e39)
+    for f in (R.fake_quantize, R.lsq):
+        with pytest.raises(ValueError, match=f'^{f.__name__}: scale must .*, which is inf'): f(x, 1e39)
     assert all(R.round_ste(x.double(), step=s).isfinite().all() for s in (1e300, 1e-60))
     assert R.round_ste(x.double(), step=1e300).tolist() == [0., 0.]
     for k in (1e300, 10**400, math.inf):
         assert same(R.soft_round(x, k), x.round()) and same(R.sigmoid_round(x, k), torch.tensor([0., 1.]))
         assert same(R.clipped_round(x, upper=k), x.round())
-
-def test_ints_beyond_floats():
-    "10**400 is what 1e400 is: inf, legal or not."
-    x = torch.tensor([.3, 1.7])
-    for bad in (10**400, -10**400, 10**5000):
-        with pytest.raises(ValueError, match=r'^round_ste: step must be in \(0, inf\), got an int of \d+ bits'):
-            R.round_ste(x, step=bad)
-        with pytest.raises(ValueError, match=r'^sine_round: depth must be >= 0, got an int of \d+ bits'):
-            R.sine_round(x, bad)
-        with pytest.raises(ValueError, match=r'^pact: alpha must be .*an int of'): R.pact(x, bad)
 
 @pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
 def test_tensors_out_of_range_never_crash(r):
