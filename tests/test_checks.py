@@ -71,30 +71,21 @@ class WithSlope(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g): return ctx.back(ctx.saved_tensors[0], g),None,None
     @staticmethod
-    def jvp(ctx, t, *_): return getattr(ctx, 'along', ctx.back)(ctx.saved_tensors[0], t)
+    def jvp(ctx, t, *_): return ctx.back(ctx.saved_tensors[0], t)
 
-def made(back, value=torch.round): return lambda x: WithSlope.apply(x, value, back)
+def made(back, value=torch.round, by=WithSlope): return lambda x: by.apply(x, value, back)
+def same_slope(x, g): return g
 def straight(value): return lambda x: x + (value(x)-x).detach()
+def drawn(x): return torch.rand(x.shape, dtype=x.dtype)
 
 class WrongAlong(WithSlope):
     @staticmethod
     def jvp(ctx, t, *_): return 2*t
 
-class NewSTE(torch.autograd.Function):
-    generate_vmap_rule = True
-    @staticmethod
-    def forward(x): return torch.round(x)
-    @staticmethod
-    def setup_context(ctx, inputs, output): pass
-    @staticmethod
-    def backward(ctx, g): return g
-    @staticmethod
-    def jvp(ctx, t): return t
-
-class WrongVmap(NewSTE):
+class WrongVmap(WithSlope):
     generate_vmap_rule = False
     @staticmethod
-    def vmap(info, in_dims, x): return torch.floor(x),in_dims[0]
+    def vmap(info, in_dims, x, value, back): return torch.floor(x),in_dims[0]
 
 def test_a_slope_of_one_is_one():
     "Also where the mass is right."
@@ -125,15 +116,9 @@ class Keeps(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g): return g*ctx.scale
 
-def up_by_chance(p):
-    def f(x, generator=None):
-        u = torch.rand(x.shape, generator=generator, dtype=x.dtype)
-        return x + (torch.floor(x + p + u) - x).detach()
-    return f
-def never_up(x):
-    "Off by a sign: up with probability 1 minus the fraction."
-    u = torch.rand(x.shape, dtype=x.dtype)
-    return x + (x.floor() + (u > x-x.floor()) - x).detach()
+def up_too_often(x, generator=None):
+    u = torch.rand(x.shape, generator=generator, dtype=x.dtype)
+    return x + (torch.floor(x + .01 + u) - x).detach()
 def same_noise(x, seed=None):
     return R.stochastic_round(x, seed=torch.tensor(3))
 def mixed(x, seed=None): return R.stochastic_round(x)
@@ -168,8 +153,8 @@ FAULTS = dict(
     wrong_bf16_slope=made(bf16_slope),
     wrong_bf16_value=straight(lambda x: x.round() + (x.dtype == torch.bfloat16)*(x > 1)),
     off_by_an_ulp=straight(lambda x: x.round()*(1+2*torch.finfo(x.dtype).eps)),
-    wrong_under_vmap=lambda x: WrongVmap.apply(x),
-    wrong_jvp=lambda x: WrongAlong.apply(x, torch.round, lambda x, g: g),
+    wrong_under_vmap=made(same_slope, by=WrongVmap),
+    wrong_jvp=made(same_slope, by=WrongAlong),
     wrong_when_not_contiguous=memory,
     edits_its_input=edits,
     keeps_state=Stateful(),
@@ -178,17 +163,17 @@ FAULTS = dict(
     another_shape=lambda x: torch.atleast_1d(straight(torch.round)(x)),
     ties_off_the_grid=straight(with_ties),
     ties_too_far=straight(two_at_ties),
-    nan_swallowed=made(lambda x, g: g, lambda x: torch.where(x.isnan(), torch.zeros_like(x), x.round())),
+    nan_swallowed=made(same_slope, lambda x: torch.where(x.isnan(), torch.zeros_like(x), x.round())),
     infinite_value_at_a_quarter=lambda x: straight(torch.round)(x)/(x != .25),
-    random_biased=up_by_chance(.01),
-    random_backwards=never_up,
+    random_biased=up_too_often,
+    random_backwards=straight(lambda x: x.floor() + (drawn(x) > x-x.floor())),
     random_ignores_its_seed=mixed,
     random_without_chance=same_noise,
 )
 # These are fine functions for somebody; it takes a row that says what they are meant to be.
 CLAIMED = dict(
     wrong_mass=made(lambda x, g: g/2),
-    wrong_slope=made(lambda x, g: g, R.soft_round),
+    wrong_slope=made(same_slope, R.soft_round),
     wrong_at_negative_numbers=made(lambda x, g: g*(1 + (x < 0)), torch.round),
     wrong_value_at_negative_numbers=straight(lambda x: x.round() + (x < -1)),
     jumps=straight(lambda x: R.soft_round(x) + .1*(x > 1.25).to(x.dtype)),
@@ -248,12 +233,10 @@ def clamped(x):
     v = x.clamp(-8, 7)
     return v + (torch.round(v)-v).detach()
 def composed(x): return R.soft_round(x, 5.)
-def ties_up(x): return x + (torch.floor(x)+(x-torch.floor(x) >= .5)-x).detach()
-def coin(x):
-    u = torch.rand(x.shape, dtype=x.dtype)
-    return x + (torch.floor(x) + (u < x-torch.floor(x)) - x).detach()
+ties_up = straight(lambda x: x.floor() + (x-x.floor() >= .5))
+coin = straight(lambda x: x.floor() + (drawn(x) < x-x.floor()))
 
-RIGHT = dict(detach_trick=straight(torch.round), old_function=lambda x: OldSTE.apply(x), new_function=NewSTE.apply,
+RIGHT = dict(detach_trick=straight(torch.round), old_function=lambda x: OldSTE.apply(x), new_function=made(same_slope),
     module=Layer(), kornia_like=kornia_like, fake_quantize=fake_quantized, learnable_fake_quantize=learnable,
     exact_wave=wave, identity=identity, clamped=clamped, composed=composed, ties_up=ties_up,
     partial=partial(R.soft_round, alpha=3.), coin=coin)
@@ -287,8 +270,6 @@ def test_an_error_in_a_law_is_its_line():
     assert report.broken and not any(measured(fails).values())
     assert {said for _,_,said in report.broken} >= {'raised RuntimeError: no such thing'}
     assert 'second line' not in repr(report) and not report.row.on_grid
-    message = "^check_estimator: f cannot be called as f\\(x\\): missing a required argument: 'scale'"
-    with pytest.raises(TypeError, match=message): check_estimator(lambda x, scale: x*scale, raises=False)
 
 def test_a_refused_dtype_is_a_detail():
     "And the other laws are not tried in it."
@@ -369,11 +350,12 @@ def test_a_seed_that_is_an_int():
     report = check_estimator(coin)
     assert report.row.random and report.row.unbiased
 
-@pytest.mark.parametrize('r', slow_after([r for r in R.catalog.catalog if r.random], 2), ids=lambda r: r.name)
-def test_random_rows_are_measured(r):
-    "The claims of each row with noise, without it."
+@pytest.mark.parametrize('r', slow_after([row(R.cubic_round), *[r for r in R.catalog.catalog if r.random]], 3),
+    ids=lambda r: r.name)
+def test_rows_are_measured(r):
+    "The claims of each row with noise, and of one without, from its function alone."
     got = check_estimator(r.f).row
-    names = 'on_grid exact_slope continuous monotone mass_one odd equivariant unbiased random unbounded'
+    names = 'on_grid exact_slope continuous monotone mass_one odd equivariant unbiased random unbounded smooth'
     assert all(getattr(got, c) == getattr(r, c) for c in names.split()), (r, got)
 
 def test_noise_is_not_state():
@@ -388,9 +370,6 @@ def test_raises_or_reports():
     report = check_estimator(f, kept(f), raises=False)
     assert 'stays_close' in {name for name,_,_ in report.broken} and not report.ok
     with pytest.raises(AssertionError, match='stays_close in float64: at x = .* the value'): check_estimator(f, kept(f))
-    f = BROKEN['refuses']
-    report = check_estimator(f, kept(f))
-    assert report.ok and 'refuses' in {name for name,_,_ in report.details}
 
 @pytest.mark.parametrize('claim',
     ['odd', 'equivariant', 'monotone', 'continuous', 'mass_one', 'exact_slope', 'on_grid'])
@@ -400,15 +379,8 @@ def test_each_claim_is_tested_both_ways(claim):
     with pytest.raises(AssertionError, match=f'{claim}={opposite} is claimed, and it is not so'):
         check_estimator(r.f, replace(r, **{claim: opposite}))
 
-def test_without_a_row_claims_are_measured():
-    report = check_estimator(R.cubic_round)
-    r = row(R.cubic_round)
-    assert report.ok and report.row.smooth and report.row.grid
-    for claim in ('on_grid', 'exact_slope', 'continuous', 'monotone', 'mass_one', 'odd', 'equivariant', 'unbounded'):
-        assert getattr(report.row, claim) == getattr(r, claim), claim
-
 def test_the_report_reads():
-    report = check_estimator(BROKEN['refuses'], kept(BROKEN['refuses']), raises=False)
+    report = check_estimator(takes_all, kept(takes_all))
     lines = [line.strip() for line in repr(report).splitlines()]
     assert lines[0] == f'takes_all: {report.tried-2} of {report.tried} laws hold, nothing is wrong'
     assert lines[1] == 'details'
@@ -423,9 +395,6 @@ def test_compiled_too():
     assert any(name == 'compiles' and 'the compiled value' in said for name,_,said in report.broken)
 
 def test_wrong_arguments():
-    with pytest.raises(TypeError, match='^check_estimator: f must be callable, got int'): check_estimator(3)
-    with pytest.raises(TypeError, match='^check_estimator: row must be a Row, got dict'):
-        check_estimator(R.round_ste, {})
     with pytest.raises(ValueError, match='^hard_row: round_ste takes no hard='): hard_row(row(R.round_ste))
 
 def test_equal():
