@@ -20,6 +20,9 @@ def since(version, why):
 
 HALVES = FLOATS[:2]
 
+# Ties, integers and numbers between them, both zeros
+X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
+
 def slow_after(cases, quick=1):
     "As parameters: the first ones in `make test`, the others in the slow rest."
     late = [pytest.mark.slow]
@@ -125,6 +128,24 @@ def slopes(g, x, n):
     return torch.autograd.grad([y.sum() for y in g(*xs)], xs)
 
 def on_grid(r, f): return r.on_grid or getattr(f, 'keywords', {}).get('hard', False)
+
+class Calls(torch.nn.Module):
+    "A function as a module, which is what an exporter takes."
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+    def forward(self, *xs): return self.f(*xs)
+
+def exported(f, *xs, **kw):
+    "The program that `torch.export` makes of a function."
+    return torch.export.export(Calls(f), xs, **kw)
+
+def compiled(f, backend, **kw): return torch.compile(f, fullgraph=True, backend=backend, **kw)
+
+def batched(f, x):
+    "The slope from a backward pass for all unit vectors at once."
+    leaf = x.clone().requires_grad_()
+    return torch.autograd.grad(f(leaf), leaf, torch.eye(len(x)), is_grads_batched=True)[0].diagonal()
 
 INDUCTOR = pytest.param('inductor', marks=pytest.mark.slow)       # it takes a compiler of C++ seconds for each graph
 

@@ -8,15 +8,22 @@ import re
 from pathlib import Path
 import pytest
 import torch
-from estimators import near, older, side_by_side, slope, slopes
+from estimators import X, batched, compiled, exported, near, older, side_by_side, slope, slopes
 import shok_nb
 from shok_nb.catalog import catalog
 
 ROOT = Path(__file__).parent.parent
-X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
-AWAY = ['_C._are_functorch_transforms_active', 'autograd.forward_ad._current_level', '_C._len_torch_dispatch_stack',
-    '_C._functorch.is_legacy_batchedtensor', '_C._len_torch_function_stack', 'Tensor._make_wrapper_subclass',
-    '_C._autograd._top_saved_tensors_default_hooks', 'Tensor._is_zerotensor', 'autograd.Function.apply']
+# Names of torch, and whether the package then knows nothing of what they tell.
+AWAY = {
+    '_C._are_functorch_transforms_active': lambda compat: compat.mode() == 'transform',
+    'autograd.forward_ad._current_level': lambda compat: compat.mode() == 'transform',
+    '_C._len_torch_dispatch_stack': lambda compat: compat.dispatch_modes is compat.unknown,
+    '_C._functorch.is_legacy_batchedtensor': lambda compat: compat.batched is compat.unknown,
+    '_C._len_torch_function_stack': lambda compat: compat.function_modes is compat.unknown,
+    'Tensor._make_wrapper_subclass': lambda compat: not compat.can_stand_in,
+    '_C._autograd._top_saved_tensors_default_hooks': lambda compat: compat.saved_tensor_hooks(),
+    'Tensor._is_zerotensor': lambda compat: compat.empty is compat.unknown,
+    'autograd.Function.apply': lambda compat: True}
 
 def parent(name):
     "What holds that name of torch, and its last part."
@@ -36,22 +43,6 @@ def without(again, monkeypatch):
             return again(),importlib.import_module('shok_nb.engine.compat')
     return load
 
-def lost(compat, name):
-    "What the package knows of that name: nothing."
-    return {'_C._are_functorch_transforms_active': lambda: compat.mode() == 'transform',
-        'autograd.forward_ad._current_level': lambda: compat.mode() == 'transform',
-        '_C._len_torch_dispatch_stack': lambda: compat.dispatch_modes is compat.unknown,
-        '_C._functorch.is_legacy_batchedtensor': lambda: compat.batched is compat.unknown,
-        '_C._len_torch_function_stack': lambda: compat.function_modes is compat.unknown,
-        '_C._autograd._top_saved_tensors_default_hooks': compat.saved_tensor_hooks,
-        'Tensor._is_zerotensor': lambda: compat.empty is compat.unknown,
-        'Tensor._make_wrapper_subclass': lambda: not compat.can_stand_in,
-        'autograd.Function.apply': lambda: True}[name]()
-
-def batched(f, x):
-    leaf = x.clone().requires_grad_()
-    return torch.autograd.grad(f(leaf), leaf, torch.eye(len(x)), is_grads_batched=True)[0].diagonal()
-
 WAYS = {
     'eager': slope,
     'grad': lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
@@ -65,7 +56,7 @@ def test_only_speed_is_lost(name, without):
     "Every row, with and without a grid: values to 8 ulp, slopes in eager mode and under transforms."
     rows = [(r.name, r.f, slope(r.f, X), r.linear, r.grid) for r in catalog if not r.random]
     R,compat = without(name)
-    assert lost(compat, name)
+    assert AWAY[name](compat)
     assert R.round_ste is not shok_nb.round_ste
     for fn,usual,want,linear,grid in rows:
         f = getattr(R, fn)
@@ -105,7 +96,6 @@ def calls(R, names): return [lambda x, fn=fn: getattr(R, fn)(*ARGS[fn](x)) for f
 def test_only_speed_is_lost_in_compiled_code(name, without):
     "Compiled as it is, and with a gradient inside. What torch gives no answer about is refused, not guessed."
     if 'apply' in name and older('2.13'): pytest.skip('Dynamo before torch 2.13 traces Function.apply by its name')
-    def compiled(f): return torch.compile(f, fullgraph=True, backend='aot_eager')
     R,_ = without(name)
     unsure = '_transforms' in name or '_level' in name
     plain = [fn for fn in ARGS if fn not in FUNCTIONS]
@@ -113,12 +103,12 @@ def test_only_speed_is_lost_in_compiled_code(name, without):
     def each(names): return [slope(f, X) for f in calls(shok_nb, names)]
     if unsure:
         for f in calls(R, FUNCTIONS):
-            with pytest.raises(Exception, match='compile'): slope(compiled(f), X)
+            with pytest.raises(Exception, match='compile'): slope(compiled(f, 'aot_eager'), X)
     names = plain if unsure else [*ARGS]
-    assert right(slopes(compiled(side_by_side(calls(R, names))), X, len(names)), each(names))
+    assert right(slopes(compiled(side_by_side(calls(R, names)), 'aot_eager'), X, len(names)), each(names))
     torch._dynamo.reset()
     def loss(*xs): return sum(y.sum() for y in side_by_side(calls(R, plain))(*xs))
-    inner = compiled(torch.func.grad(loss, tuple(range(len(plain)))))
+    inner = compiled(torch.func.grad(loss, tuple(range(len(plain)))), 'aot_eager')
     assert right(inner(*[X]*len(plain)), each(plain))
 
 @pytest.mark.parametrize('name', AWAY)
@@ -141,10 +131,8 @@ def test_only_speed_is_lost_for_gradients(name, without):
 def test_export_before_torch_2_12(strict, monkeypatch):
     "Where every compilation says that it is an export, a strict one is taken for a compilation: values stay."
     monkeypatch.setattr(shok_nb.engine.compat, '_early', True)
-    class Net(torch.nn.Module):
-        def forward(self, x): return shok_nb.round_ste(x) + shok_nb.soft_round(x, 3.)
-    m = torch.export.export(Net(), (X,), strict=strict).module()
-    assert near(m(X), Net()(X))
+    def f(x): return shok_nb.round_ste(x) + shok_nb.soft_round(x, 3.)
+    assert near(exported(f, X, strict=strict).module()(X), f(X))
 
 def test_triton_without_the_question(monkeypatch):
     import torch.utils._triton
@@ -201,20 +189,9 @@ def test_one_question():
 
 def test_exporting():
     "True while torch.export writes a graph, and nowhere else."
-    seen = []
-    class Model(torch.nn.Module):
-        def forward(self, x):
-            seen.append(shok_nb.engine.compat.exporting())
-            return x+1
-    Model()(X)
-    torch.vmap(Model())(X)
-    assert not any(seen)
-    torch.export.export(Model(), (X,))
-    assert seen[-1]
-    class Asks(torch.nn.Module):
-        def forward(self, x): return x+1 if shok_nb.engine.compat.exporting() else x-1
-    assert torch.equal(torch.compile(Asks(), backend='eager', fullgraph=True)(X), X-1)
-    assert torch.equal(torch.export.export(Asks(), (X,), strict=False).module()(X), X+1)
+    def f(x): return x + 1 if shok_nb.engine.compat.exporting() else x - 1
+    for elsewhere in (f, torch.vmap(f), compiled(f, 'eager')): assert torch.equal(elsewhere(X), X-1)
+    for strict in (False, True): assert torch.equal(exported(f, X, strict=strict).module()(X), X+1)
 
 def test_mode():
     "The first level of forward mode too, whose number is 0."
@@ -229,5 +206,3 @@ def test_mode():
     with forward_ad.dual_level(): f(forward_ad.make_dual(X, X))
     torch.jit.trace(f, X, check_trace=False)
     assert seen == ['eager', *['transform']*5]
-    def g(x): return x+1 if shok_nb.engine.compat.mode() == 'compile' else x-1
-    assert torch.equal(torch.compile(g, backend='eager', fullgraph=True)(X), X+1)

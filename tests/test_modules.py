@@ -1,12 +1,11 @@
 """What the page cannot own: every layer through saving, copying, compiling and
 exporting, and weights that are shared or many."""
 import copy
-import io
 import pickle
 from functools import partial
 import pytest
 import torch
-from estimators import generator, grouped, leaves, same
+from estimators import compiled, exported, generator, grouped, leaves, same, saved
 from torch import nn
 from torch.nn.utils import parametrize
 import shok_nb as R
@@ -31,17 +30,15 @@ def alike(a, b): return all(same(p, q) for p,q in zip(run(a), run(b), strict=Tru
 
 @each
 @pytest.mark.parametrize('training', [True, False])
-def test_round_trips(make, training, tmp_path):
+def test_round_trips(make, training):
     layer = make().train(training)
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert alike(layer, other) and repr(other) == repr(layer)
-    torch.save(layer.state_dict(), tmp_path/'s.pt')
-    torch.save(layer, tmp_path/'m.pt')
     fresh = make().train(training)
     with torch.no_grad():
         for t in fresh.state_dict().values(): t.zero_()
-    fresh.load_state_dict(torch.load(tmp_path/'s.pt', weights_only=True))
-    assert alike(layer, fresh) and alike(layer, torch.load(tmp_path/'m.pt', weights_only=False))
+    fresh.load_state_dict(saved(layer.state_dict()))
+    assert alike(layer, fresh) and alike(layer, saved(layer, weights_only=False))
     assert [p.requires_grad for p in fresh.parameters()] == [p.requires_grad for p in layer.parameters()]
 
 @each
@@ -58,7 +55,7 @@ def test_evaluation_is_hard(make):
 @grouped([pytest.param(make, id=name) for name,make in LAYERS.items() if make is not L.StochasticRound], quick=1)
 def test_compiled(group, training):
     layers,xs = [make().train(training) for make, in group],leaves(X, len(group))
-    ys = torch.compile(lambda *xs: [f(x) for f,x in zip(layers, xs)], backend='aot_eager', fullgraph=True)(*xs)
+    ys = compiled(lambda *xs: [f(x) for f,x in zip(layers, xs)], 'aot_eager')(*xs)
     for layer,x,y in zip(layers, xs, ys):
         got = [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], retain_graph=True)]
         for a,b in zip(got, run(layer), strict=True): assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
@@ -73,7 +70,7 @@ def test_compiled_toss(training):
 
 @pytest.mark.parametrize('make', (L.RoundSTE, L.SoftRound, L.LogisticRound, L.CubicRound, L.RatioRound))
 def test_exported_evaluation_is_one_round(make):
-    g = torch.export.export(make().eval(), (X,)).graph
+    g = exported(make().eval(), X).graph
     assert [n.target for n in g.nodes if n.op == 'call_function'] == [torch.ops.aten.round.default]
 
 def test_knobs():
@@ -124,7 +121,6 @@ def test_functions_that_need_numbers():
     codes = L.Rounding(R.fsq, R.fsq, levels=(5, 5, 5))
     assert same(codes(X), R.fsq(X, (5, 5, 5)))
     with pytest.raises(ValueError, match='levels must'): L.Rounding(R.fsq, R.fsq, levels=())
-    with pytest.raises(ValueError, match='bits must be'): L.Rounding(R.dorefa_weight, R.dorefa_weight, bits=0)
     with pytest.raises(TypeError, match='^Rounding: f cannot be called as .*unexpected keyword'):
         L.Rounding(R.dorefa_weight, R.dorefa_weight, bit=2)
 
@@ -161,7 +157,6 @@ def test_swap():
     assert torch.equal(model(X), R.round_ste(R.round_ste(R.round_ste(X, step=.5), step=.5).relu()))
     with pytest.raises(ValueError, match='no round inside Sequential; it replaces layers, no call within a forward'):
         L.swap_rounding(model, torch.round, L.RoundSTE())
-    with pytest.raises(ValueError, match='no SoftRound inside'): L.swap_rounding(model, L.SoftRound, L.RoundSTE())
     with pytest.raises(ValueError, match='no round_ste inside RoundSTE'):
         L.swap_rounding(L.RoundSTE(), R.round_ste, L.SoftRound())
 
@@ -190,14 +185,9 @@ def test_weights():
     assert model[4].weight is model[5].weight and {id(p) for p in model.parameters()} == held
     assert [type(m) for m in model] == [nn.Conv2d, nn.BatchNorm2d, nn.Flatten, nn.Linear, nn.Linear, nn.Linear]
     assert [*model.state_dict()] != [*loaded.state_dict()]
-    torch.load(io.BytesIO(dump(model)), weights_only=False)
+    saved(model, weights_only=False)
     L.remove_rounding_(loaded)
     assert torch.equal(loaded(x), y)
-
-def dump(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    return file.getvalue()
 
 def test_weights_by_name():
     mha = nn.MultiheadAttention(4, 2)

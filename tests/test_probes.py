@@ -13,6 +13,11 @@ import torch._dynamo.testing
 import torch.autograd.forward_ad as forward_ad
 from estimators import (
     KINDS,
+    Calls,
+    X,
+    batched,
+    compiled,
+    exported,
     generator,
     grouped,
     leaves,
@@ -33,7 +38,6 @@ from estimators import (
 )
 from shok_nb.catalog import catalog
 
-X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
 ONE = torch.ones_like(X)
 all_variants = pytest.mark.parametrize('r, f', variants())
 
@@ -42,12 +46,8 @@ def backward(f):
     leaf = X.clone().requires_grad_()
     f(leaf).sum().backward()
     return leaf.grad
-def compiled(f, backend, **kw): return torch.compile(f, fullgraph=True, backend=backend, **kw)
 def dual(f):
     with forward_ad.dual_level(): return forward_ad.unpack_dual(f(forward_ad.make_dual(X, ONE))).tangent
-def batched(f):
-    leaf = X.clone().requires_grad_()
-    return torch.autograd.grad(f(leaf), leaf, torch.eye(len(X)), is_grads_batched=True)[0].diagonal()
 
 TRANSFORMS = {                                    # but those of the laws: grad, vmap of it, jvp, recomputation
     'vmap':          lambda f: slope(torch.vmap(f), X),
@@ -57,7 +57,7 @@ TRANSFORMS = {                                    # but those of the laws: grad,
     'jacrev':        lambda f: torch.func.jacrev(f)(X).diagonal(),
     'dual numbers':  dual,
     'functional vjp': lambda f: torch.autograd.functional.vjp(f, X, ONE)[1],
-    'batched grads': batched,
+    'batched grads': lambda f: batched(f, X),
     'jit.trace':     lambda f: slope(torch.jit.trace(lambda x: f(x), (X,)), X),
     'reentrant checkpoint': lambda f: backward(lambda x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=True)),
     'autocast':      lambda f: slope(torch.autocast('cpu', torch.bfloat16)(f), X),
@@ -189,32 +189,21 @@ def test_gradgradcheck_against_itself(r, f):
     assert torch.autograd.gradcheck(f, x, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(f, x)
 
-class Scaled(torch.nn.Module):
-    def __init__(self, f):
-        super().__init__()
-        self.f = f
-    def forward(self, x): return self.f(x, step=.5)
-
 @pytest.mark.parametrize('r, f', some_quickly(variants(), *QUICK))
 def test_export(r, f):
     "torch.export keeps the value."
-    class M(torch.nn.Module):
-        def forward(self, x): return f(x)
-    assert near(torch.export.export(M(), (X,)).module()(X), f(X))
-    if r.grid: assert near(torch.export.export(Scaled(f), (X,)).module()(X), f(X, step=.5))
+    for g in (f, partial(f, step=.5))[:1+r.grid]: assert near(exported(g, X).module()(X), g(X))
+
+def exported_ops(f): return [n.target for n in exported(f, X).graph.nodes if n.op == 'call_function']
 
 @since('2.7', 'torch.compiler.is_exporting')
 @pytest.mark.parametrize('r, f', variants(only=on_grid))
 def test_export_is_bare(r, f):
     "A hard estimator leaves no trace of its gradient (`torch.round` is one node)."
-    class M(torch.nn.Module):
-        def forward(self, x): return f(x)
-    program = torch.export.export(M(), (X,))
-    ops = [n.target for n in program.graph.nodes if n.op == 'call_function']
+    ops = exported_ops(f)
     assert torch.ops.aten.detach.default not in ops
     if r.grid and r.name not in ('clipped_round', 'trust_round'):
-        scaled = torch.export.export(Scaled(f), (X,))
-        assert torch.ops.aten.detach.default not in [n.target for n in scaled.graph.nodes]
+        assert torch.ops.aten.detach.default not in exported_ops(partial(f, step=.5))
     if r.name == 'round_ste' and not getattr(f, 'keywords', {}) or getattr(f, 'keywords', {}).get('hard'):
         assert ops == [torch.ops.aten.round.default]
 
@@ -223,9 +212,8 @@ def test_onnx(group):
     "The dynamo exporter, run by ONNX Runtime."
     pytest.importorskip('onnxscript')
     ort = pytest.importorskip('onnxruntime')
-    class M(torch.nn.Module):
-        def forward(self, *xs): return side_by_side([f for _,f in group])(*xs)
-    program = torch.onnx.export(M(), tuple(X.clone() for _ in group), dynamo=True, verbose=False)
+    model = Calls(side_by_side([f for _,f in group]))
+    program = torch.onnx.export(model, tuple(X.clone() for _ in group), dynamo=True, verbose=False)
     names = [i.name for i in program.model.graph.inputs]
     ys = ort.InferenceSession(program.model_proto.SerializeToString()).run(None, {n: X.numpy() for n in names})
     for (r, f),y in zip(group, ys, strict=True): assert torch.allclose(torch.from_numpy(y), f(X), atol=1e-6), r.name

@@ -8,7 +8,23 @@ import math
 from functools import partial
 import pytest
 import torch
-from estimators import FLOATS, INDUCTOR, SEED, generator, grouped, leaves, lumped, near, same, slope, slopes, slow_after
+from estimators import (
+    FLOATS,
+    INDUCTOR,
+    SEED,
+    X,
+    compiled,
+    exported,
+    generator,
+    grouped,
+    leaves,
+    lumped,
+    near,
+    same,
+    slope,
+    slopes,
+    slow_after,
+)
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
@@ -25,7 +41,6 @@ from shok_nb.estimators.dither import expected_noise_grad
 from shok_nb.estimators.neighbours import local_expectation
 
 BACKENDS = 'eager','aot_eager',INDUCTOR
-X = torch.tensor([-2.5, -1.3, -1., -.3, -1e-3, -0., 0., .2, .5, .77, 1.7, 2., 300.25])
 rows = pytest.mark.parametrize('r', [r for r in catalog if r.random], ids=lambda r: r.name)
 FIRST = 'stochastic_round','noisy_soft_round'                       # one with slope 1 and one without
 together = grouped(sorted([pytest.param(r, id=r.name) for r in catalog if r.random],
@@ -40,7 +55,6 @@ def laws():
 
 def seeded(r, seed=SEED): return partial(r.f, seed=seed)
 def equal(r, a, b): return (same if r.on_grid else near)(a, b)
-def compiled(f, backend, **kw): return torch.compile(f, fullgraph=True, backend=backend, **kw)
 
 # --- the stream
 def published(counter, key):
@@ -266,9 +280,7 @@ def test_default_device_elsewhere_compiled():
 @together
 def test_export(group):
     "An exported program takes the seed as an input and keeps the value."
-    class M(torch.nn.Module):
-        def forward(self, x, s): return tuple(r.f(x, seed=s) for r, in group)
-    program = torch.export.export(M(), (X, SEED))
+    program = exported(lambda x, s: tuple(r.f(x, seed=s) for r, in group), X, SEED)
     for s in (SEED, SEED+1):
         for (r,),y in zip(group, program.module()(X, s)): assert equal(r, y, r.f(X, seed=s))
 
