@@ -44,7 +44,6 @@ KNOBS = [
     (torch.ones(2), ValueError, r'of shape \(2,\) does not broadcast with x of shape \(2, 3\)'),
     (torch.ones(3, device='meta'), ValueError, 'is on meta and x on cpu; use'),
 ]
-WHOLE = [r for r in catalog if any(isinstance(k.default, int) for k in r.knobs)]
 
 def numbers(r): return [k.name for k in r.knobs if not isinstance(k.default, int)] + ['step', 'offset']*r.grid
 
@@ -53,12 +52,10 @@ def test_knobs_and_grid(r):
     for arg,(bad,error,message) in itertools.product(numbers(r), KNOBS):
         with pytest.raises(error, match=f'^{r.name}: {arg} .*{message}'): r.f(X, **{arg: bad})
 
-@pytest.mark.parametrize('bad', (True, '5', None, 2.5, math.nan, torch.tensor(3)), ids=str)
-@pytest.mark.parametrize('r', WHOLE, ids=lambda r: r.name)
-def test_whole_knobs(r, bad):
+@pytest.mark.parametrize('r', [r for r in catalog if any(isinstance(k.default, int) for k in r.knobs)],
+    ids=lambda r: r.name)
+def test_whole_knobs(r):
     k = next(k for k in r.knobs if isinstance(k.default, int))
-    with pytest.raises(TypeError, match=f'^{r.name}: {k.name} must be an int, got {type(bad).__name__}'):
-        r.f(X, **{k.name: bad})
     for bad,got in ((-1000, '-1000'), (10**5000, 'an int of')):
         with pytest.raises(ValueError, match=f'^{r.name}: {k.name} must be .*got {got}'): r.f(X, **{k.name: bad})
 
@@ -171,9 +168,6 @@ def test_fold_in():
     with pytest.raises(ValueError, match='^fold_in: seed must'): fold_in(torch.arange(2), 1)
 
 def test_draw():
-    for bad in (1.5, torch.tensor(1), True, '1'):
-        with pytest.raises(TypeError, match='^uniform_like: draw must be an int, got'):
-            uniform_like(X, seed=SEED, draw=bad)
     for bad in (-1, 2**32):
         with pytest.raises(ValueError, match=r'^uniform_like: draw must be in \[0, 4294967295\], got'):
             uniform_like(X, seed=SEED, draw=bad)
@@ -185,10 +179,6 @@ def test_codes():
     for dtype in (torch.uint8, torch.int16, torch.int32):
         assert torch.equal(R.fsq_codes(i.to(dtype), [3, 3, 3]).nan_to_num(9), R.fsq_codes(i, [3, 3, 3]).nan_to_num(9))
     assert torch.equal(R.fsq_codes(i, [3, 3, 3]).isnan().all(-1), i > 26)
-
-def test_learned_rounding():
-    with pytest.raises(ValueError, match=r'^adaround: v of shape \(2, 2\) does not broadcast'):
-        R.adaround(X, torch.ones(2, 2))
 
 def test_counts_of_numpy():
     assert torch.equal(R.sine_round(X+.3, np.int32(2)), R.sine_round(X+.3, 2))

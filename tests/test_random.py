@@ -8,39 +8,16 @@ import math
 from functools import partial
 import pytest
 import torch
-from estimators import (
-    FLOATS,
-    INDUCTOR,
-    SEED,
-    X,
-    compiled,
-    exported,
-    generator,
-    grouped,
-    leaves,
-    lumped,
-    near,
-    same,
-    slope,
-    slopes,
-    slow_after,
-)
+from estimators import FLOATS, SEED, X, compiled, exported, generator, grouped, leaves, lumped, slopes, slow_after
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
-from shok_nb.checks import LAWS, _Seeded
-from shok_nb.engine.random import (
-    _gaussian,
-    _kumaraswamy,
-    fold_in,
-    noise_like,
-    philox,
-    uniform_like,
-)
+from shok_nb.checks import LAWS, _Seeded, near, same, slope
+from shok_nb.engine.random import _gaussian, _kumaraswamy, fold_in, noise_like, philox, uniform_like
 from shok_nb.estimators.dither import expected_noise_grad
 from shok_nb.estimators.neighbours import local_expectation
 
-BACKENDS = 'eager','aot_eager',INDUCTOR
+BACKENDS = slow_after(['eager', 'aot_eager', 'inductor'], 2)
 rows = pytest.mark.parametrize('r', [r for r in catalog if r.random], ids=lambda r: r.name)
 FIRST = 'stochastic_round','noisy_soft_round'                       # one with slope 1 and one without
 together = grouped(sorted([pytest.param(r, id=r.name) for r in catalog if r.random],
