@@ -9,6 +9,7 @@ import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.random import noise_like
 from shok_nb.estimators.sine import _again
+from shok_nb.estimators.surrogates import _dsq_rise
 
 SEED = torch.tensor(3)
 # Integers, ties and numbers between, on both sides; float32's smallest numbers and some that are large beside any grid.
@@ -70,11 +71,8 @@ def test_learned_alpha_of_dsq():
     "The derivative in alpha against float64, down to where it is bounded."
     x = torch.tensor([.3, -.2, .9, 1.45], dtype=torch.float64)
     def grad(dtype, a):
-        a = torch.tensor(a, dtype=dtype, requires_grad=True)
-        with torch.enable_grad(): curve = _dsq_curve(x.to(dtype), a)
-        return torch.autograd.grad(curve.sum(), a)[0].double()
-    from shok_nb.estimators.surrogates import _dsq_rise
-    def _dsq_curve(v, a): return _dsq_rise((v.round()-v).abs(), a)
+        a,v = torch.tensor(a, dtype=dtype, requires_grad=True),x.to(dtype)
+        return torch.autograd.grad(_dsq_rise((v.round()-v).abs(), a).sum(), a)[0].double()
     for a in (1e-25, 1e-10, .01, .2, .9):
         assert torch.allclose(grad(torch.float32, a), grad(torch.float64, a), rtol=1e-4), a
     assert (slope(R.dsq_round, x, alpha=1-1e-12) - 1).abs().max() < 1e-6
