@@ -206,3 +206,5 @@ def test_mode():
     with forward_ad.dual_level(): f(forward_ad.make_dual(X, X))
     torch.jit.trace(f, X, check_trace=False)
     assert seen == ['eager', *['transform']*5]
+    def g(x): return x+1 if shok_nb.engine.compat.mode() == 'compile' else x-1
+    assert torch.equal(compiled(g, 'eager')(X), X+1)
