@@ -7,7 +7,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = map(str, (HERE, HERE.parent/'bench'))
 from once import once  # noqa: E402 (found by the line above)
 
 torch.set_num_threads(1)                  # the tests run side by side; those about threads set their own

@@ -5,15 +5,15 @@ import re
 import subprocess
 import sys
 import types
+from functools import partial
 from pathlib import Path
 import pytest
 import torch
+from rivals import peers, rivals
+import bench
 from shok_nb.catalog import catalog
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT/'bench'))
-from rivals import peers, rivals  # noqa: E402 (found by the line above)
-import bench  # noqa: E402 (found by the line above)
 
 OURS = {c.name: c for c in bench.ours()}
 KINDS = {r.name: r for r in catalog}
@@ -145,14 +145,21 @@ def test_inputs_rotate():
     assert all(x.data_ptr() == l.data_ptr() and l.requires_grad and l.is_leaf and not x.requires_grad for x,l,_ in sets)
 
 # --- what it writes
-SMALL = ['--job', 'small', '--quick', '--sizes', '1024', '--dtypes', 'float32', '--threads', '1']
+SMALL = '--sizes', '1024', '--dtypes', 'float32', '--threads', '1'
 
 def stored(out): return json.loads((out/'results.json').read_text('utf-8')),(out/'RESULTS.md').read_text('utf-8')
+
+def measured(out, job, *more):
+    "The JSON and the Markdown of a quick run, which has the figures of the JSON."
+    bench.main(['--job', job, '--quick', *more, '--out', str(out)])
+    data,text = stored(out)
+    assert text == bench.report(data)
+    return data,text
 
 @pytest.fixture(scope='module')
 def small(tmp_path_factory):
     out = tmp_path_factory.mktemp('bench')
-    bench.main([*SMALL, '--out', str(out)])
+    measured(out, 'small', *SMALL)
     return out
 
 def test_small(small):
@@ -161,7 +168,7 @@ def test_small(small):
     t, = data['tables']
     assert (t['size'], t['dtype'], t['threads'], t['memory']) == (1024, 'float32', 1, 'default')
     assert t['rows'].keys() == OURS.keys() | {c.name for c in rivals()} == data['memory'][0]['rows'].keys()
-    assert text == bench.report(data) and data['parts']['small']['quick'] and 'smoke run' in text
+    assert data['parts']['small']['quick'] and 'smoke run' in text
     cells = [l.strip('| ').split(' | ') for l in text.splitlines() if l.startswith('| ')]
     for n in data['names']:
         f,b = t['rows'][n['name']]
@@ -182,39 +189,34 @@ def test_saved_for_backward(small):
 @pytest.mark.slow
 def test_compile_and_merge(small, monkeypatch):
     "A part takes the place of what it measured before and leaves the others alone. No code is generated here."
-    plain = torch.compile
-    monkeypatch.setattr(torch, 'compile', lambda f, **kw: plain(f, backend='eager', **kw))
+    monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='eager'))
     before,_ = stored(small)
-    for _ in range(2): bench.main(['--job', 'compile', *SMALL[2:], '--out', str(small)])
-    data,text = stored(small)
+    for _ in range(2): data,_ = measured(small, 'compile', *SMALL)
     assert [t for t in data['tables'] if t['part'] == 'small'] == before['tables']
     assert data['memory'] == before['memory']
     made,first = (next(t for t in data[k] if t['part'] == 'compile') for k in ('tables', 'compiled'))
-    assert len(data['tables']) == 2 and set(data['parts']) == {'small', 'compile'} and text == bench.report(data)
+    assert len(data['tables']) == 2 and set(data['parts']) == {'small', 'compile'}
     good = {n for n in bench.FIVE if n not in first['failed']}
     assert set(first['first']) == good >= {'round_ste', 'soft_round'}
     assert set(made['rows']) == good | {f'{n}, compiled' for n in good}
 
 def test_grids(tmp_path, monkeypatch):
     "Each grid eager and compiled, torch's casts beside them with the same values, and a table of it. No code is made."
-    plain = torch.compile
-    monkeypatch.setattr(torch, 'compile', lambda f, **kw: plain(f, backend='eager', **kw))
-    bench.main(['--job', 'grids', '--quick', '--sizes', '1024', '--out', str(tmp_path)])
-    data,text = stored(tmp_path)
+    monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='eager'))
+    data,text = measured(tmp_path, 'grids', '--sizes', '1024')
     (t,),(ours,others) = data['grids'],bench.grids()
     assert t['rows'].keys() == ours.keys() | others.keys() | {f'{k}, compiled' for k in ours} and len(others) == 2
     assert all(0 < q[0] <= q[1] <= q[2] for r in t['rows'].values() for q in r)
-    assert text == bench.report(data) and f"| {bench.CASTS} | {bench.two(t['rows'][bench.CASTS])} |" in text
+    assert f"| {bench.CASTS} | {bench.two(t['rows'][bench.CASTS])} |" in text
     x = torch.linspace(-448, 448, 1000)                     # beyond, some versions of torch give nan
     for f in (ours[bench.CASTS], *others.values()): assert torch.equal(f(x), ours['float_round, e4m3'](x))
 
 def test_layers(tmp_path):
     "The unit is arithmetic that `gptq` does too: the rest is more, and the Gram matrix is in both."
-    bench.main(['--job', 'layers', '--quick', '--sizes', '256', '--out', str(tmp_path)])
-    data,text = json.loads((tmp_path/'results.json').read_text()),(tmp_path/'RESULTS.md').read_text()
+    data,text = measured(tmp_path, 'layers', '--sizes', '256')
     t, = data['layers']
     assert (t['size'], t['inputs']) == (256, 128) and min(t['seconds'], t['ratio'], t['alone']) > 0
-    assert text == bench.report(data) and f"that is {t['ratio']:.2f} times as long" in text
+    assert f"that is {t['ratio']:.2f} times as long" in text
 
 def test_layers_of_others(tmp_path, monkeypatch):
     "Who rounds to nearest has more error than ours; one that fails is named; without blocks it has no such row."
@@ -223,20 +225,18 @@ def test_layers_of_others(tmp_path, monkeypatch):
         return None if layer.block else (bench.R.fake_quantize(layer.w, **grid), grid)
     peers = {'nearest': (nearest, 'torch'), 'broken': (lambda layer: layer.nothing, 'a package')}
     monkeypatch.setattr(bench.layers, 'PEERS', peers)
-    bench.main(['--job', 'peers-layers', '--quick', '--sizes', '32', '--out', str(tmp_path)])
-    data,text = json.loads((tmp_path/'results.json').read_text()),(tmp_path/'RESULTS.md').read_text()
+    data,text = measured(tmp_path, 'peers-layers', '--sizes', '32')
     (t,),part = data['layers_beside'],data['parts']['peers-layers']
     assert t['rows'].keys() == {'nearest, 4 bits, rows', 'nearest, 3 bits, rows'}
     assert all(error > 1 for error,*_ in t['rows'].values())
     assert part['versions'].keys() == {'torch'} and 'no attribute' in part['missing']['a package']
-    assert text == bench.report(data) and '| nearest, 4 bits, rows | ' in text
+    assert '| nearest, 4 bits, rows | ' in text
 
 def test_grids_of_others(tmp_path, monkeypatch):
     "Ours beside a package with a gradient and one without, in one run, and the table says how many times theirs takes."
     slow = bench.Candidate('a package twice', lambda x: x*1., 'nvfp4_quantize', 'a package')
     monkeypatch.setattr(bench, 'peers', lambda packages: ([slow], {'a package': '1.0'}, {}))
-    bench.main(['--job', 'peers-grids', '--quick', '--sizes', '1024', '--out', str(tmp_path)])
-    data,text = stored(tmp_path)
+    data,text = measured(tmp_path, 'peers-grids', '--sizes', '1024')
     t, = data['beside']
     assert t['rows'].keys() == {'nvfp4_quantize', 'float_round, e4m3', slow.name, *bench.values_alone()}
     assert t['learns'] == {slow.name: True} | dict.fromkeys(bench.values_alone(), False)
@@ -246,7 +246,7 @@ def test_grids_of_others(tmp_path, monkeypatch):
 
 def test_only_is_not_stored(small, capsys):
     before = stored(small)
-    bench.main([*SMALL, '--only', 'cubic_round', '--out', str(small)])
+    bench.main(['--job', 'small', '--quick', *SMALL, '--only', 'cubic_round', '--out', str(small)])
     assert 'cubic_round(hard=True)' in capsys.readouterr().out and stored(small) == before
 
 # --- where there is no GPU

@@ -1,6 +1,5 @@
 """The studies: their harness, each study in miniature, its oracle against brute force, and the file of results."""
 import json
-from pathlib import Path
 import pytest
 import torch
 from shok_nb import reinmax_round, round_ste, soft_round, stochastic_round
@@ -172,9 +171,8 @@ def test_a_committed_score_comes_again():
 @pytest.mark.slow
 def test_a_committed_score_of_the_lattice_comes_again(): rerun(lattice.lattice, 'round_ste', 'as it is')
 
-def test_studies_are_chosen_by_name_or_place(monkeypatch):
+def test_studies_are_chosen_by_name_or_place():
     "As `make study` takes them."
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1]/'bench'))
     from study import chosen_by
     def names(*words): return [s.name for s in chosen_by(words)]
     assert names() == [s.name for s in which.studies()] and names('1', 'weights') == names('lattice', '3')

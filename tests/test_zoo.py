@@ -2,16 +2,13 @@
 import itertools
 import json
 import re
-import sys
 import types
-from pathlib import Path
+from collections import OrderedDict
 import pytest
 import torch
+import zoo
 from torch import nn
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT/'bench'))
-import zoo  # noqa: E402 (found by the line above)
+from shok_nb import deploy_, quantize_model_, to_onnx
 
 
 def explained(row):
@@ -56,7 +53,6 @@ def test_rows_come_back(tmp_path, monkeypatch):
 def test_multiplications(tmp_path):
     "Those of a convolution in groups and a Linear, from the runtime's own record; a share in integers after deploy_."
     pytest.importorskip('onnxruntime')
-    from shok_nb import deploy_, quantize_model_, to_onnx
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(8*36, 5)).eval()
     x = torch.randn(2, 4, 8, 8)
@@ -83,25 +79,19 @@ def test_an_operator_that_is_not_counted(tmp_path):
     file.write_text(json.dumps([event]))
     with pytest.raises(ValueError, match='the multiplications of LSTM are not counted'): zoo.kernels(file, graph)
 
-class Head(nn.Module):
-    "Floats and curves between layers, some of them on codes."
-    def __init__(self):
-        super().__init__()
-        self.conv,self.curve,self.next = nn.Conv2d(3, 4, 3),nn.Hardswish(),nn.Conv2d(4, 6, 3)
-        self.norm,self.head = nn.LayerNorm(6*16),nn.Linear(6*16, 5)
-    def forward(self, x): return self.head(self.norm(self.next(self.curve(self.conv(x))).flatten(1)))
-
 @pytest.fixture
 def head(tmp_path):
-    "A deployed network, what it is given, its file, and a way to ask for its ties."
+    """A deployed network with floats and curves between its layers, some of them on codes; what it is given, its file,
+    and a way to ask for its ties."""
     pytest.importorskip('onnxruntime')
-    from shok_nb import deploy_, quantize_model_, to_onnx
     torch.manual_seed(0)                                       # any: each test makes its own difference
-    model,x = Head().eval(),torch.randn(4, 3, 8, 8)
+    model = nn.Sequential(OrderedDict(conv=nn.Conv2d(3, 4, 3), curve=nn.Hardswish(), next=nn.Conv2d(4, 6, 3),
+        flat=nn.Flatten(), norm=nn.LayerNorm(6*16), head=nn.Linear(6*16, 5))).eval()
+    x = torch.randn(4, 3, 8, 8)
     quantize_model_(model, calibrate=[x])
     deploy_(model, x)
     file = to_onnx(model, x, tmp_path/'model.onnx', any_batch=False)
-    def ties(fed): return zoo.ties(model, x, file, dict(x=fed), zoo.InRuntime(file, dict(x=fed)).outputs)
+    def ties(fed): return zoo.ties(model, x, file, dict(input=fed), zoo.InRuntime(file, dict(input=fed)).outputs)
     return model,x,ties
 
 def test_ties(head):
