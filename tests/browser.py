@@ -37,14 +37,16 @@ def chrome(folder):
     return driver
 
 @contextlib.contextmanager
-def screen(browser, width, height, **more):
-    "A screen of this size, in CSS pixels."
+def screen(browser, page, width=1280, height=900, **more):
+    "The file `page` on a screen of this size, in CSS pixels."
     metrics = dict(deviceScaleFactor=1, mobile=False) | dict(width=width, height=height) | more
     browser.execute_cdp_cmd('Emulation.setDeviceMetricsOverride', metrics)
-    try: yield
+    try:
+        visit(browser, page)
+        yield
     finally: browser.execute_cdp_cmd('Emulation.clearDeviceMetricsOverride', {})
 
-def phone(browser): return screen(browser, 390, 844, deviceScaleFactor=2, mobile=True)
+def phone(browser, page): return screen(browser, page, 390, 844, deviceScaleFactor=2, mobile=True)
 
 def hosts(browser):
     "Where the page's requests went since the last call."
@@ -57,9 +59,13 @@ def errors(browser):
     return [l['message'] for l in browser.get_log('browser') if l['level'] == 'SEVERE']
 
 def visit(browser, page):
-    "Open the file `page`; what the last one said is forgotten."
+    """Open the file `page`; what the last one said is forgotten. All players have unpacked their numbers then: their
+    sliders say where they are."""
     for log in ('browser', 'performance'): browser.get_log(log)
     browser.get(page.as_uri())
+    ready = """return [...document.querySelectorAll('.shok input[type=range]')].every(
+        e => e.hasAttribute('aria-valuetext'))"""
+    wait(browser, lambda: browser.execute_script(ready), 'the players to start')
 
 def wait(browser, condition, what, seconds=30):
     return WebDriverWait(browser, seconds, .1).until(lambda _: condition(), f'waited {seconds} s for {what}')

@@ -50,12 +50,6 @@ def both(where):
     seen = [picture(svg) for svg in every(where, 'svg[role=img]')]
     return np.concatenate([p.ravel() for p in seen])
 
-def started(browser):
-    "All players have unpacked their numbers: their sliders say where they are."
-    ready = """return [...document.querySelectorAll('.shok input[type=range]')].every(
-        e => e.hasAttribute('aria-valuetext'))"""
-    wait(browser, lambda: browser.execute_script(ready), 'the players to start')
-
 # --- a page of one or more players
 def page_of(folder, *html):
     "A file of these, as wide as the screen."
@@ -64,11 +58,19 @@ def page_of(folder, *html):
     page.write_text(head + ''.join(html), 'utf-8')
     return page
 
+def strict_page(folder, many, *html):
+    "The same, with everything forbidden but their scripts, of which there are so `many`, by their hashes."
+    scripts = {*re.findall('<script>(.*?)</script>', ''.join(html), re.S)}
+    assert len(scripts) == many
+    hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
+    allowed = ' '.join(f"'sha256-{h}'" for h in hashes)
+    policy = f"default-src 'none'; script-src {allowed}"
+    return page_of(folder, f'<meta http-equiv="Content-Security-Policy" content="{policy}">', *html)
+
 def test_player(browser, tmp_path):
     "Mouse, keyboard and toggle move the picture of one player, and of that one alone."
     visit(browser, page_of(tmp_path, player(soft_round), player(round_ste)))
     one,two,*_ = every(browser, '[data-shok]')
-    started(browser)
     slider,toggle = find(one, 'input[type=range]'),find(one, 'input[type=checkbox]')
     at_start,other,before = path(one),path(two),shot(one)
     assert slider.get_attribute('aria-label') == 'alpha' and slider.get_attribute('aria-valuetext') == '5'
@@ -93,9 +95,7 @@ def test_player(browser, tmp_path):
 
 def test_player_on_a_phone(browser, tmp_path):
     "390 pixels are enough, and what is written has the colour of the page."
-    with phone(browser):
-        visit(browser, page_of(tmp_path, player(soft_round)))
-        started(browser)
+    with phone(browser, page_of(tmp_path, player(soft_round))):
         one = find(browser, '[data-shok]')
         for ink in ('rgb(0, 0, 0)', 'rgb(240, 240, 240)'):
             browser.execute_script('document.body.style.color = arguments[0]', ink)
@@ -107,15 +107,7 @@ def test_player_on_a_phone(browser, tmp_path):
 
 def test_strict_policy(browser, tmp_path):
     "With everything forbidden but the one script, a player works and looks the same."
-    html = player(soft_round)
-    script = re.search('<script>(.*)</script>', html, re.S)[1]
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; script-src 'sha256-{digest}'"
-    page = tmp_path/'page.html'
-    page.write_text(f"""<!doctype html><meta charset="utf-8">
-        <meta http-equiv="Content-Security-Policy" content="{policy}">{html}{html}""", 'utf-8')
-    visit(browser, page)
-    started(browser)
+    visit(browser, strict_page(tmp_path, 1, *2*[player(soft_round)]))
     one,two = every(browser, '[data-shok]')
     before = path(one)
     drag(browser, find(one, 'input[type=range]'), 120)
@@ -128,7 +120,6 @@ def test_strict_policy(browser, tmp_path):
 def test_menu(browser, tmp_path):
     "A choice moves the dots that say which level a tie is on."
     visit(browser, page_of(tmp_path, player(round_ste)))
-    started(browser)
     one = find(browser, '[data-shok]')
     menu,before = Select(find(one, 'select')),path(one, 'dots')
     assert [o.text for o in menu.options] == ['even', 'away', 'zero', 'up', 'down']
@@ -143,7 +134,6 @@ def test_a_sentence_follows_its_player(browser, tmp_path):
     def said(mark): return prose('[?](#now=X), [?](#now=largest_slope), [?](#now=mean_distance)'.replace('X', mark), {})
     visit(browser, page_of(tmp_path, f'<p>{said("alpha")}</p>', player(soft_round), player(soft_round, alpha=8.),
         f'<p>{said("alpha")}</p>', player(round_ste), f'<p>{said("step")}</p>'))
-    started(browser)
     def read(): return [e.text.split(', ') for e in every(browser, 'p')]
     first,second,third = read()
     assert first == ['5', '2.53', '0.132'] and second[0] == '8' and third == ['1', '1', '0']
@@ -158,10 +148,12 @@ def test_a_sentence_follows_its_player(browser, tmp_path):
 
 # --- two at a time
 @pytest.fixture(scope='module')
-def two(tmp_path_factory):
-    "A page with the pictures side by side, and the points that learn."
-    tools = try_it.explore(soft_round, round_ste),try_it.watch(torch.round, round_ste)
-    return page_of(tmp_path_factory.mktemp('two'), *(t.data for t in tools))
+def tools():
+    "The pictures side by side, and the points that learn."
+    return [tool.data for tool in (try_it.explore(soft_round, round_ste), try_it.watch(torch.round, round_ste))]
+
+@pytest.fixture(scope='module')
+def two(tmp_path_factory, tools): return page_of(tmp_path_factory.mktemp('two'), *tools)
 
 TWO = """const tool = name => document.querySelector(`[data-shok-${name}]`), say = (e, type) =>
         e.dispatchEvent(new Event(type, {bubbles: true})),
@@ -180,7 +172,6 @@ def points(d):
 def test_explore_draws_what_torch_returns(browser, two):
     "Each estimator, at a grid of its own: the script moves pictures, and knows no formula of these."
     visit(browser, two)
-    started(browser)
     names = [n for n,r in try_it._ALL.items() if not r.random]
     got = browser.execute_script(TWO+"""const c = tool('explore').querySelector('[data-col]');
         return arguments[0].map(f => { name(c, f); put(c, 'step', 5); put(c, 'offset', 15);
@@ -210,7 +201,6 @@ def test_explore_draws_what_torch_returns(browser, two):
 def test_play_step_reset(browser, two):
     "By mouse and by key; the point moves, rests, goes back, and the slider says where it is."
     visit(browser, two)
-    started(browser)
     tool = find(browser, '[data-shok-watch]')
     left,right = every(tool, '[data-col]')
     play,step,reset = (find(tool, f'[data-do={n}]') for n in ('play', 'step', 'reset'))
@@ -245,7 +235,6 @@ def test_play_step_reset(browser, two):
 def test_every_control_of_two(browser, two, tool, names):
     "Moves pixels of its column, and of that one alone."
     visit(browser, two)
-    started(browser)
     columns = every(browser, f'[data-shok-{tool}] [data-col]')
     if tool == 'watch': find(browser, '[data-shok-watch] [aria-label=iteration]').send_keys(*[Keys.ARROW_RIGHT]*9)
     for c,name,other in zip(columns, names, columns[::-1]):
@@ -265,20 +254,9 @@ def test_every_control_of_two(browser, two, tool, names):
         assert find(other, '[data-picture]').get_attribute('outerHTML') == rest
 
 @pytest.mark.slow
-def test_two_under_a_strict_policy(browser, two, tmp_path):
+def test_two_under_a_strict_policy(browser, tools, tmp_path):
     "Both scripts by their hashes and nothing else; on a phone the columns stack and nothing is wider than the screen."
-    html = two.read_text('utf-8')
-    scripts = re.findall('<script>(.*?)</script>', html, re.S)
-    hashes = {base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts}
-    assert len(hashes) == 2
-    allowed = ' '.join(f"'sha256-{h}'" for h in sorted(hashes))
-    policy = f"default-src 'none'; script-src {allowed}"
-    page = tmp_path/'page.html'
-    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    page.write_text(html.replace('<meta charset="utf-8">', '<meta charset="utf-8">'+head), 'utf-8')
-    with phone(browser):
-        visit(browser, page)
-        started(browser)
+    with phone(browser, strict_page(tmp_path, 2, *tools)):
         hosts(browser)
         assert browser.execute_script('return document.documentElement.scrollWidth') <= 390
         left,right = every(browser, '[data-shok-explore] [data-col]')

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from base64 import b64decode
-from html.parser import HTMLParser
 from urllib.parse import unquote
 from zlib import decompress
 import pytest
@@ -27,6 +26,7 @@ from browser import (
     visit,
     wait,
 )
+from bs4 import BeautifulSoup
 from pages import DOCS, FOLDERS, NBS, slug
 from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
@@ -38,92 +38,75 @@ PAGES = sorted({*map(slug, NBS), *FOLDERS, 'api', 'genindex', 'search'})
 ESTIMATORS = [n for n in map(slug, FOLDERS['estimators']) if n != 'checks']
 
 # --- links
-class Page(HTMLParser):
-    "The ids of a page, and where its links lead."
-    def __init__(self, page):
-        super().__init__()
-        self.ids,self.links = [],[]
-        self.feed(page.read_text('utf-8'))
-    def handle_starttag(self, tag, attrs):
-        a = dict(attrs)
-        if 'id' in a: self.ids.append(a['id'])
-        if tag in ('a', 'area') and a.get('href') is not None: self.links.append(a['href'])
+def parsed(page): return BeautifulSoup(page.read_text('utf-8'), 'html.parser')
 
 def test_every_link_leads_somewhere(site):
     "To a file that is there, to an anchor that is on it; and no page has an anchor twice."
-    pages = {p.name: Page(p) for p in site.glob('*.html')}
+    pages = {p.name: parsed(p) for p in site.glob('*.html')}
     assert {*pages} == {f'{p}.html' for p in PAGES}
+    ids = {name: [e['id'] for e in page.select('[id]')] for name,page in pages.items()}
+    links = {name: [e['href'] for e in page.select('a[href], area[href]')] for name,page in pages.items()}
     lost = []
-    for name,page in pages.items():
-        lost += [f'{name} has #{i} twice' for i in {*page.ids} if page.ids.count(i) > 1]
-        for link in page.links:
+    for name in pages:
+        lost += [f'{name} has #{i} twice' for i in {*ids[name]} if ids[name].count(i) > 1]
+        for link in links[name]:
             if re.match(r'\w+:|//', link): continue
             path,_,anchor = unquote(link).partition('#')
             to = path.partition('?')[0] or name
-            there = (site/to).is_file() if to not in pages else anchor in ('', *pages[to].ids)
+            there = (site/to).is_file() if to not in pages else anchor in ('', *ids[to])
             if not there: lost.append(f'{name}: {link}')
     assert not lost, '\n'.join(lost)
-    assert sum(len(p.links) for p in pages.values()) > 50*len(pages)
+    assert sum(map(len, links.values())) > 50*len(pages)
 
 # --- sentences and players
-class Story(HTMLParser):
-    """The players of a page, and the sentences that speak of them, in their order: `players` are dicts of the stops of
-    each control and where it stands, with `place`; `sets` and `follows` are (place, names and texts)."""
-    def __init__(self, page):
-        super().__init__()
-        self.players,self.sets,self.follows,self.now = [],[],[],None
-        self.feed(page.read_text('utf-8'))
-    def handle_starttag(self, tag, attrs):
-        a = dict(attrs)
-        if {'data-shok', 'data-shok-explore', 'data-shok-watch'} & a.keys():
-            self.players.append(dict(place=self.getpos(), packed=a.get('data-shok'), stops={}, start={}))
-        if 'data-stops' in a:
-            self.players[-1]['stops'][a['aria-label']] = stops = a['data-stops'].split(' ')
-            self.players[-1]['start'][a['aria-label']] = stops[int(a['value'])]
-        if tag == 'select': self.menu = a['aria-label']
-        if tag == 'option': self.now = ('option', 'selected' in a)
-        if tag == 'input' and 'data-hard' in a: self.players[-1]['stops']['hard'] = ['on', 'off']
-        if 'data-set' in a: self.sets.append((self.getpos(), [s.split('=') for s in a['data-set'].split('&')]))
-        if 'data-follows' in a: self.now = ('follows', a['data-follows'])
-    def handle_data(self, data):
-        if self.now is None: return
-        (kind,what),self.now = self.now,None
-        if kind == 'follows': self.follows.append((self.getpos(), what, data))
-        else:
-            self.players[-1]['stops'].setdefault(self.menu, []).append(data)
-            if what: self.players[-1]['start'][self.menu] = data
-    def meant(self, place, names):
-        "The player that a sentence means: as `meant` of page.js finds it."
-        def known(p): return sum(n in p['stops'] or n in MEASURED and p['packed'] is not None for n in names)
-        best = [p for p in self.players if known(p) == max(map(known, self.players)) > 0]
-        return next((p for p in best[::-1] if p['place'] < place), best[0] if best else None)
+def place(tag): return tag.sourceline,tag.sourcepos
+
+class Player:
+    "The stops of each control of a player, and where it stands at first."
+    def __init__(self, tag):
+        self.place,self.packed,self.stops,self.start = place(tag),tag.get('data-shok'),{},{}
+        for e in tag.select('[data-stops]'):
+            name,stops = e['aria-label'],e['data-stops'].split(' ')
+            self.stops[name],self.start[name] = stops,stops[int(e['value'])]
+        for menu in tag.select('select'):
+            name,options = menu['aria-label'],menu.select('option')
+            self.stops[name] = [o.text for o in options]
+            self.start |= {name: o.text for o in options if o.has_attr('selected')}
+        if tag.select('input[data-hard]'): self.stops['hard'] = ['on', 'off']
+    def knows(self, names): return sum(n in self.stops or n in MEASURED and self.packed is not None for n in names)
+
+def meant(players, sentence, names):
+    "The player that a sentence means: as `meant` of page.js finds it."
+    most = max((p.knows(names) for p in players), default=0)
+    best = [p for p in players if p.knows(names) == most > 0]
+    return next((p for p in best[::-1] if p.place < place(sentence)), best[0] if best else None)
 
 MEASURED = 'smallest slope', 'largest slope', 'mean slope', 'mean distance'
 
 def shows(player):
     "What a player tells its sentences when it starts: its knobs, and what is measured of its curves."
-    data = json.loads(decompress(b64decode(player['packed'])))
+    data = json.loads(decompress(b64decode(player.packed)))
     row, = data['rows']
-    names = [n for n in player['stops'] if n not in ('hard', *row['grid'])]
+    names = [n for n in player.stops if n not in ('hard', *row['grid'])]
     setting = 0
-    for n,stops in zip(names, row['stops'], strict=True): setting = setting*len(stops)+stops.index(player['start'][n])
+    for n,stops in zip(names, row['stops'], strict=True): setting = setting*len(stops)+stops.index(player.start[n])
     text,_,near,*_ = data['strings'][row['frames'][0][setting][3]].split('|')
     slopes = re.fullmatch(r'(\S+) to (\S+?)(?:, mean (\S+))?', text).groups()
-    return player['start'] | dict(zip(MEASURED, (*slopes, near)))
+    return player.start | dict(zip(MEASURED, (*slopes, near)))
 
 @pytest.mark.parametrize('page', [n for n in map(slug, NBS) if n != 'try_it'])
 def test_sentences_and_their_players(site, page):
     """A link that sets a player names knobs and stops that it has; a number that follows one is what it shows at first.
     A page of an estimator with a player has both."""
-    story = Story(site/f'{page}.html')
-    for place,settings in story.sets:
-        player = story.meant(place, [n for n,_ in settings])
+    html = parsed(site/f'{page}.html')
+    players,sets,follows = [*map(Player, html.select(PLAYER))],html.select('[data-set]'),html.select('[data-follows]')
+    for e in sets:
+        settings = [s.split('=') for s in e['data-set'].split('&')]
+        player = meant(players, e, [n for n,_ in settings])
         assert player, settings
-        for name,text in settings: assert text in player['stops'].get(name, ()), (name, text, player['stops'])
-    wrong = [(what, said, now) for place,what,said in story.follows
-        if said != (now := shows(story.meant(place, [what]))[what])]
-    assert not wrong
-    if page in ESTIMATORS + ['checks'] and story.players: assert story.sets and story.follows
+        for name,text in settings: assert text in player.stops.get(name, ()), (name, text, player.stops)
+    for e in follows: assert e.text == shows(meant(players, e, [e['data-follows']]))[e['data-follows']], e
+    if page in ESTIMATORS + ['checks'] and players: assert sets and follows
 
 # --- in a browser
 each_page = pytest.mark.parametrize('page', PAGES)
@@ -150,24 +133,12 @@ def test_page_fits(browser, site, page):
     "None scrolls sideways, wide or on a phone, its folds shut or open; no line of code is cut; the console is empty."
     ask = browser.execute_script
     for wide in (True, False):
-        with screen(browser, 1280, 900) if wide else phone(browser):
-            visit(browser, site/f'{page}.html')
+        with (screen if wide else phone)(browser, site/f'{page}.html'):
             assert not (wide and ask(CUT))
             assert not ask(SPILLS)
             ask(OPEN)
             assert not ask(SPILLS)
             assert not errors(browser) and hosts(browser) <= {('file', None)}
-
-@needs_browser
-@pytest.mark.parametrize('page', ESTIMATORS)
-def test_first_picture_is_near_the_top(browser, site, page):
-    "Within a screen and a half, from its top to its last line."
-    with screen(browser, 1280, 900):
-        visit(browser, site/f'{page}.html')
-        seen = every(browser, f'article :is({PLAYER}, svg.figure, .cell_output img)')
-        assert seen, 'no picture'
-        end = seen[0].location['y']+seen[0].size['height']
-        assert end <= 1.5*900, f'the first picture ends at {end/900:.2f} screens'
 
 # of the words of the code one of each kind stands for all: the others become part of the text around them
 KINDS = """const seen = new Set();
@@ -185,8 +156,7 @@ CONTRAST = """const [theme, done] = arguments; document.body.dataset.theme = the
 def test_page_can_be_read(browser, site, page):
     "Text stands out from its ground as WCAG's AA asks, in both themes, folds open."
     source = axe(DOCS/'_build')
-    with screen(browser, 1280, 900):
-        visit(browser, site/f'{page}.html')
+    with screen(browser, site/f'{page}.html'):
         browser.execute_script(OPEN)
         browser.execute_script(KINDS)
         browser.execute_script(source)
@@ -242,8 +212,7 @@ def test_pages_with_players(site):
 @pytest.mark.parametrize('page', PLAYERS)
 def test_every_control_answers(browser, site, page):
     "To the mouse and to a key: each of each player, those too that another control brings."
-    with screen(browser, 1280, 1400):
-        visit(browser, site/f'{page}.html')
+    with screen(browser, site/f'{page}.html', height=1400):
         players = every(browser, PLAYER)
         assert players
         for n,player in enumerate(players):
@@ -269,8 +238,7 @@ def test_the_frame_answers(browser, site):
     "What is around the pages: the theme by mouse and by key, the menu of a phone, the search."
     def theme(): return browser.find_element('tag name', 'body').get_attribute('data-theme')
     def paper(): return browser.execute_script('return getComputedStyle(document.body).backgroundColor')
-    with screen(browser, 1280, 900):
-        visit(browser, site/'soft.html')
+    with screen(browser, site/'soft.html'):
         toggle = next(b for b in every(browser, '.theme-toggle') if b.is_displayed())
         seen = {theme(): paper()}
         toggle.click()
@@ -282,8 +250,7 @@ def test_the_frame_answers(browser, site):
         box = find(browser, '.sidebar-search')
         box.send_keys('anneal', Keys.ENTER)
         wait(browser, lambda: every(browser, '#search-results [href^="schedules.html"]'), 'the search to find the page')
-    with phone(browser):
-        visit(browser, site/'soft.html')
+    with phone(browser, site/'soft.html'):
         links = find(browser, '.sidebar-tree')
         assert not browser.execute_script(VISIBLE, links)
         find(browser, '.mobile-header [for=__navigation]').click()
@@ -320,8 +287,7 @@ VISIBLE = 'const r = arguments[0].getBoundingClientRect(); return r.right > 0 &&
 def test_the_menu_shows_where_the_reader_is(browser, site, page):
     "Without scrolling, in a window of a laptop; and of the other folders no page is seen."
     if page in ('genindex', 'search'): return
-    with screen(browser, 1280, 800):
-        visit(browser, site/f'{page}.html')
+    with screen(browser, site/f'{page}.html', height=800):
         here = every(browser, '.sidebar-tree .current-page > .reference')[-1]
         assert 0 <= browser.execute_script(TOP, here) <= 780
         shown = [e for e in every(browser, '.sidebar-tree .toctree-l2') if e.is_displayed()]
@@ -343,8 +309,7 @@ APART = """const icons = [...document.querySelectorAll('.mobile-header .header-r
 @each_page
 def test_a_finger_hits(browser, site, page):
     "On a phone: what stands alone is at least 24 pixels wide and high, and the icons of the header stand apart."
-    with phone(browser):
-        visit(browser, site/f'{page}.html')
+    with phone(browser, site/f'{page}.html'):
         assert not browser.execute_script(SMALL)
         assert min(browser.execute_script(APART)) >= 4
 
@@ -353,12 +318,10 @@ def test_a_finger_hits(browser, site, page):
     ('soft', '.cell_input pre', 'soft', '.cell_input pre')), ids=['table', 'code'])
 def test_what_is_too_wide_says_so(browser, site, fits, seen, page, kind):
     "A table, or code, fades where it goes on, until one has scrolled to its end; what fits does not."
-    with screen(browser, 1280, 900):
-        visit(browser, site/f'{fits}.html')
+    with screen(browser, site/f'{fits}.html'):
         time.sleep(.3)                                                  # for an observer that would find one
         assert every(browser, seen) and not every(browser, '.goes-on')
-    with phone(browser):
-        visit(browser, site/f'{page}.html')
+    with phone(browser, site/f'{page}.html'):
         wide = wait(browser, lambda: every(browser, f'{kind}.goes-on'), f'{kind} to be too wide')[0]
         browser.execute_script('arguments[0].scrollLeft = 9999', wide)
         wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
@@ -370,8 +333,7 @@ def test_a_report_keeps_its_columns(browser, site):
         const style = getComputedStyle(e), px = k => parseFloat(style[k]);
         const high = e.clientHeight-px('paddingTop')-px('paddingBottom');
         return [high/px('lineHeight'), e.textContent.trimEnd().split('\\n').length, e.scrollWidth-e.clientWidth] })"""
-    with screen(browser, 1280, 900):
-        visit(browser, site/'residual.html')
+    with screen(browser, site/'residual.html'):
         found = browser.execute_script(lines)
         assert len(found) > 1
         for shown,printed,over in found: assert abs(shown-printed) < 1 and over <= 0, found
@@ -382,8 +344,7 @@ SETTERS = sorted(slug(nb) for nb in NBS if re.search(r'\]\(#[\w.-]+=', nb.read_t
 @pytest.mark.parametrize('page', SETTERS)
 def test_sentences_set_players(browser, site, page):
     "Each that says a number sets it, in the player that stands before it or in the next one."
-    with screen(browser, 1280, 1400):
-        visit(browser, site/f'{page}.html')
+    with screen(browser, site/f'{page}.html', height=1400):
         links = every(browser, '[data-set]')
         assert links
         for link in links:
@@ -402,8 +363,7 @@ SAID = """const [name] = arguments, find = what => [...document.querySelectorAll
 @needs_browser
 def test_small_pictures_play(browser, site):
     "Six a row; each leads to its page, moves while the mouse is on it, and goes back."
-    with screen(browser, 1280, 900):
-        visit(browser, site/'gallery.html')
+    with screen(browser, site/'gallery.html'):
         tiles = every(browser, '[data-tile]')
         first = tiles[0].location['y']
         assert len(tiles) == 36 and sum(t.location['y'] == first for t in tiles) == 6
