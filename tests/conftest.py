@@ -7,7 +7,8 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-sys.path[:0] = map(str, (HERE, HERE.parent/'bench'))
+ROOT = HERE.parent
+sys.path[:0] = map(str, (HERE, ROOT, ROOT/'bench', ROOT/'docs', ROOT/'docs'/'_ext'))
 from once import once  # noqa: E402 (found by the line above)
 
 torch.set_num_threads(1)                  # the tests run side by side; those about threads set their own
@@ -17,7 +18,7 @@ gc.set_threshold(100_000, 10, 10)         # Python looks for garbage less often:
 def pytest_configure(config):
     "The bytecode of our modules, for all that tests start: where PYTHONDONTWRITEBYTECODE is set each would make it."
     if hasattr(config, 'workerinput'): return
-    for folder in ('shok_nb', 'docs/_ext'): compileall.compile_dir(HERE.parent/folder, quiet=2)
+    for folder in ('shok_nb', 'docs/_ext'): compileall.compile_dir(ROOT/folder, quiet=2)
 
 @pytest.fixture(autouse=True)
 def same_draws():

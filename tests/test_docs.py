@@ -6,40 +6,32 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 import pytest
+from measure import imported
+from pages import FOLDERS, NBS, ROOT, slug
+from docs.docstrings import exported
 from shok_nb.catalog import catalog
 
-ROOT = Path(__file__).parent.parent
-sys.path.append(str(ROOT/'bench'))
-from measure import imported  # noqa: E402 (found by the line above)
-
-MODULES = sorted('.'.join(p.relative_to(ROOT).with_suffix('').parts) for p in (ROOT/'shok_nb').rglob('[!_]*.py'))
-PAGES = sorted((ROOT/'nbs'/'estimators').glob('[0-9]*.ipynb'))
-NOTEBOOKS = [p for p in sorted((ROOT/'nbs').glob('**/[!_.]*.ipynb')) if '.ipynb_checkpoints' not in p.parts]
-
-def first_line(f): return (f.__doc__ or '').partition('\n')[0]
 
 @pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
 def test_estimators_name_their_source(r):
-    assert re.search(r'\d{4}\.\d{4,5}|20\d\d|19\d\d|shok|SO \d+', first_line(r.f)), 'name the paper'
+    line = (r.f.__doc__ or '').partition('\n')[0]
+    assert re.search(r'\d{4}\.\d{4,5}|20\d\d|19\d\d|shok|SO \d+', line), 'name the paper'
 
 def test_everything_public_is_in_the_catalog():
     "An estimator is a public function of that folder whose first argument is the tensor to round."
     rows = {r.f for r in catalog}
-    for nb in PAGES:
-        name = re.sub(r'^\d+_', '', nb.stem)
+    for name in map(slug, FOLDERS['estimators']):
         if name in ('gradient', 'checks'): continue                                   # they round nothing
         module = import_module(f'shok_nb.estimators.{name}')
         for n in module.__all__:
             f = getattr(module, n)
             if inspect.isfunction(f) and next(iter(inspect.signature(f).parameters)) in 'xyz':
-                assert f in rows, f'{nb.stem}: {n} has no row'
+                assert f in rows, f'{name}: {n} has no row'
 
 # Each may use what stands above it. The modules without a folder have their place among the folders.
 FLOORS = ('engine', 'estimators', 'grids', 'nn functions', 'training', 'quantization', 'catalog checks', 'show',
     'studies', 'demo')
-HEAVY = ('show', 'studies', 'demo')            # they may need more than torch
 
 def test_folder_may_use_folder():
     "A folder uses those before it; inside a folder no page imports itself by way of others."
@@ -55,29 +47,20 @@ def test_folder_may_use_folder():
 
 def test_a_page_is_called_what_its_module_is():
     "And lies in the folder that it lies in. A module of no folder has its page in any; no two pages have one name."
-    slugs,made = [re.sub(r'^\d+_', '', nb.stem) for nb in NOTEBOOKS],set()
+    slugs,made = [*map(slug, NBS)],set()
     assert len({*slugs}) == len(slugs)
-    for nb,name in zip(NOTEBOOKS, slugs):
-        cells = (''.join(c['source']) for c in json.loads(nb.read_text('utf-8'))['cells'])
-        module = next((m[1] for c in cells if (m := re.match(r'#\| default_exp ([\w.]+)', c))), None)
+    for nb,name in zip(NBS, slugs):
+        module,_ = exported(nb)
         if module: assert module in (name, f'{nb.parent.name}.{name}'), nb.stem
-        made.add(f'shok_nb.{module}')
-    assert {*MODULES} <= made
-
-def test_roots():
-    "What is below the pictures and the studies imports torch and the standard library, and nothing else."
-    for m in MODULES:
-        if m.split('.')[1] in HEAVY: continue
-        src = (ROOT/f"{m.replace('.', '/')}.py").read_text('utf-8')
-        roots = set(re.findall(r'^(?:from|import) (\w+)', src, re.M))
-        assert roots <= {'torch', 'shok_nb', *sys.stdlib_module_names}, (m, roots)
+        made.add(module)
+    assert imported().keys() <= made
 
 def test_references():
     """Every arXiv id that a page cites, and every "Name 1999", has its entry in references.bib. No entry is there for
     nothing, and a BibTeX entry has one field a line, with authors as "Last, First"."""
     arxiv = re.compile(r'\b[012]\d(?:0[1-9]|1[0-2])\.\d{4,5}\b')
     def text(p): return '\n'.join(''.join(c['source']) for c in json.loads(p.read_text('utf-8'))['cells'])
-    pages = '\n'.join(text(p) for p in NOTEBOOKS if p.stem != '40_references')
+    pages = '\n'.join(text(p) for p in NBS if p.stem != '40_references')
     bib = (ROOT/'docs'/'references.bib').read_text('utf-8')
     entries = [dict(re.findall(r'(?m)^  (\w+) = \{(.*)\},$', e)) for e in re.findall(r'(?ms)^@\w+\{.*?^\}$', bib)]
     assert len(entries) == bib.count('\n@') > 0
@@ -152,7 +135,7 @@ def loose(path):
         found += [(c['id'], s) for s,*number in numbers(''.join(c['source'])) if not said(*number)]
     return found
 
-@pytest.mark.parametrize('nb', NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
 def test_numbers_stand_beside_their_cell(nb):
     "A number in prose is in the code cells before or after it: in an assert, or in what they show."
     assert not loose(nb)
@@ -192,7 +175,7 @@ def test_plain_english(tmp_path):
     "Codespell finds neither a misspelled word nor a phrase of docs/words.txt in prose, docstrings and comments."
     files = [ROOT/f'{n}.md' for n in ('README', 'CHANGELOG', 'CONTRIBUTING')]
     files += [p for p in sorted((ROOT/'shok_nb').rglob('*.py')) if p.stem != '_modidx']
-    for nb in NOTEBOOKS:
+    for nb in NBS:
         cells = json.loads(nb.read_text('utf-8'))['cells']
         files.append(tmp_path/f'{nb.stem}.md')
         files[-1].write_text(''.join(prose(c) for c in cells if c['cell_type'] == 'markdown'), 'utf-8')
@@ -211,7 +194,7 @@ NAMED = re.compile(r'\b([Aa]n?) ([\w.]*(?:\d|\.\w)[\w.]*)')           # an x86, 
 def test_grammar(tmp_path):
     "Harper finds nothing by the rules of docs/grammar.txt: a wrong word, a word twice, a sentence that is too long."
     texts = {n: (ROOT/f'{n}.md').read_text('utf-8') for n in ('README', 'CHANGELOG', 'CONTRIBUTING')}
-    for nb in NOTEBOOKS:
+    for nb in NBS:
         cells = json.loads(nb.read_text('utf-8'))['cells']
         texts[nb.stem] = '\n\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
     for p in sorted((ROOT/'shok_nb').rglob('*.py')):

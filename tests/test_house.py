@@ -464,15 +464,14 @@ def test_urls_only_where_configured(wheel):
 BLOCK = '''
 import re, sys, torch
 from importlib import import_module
+def given(top):
+    return top in {'torch', 'shok_nb', '__main__', *sys.stdlib_module_names} or top.startswith('_sysconfigdata')
 class Nothing:
     def find_spec(self, name, path=None, target=None):
         top = name.partition('.')[0]
-        ours = 'torch', 'shok_nb', '_sysconfigdata'
-        if top not in sys.stdlib_module_names and not top.startswith(ours):
-            raise ModuleNotFoundError(f'No module named {top!r}', name=top)
+        if not given(top): raise ModuleNotFoundError(f'No module named {top!r}', name=top)
 sys.meta_path.insert(0, Nothing())
-for m in set(sys.modules) - sys.stdlib_module_names:
-    if m.partition('.')[0] in ('matplotlib', 'ipywidgets', 'fastcore', 'PIL', 'IPython', 'numpy'): del sys.modules[m]
+for m in [m for m in sys.modules if not given(m.partition('.')[0])]: del sys.modules[m]
 '''
 def test_imports_with_torch_only():
     "`import shok_nb` and every module below the pictures and the studies; those name the package they want."
