@@ -203,33 +203,6 @@ def test_readme_numbers():
     ends = [inspect.signature(linear_schedule).parameters[k].default for k in ('init_value', 'end_value')]
     assert 'from {:g} to {:g}'.format(*ends) in text
 
-def elsewhere(git_url):
-    "README as setup.py gives it to a package index."
-    made,ini = {},(ROOT/'settings.ini').read_text('utf-8')
-    ini = re.sub(r'(?m)^git_url =.*$', f'git_url = {git_url}', ini)
-    def read(self, f, **kw): self.read_string(ini)
-    with mock.patch('setuptools.setup', made.update), mock.patch.object(ConfigParser, 'read', read):
-        runpy.run_path(str(ROOT/'setup.py'))
-    return made['long_description']
-
-def test_readme_elsewhere():
-    "Without a repository no link of it is broken, with one each leads there; code and links to other sites stay."
-    text = (ROOT/'README.md').read_text('utf-8')
-    code = re.findall(r'(?ms)^```.*?^```$', text)
-    ours = r'(!?)\[[^\]]*\]\((?!https:)([^)]*)\)'
-    assert re.findall(ours, text)
-    plain,linked = elsewhere(''),elsewhere('https://example.org/me/it')
-    for t in (plain, linked):
-        assert re.findall(r'(?ms)^```.*?^```$', t) == code
-        assert not re.findall(ours, t) and '](https://arxiv.org/abs/' in t
-    assert '![' not in plain and 'example.org' not in plain and '[' not in plain.partition('## Citing')[2]
-    for picture,path in re.findall(ours, text):
-        assert f"](https://example.org/me/it/{'raw' if picture else 'blob'}/main/{path})" in linked
-
-def test_links_of_readme_lead_somewhere():
-    for path in re.findall(r'\]\((?!https:)([^)#]*)\)', (ROOT/'README.md').read_text('utf-8')):
-        assert (ROOT/path).exists(), path
-
 # --- the tests
 def test_make_test_installs_no_browser():
     "`make test-all` does, and says so; it is that and the slow rest, which CI runs."
@@ -366,6 +339,8 @@ def test_constraints():
         if other and r.name in ('torch', 'setuptools'): continue
         assert version(r.name) in pin.specifier, f'{pin}, but {version(r.name)} runs'
 
+wheel_group = pytest.mark.xdist_group('wheel')
+
 @pytest.fixture(scope='module')
 def wheel(tmp_path_factory):
     "`wheel(git_url)`: name, METADATA and file names of a wheel built from settings with that URL, each built once."
@@ -382,6 +357,7 @@ def wheel(tmp_path_factory):
     return build
 
 @pytest.mark.slow
+@wheel_group
 def test_readme_runs_from_the_wheel(wheel, tmp_path):
     "In a new environment, from an empty folder: its six lines print what is under them."
     text = (ROOT/'README.md').read_text('utf-8')
@@ -396,6 +372,7 @@ def test_readme_runs_from_the_wheel(wheel, tmp_path):
     r = subprocess.run([python, '-c', six], cwd=tmp_path/'empty', env=env, capture_output=True, text=True)
     assert r.stdout == said, r.stdout + r.stderr
 
+@wheel_group
 def test_wheel(wheel):
     "One wheel for every platform: the package as it is here, the licence, nothing else; it needs torch alone."
     cfg,(path,meta,files) = settings(),wheel('')
@@ -418,10 +395,6 @@ def test_wheel(wheel):
     assert extra('lessons') == names([*both.split(), *cfg['lessons_requirements'].split()])
     for e in ('docs', 'test'): assert extra('lessons').items() <= extra(e).items()
     assert extra('docs').items() | extra('test').items() == extra('dev').items()
-
-def test_no_links_into_nowhere(wheel):
-    "nbdev would link other people's pages to a site that is not there."
-    assert not [f for f in wheel('')[2] if f.endswith('entry_points.txt')]
 
 @pytest.fixture(scope='module')
 def release(tmp_path_factory):
@@ -454,12 +427,31 @@ def test_source_release(release, tmp_path):
     assert not [f for f in made if '__pycache__' in f or f.startswith('docs/_build')]
     assert 'tests collected' in run('-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider', cwd=here)
 
+@wheel_group
 def test_urls_only_where_configured(wheel):
-    "No repository is made up: links appear once settings.ini names one."
-    url = 'https://example.org/somebody/shok_nb'
+    """No repository is made up: links appear once settings.ini names one, and nbdev, which would link other people's
+    pages to a site that is not there, is told of none."""
+    url = URLS['other']
     more = [f'Changelog, {url}/blob/main/CHANGELOG.md', f'Issues, {url}/issues']
     assert wheel(url)[1].get_all('Project-URL') == [f'Repository, {url}', *more]
     assert not wheel('')[1].get_all('Project-URL')
+    assert not [f for f in wheel('')[2] if f.endswith('entry_points.txt')]
+
+@wheel_group
+def test_readme_elsewhere(wheel):
+    """Here its links lead to files; at a package index they lead to the repository, and without one none is left. Code
+    and links to other sites stay."""
+    text = (ROOT/'README.md').read_text('utf-8')
+    code,ours = r'(?ms)^```.*?^```$',r'(!?)\[[^\]]*\]\((?!https:)([^)]*)\)'
+    plain,linked = (wheel(url)[1].get_payload() for url in ('', URLS['other']))
+    for t in (plain, linked):
+        assert re.findall(code, t) == re.findall(code, text)
+        assert not re.findall(ours, t) and '](https://arxiv.org/abs/' in t
+    assert '![' not in plain and 'example.org' not in plain and '[' not in plain.partition('## Citing')[2]
+    assert re.findall(ours, text)
+    for picture,path in re.findall(ours, text):
+        assert (ROOT/path).exists(), path
+        assert f"]({URLS['other']}/{'raw' if picture else 'blob'}/main/{path})" in linked
 
 BLOCK = '''
 import re, sys, torch
