@@ -19,6 +19,7 @@ from unittest import mock
 import nbformat
 import zmq.asyncio
 from filelock import FileLock
+from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT/'docs'
@@ -117,6 +118,18 @@ def forks():
     with (mock.patch(f'{provisioner}.launch_kernel', fork_kernel), mock.patch('zmq.asyncio.Context', eager_context),
           mock.patch('jupyter_client.asynchronous.client.AsyncKernelClient.wait_for_ready', ready),
           mock.patch('jupyter_client.manager.KernelManager._async_wait', ended)): yield
+
+def notebook(*cells):
+    "A notebook of these; a cell that is a text is one of code."
+    v4 = nbformat.v4
+    made = [v4.new_code_cell(c, id=f'c{i}') if isinstance(c, str) else c for i,c in enumerate(cells)]
+    return v4.new_notebook(cells=made)
+
+def played(*sources, cwd):
+    "These cells of code after a kernel has run them, errors and all."
+    nb,resources = notebook(*sources),dict(metadata=dict(path=cwd))
+    with forks(): NotebookClient(nb, allow_errors=True, timeout=600, resources=resources).execute()
+    return nb.cells
 
 def execute(nb, folder, *where):
     """Run the page of the notebook `nb` as the site does and keep it in `folder`, unless

@@ -8,11 +8,9 @@ import sys
 from importlib import metadata
 from unittest import mock
 import pytest
-from nbclient import NotebookClient
-from nbformat import v4
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import NBS, ROOT, forks, slug
+from pages import NBS, ROOT, notebook, played, slug
 
 GIVEN = {'export', 'exports', 'exporti'}              # such cells are in the package, which the reader has installed
 UNSEEN = {'remove-cell', 'remove-input', 'skip-execution'}
@@ -40,10 +38,9 @@ def wrong(nb, cwd, missing=()):
     "The open cells that do not end as the page shows, `[(first line, what it raised)]`, where packages are missing."
     block = f'import sys\nsys.modules.update(dict.fromkeys({missing}))'
     cells = [dict(source=block, metadata=dict(tags=[])), *(c for c in seen(nb) if not is_folded(c))]
-    made = v4.new_notebook(cells=[v4.new_code_cell(c['source']) for c in cells])
-    with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'), forks():
-        NotebookClient(made, allow_errors=True, timeout=600, resources=dict(metadata=dict(path=cwd))).execute()
-    ends = zip(cells, map(raised, made.cells), strict=True)
+    with mock.patch.dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS='1'):
+        made = played(*(c['source'] for c in cells), cwd=cwd)
+    ends = zip(cells, map(raised, made), strict=True)
     return [(c['source'].partition('\n')[0], e) for c,e in ends if not as_shown(c, e)]
 
 @pytest.mark.slow
@@ -90,15 +87,12 @@ def test_what_is_seen_has_its_names(tmp_path):
 @pytest.mark.slow
 def test_what_does_not_run_is_found(tmp_path):
     "A name from a hidden cell, or from one without its code; a shown error must be the one that is raised."
-    def code(src): return dict(cell_type='code', id='c', metadata={}, source=src, outputs=[])
-    def fails(src, says): return code(f'with expect_fail(Exception, contains={says!r}): {src}')
-    cells = [code('#| hide\nimport math'), code('math.pi'), code('#| echo: false\na = 1'), code('a'),
-        code('#| code-fold: true\nb = 2'), code('b'), code('#| code-fold: true\nnobody(asks)'),
-        fails("raise ValueError('no')", 'no'), fails('b', ''),
-        fails('int("no")', 'yes'), fails('c', 'c'), code('#| export\nb = c'), code('from shok_nb import round_ste'),
-        code('import onnx\nonnx.checker')]
-    cells = [c | dict(id=f'c{i}') for i,c in enumerate(cells)]
-    said = wrong(dict(cells=cells), tmp_path, ['onnx'])
+    def fails(src, says): return f'with expect_fail(Exception, contains={says!r}): {src}'
+    nb = notebook('#| hide\nimport math', 'math.pi', '#| echo: false\na = 1', 'a', '#| code-fold: true\nb = 2', 'b',
+        '#| code-fold: true\nnobody(asks)', fails("raise ValueError('no')", 'no'), fails('b', ''),
+        fails('int("no")', 'yes'), fails('c', 'c'), '#| export\nb = c', 'from shok_nb import round_ste',
+        'import onnx\nonnx.checker')
+    said = wrong(nb, tmp_path, ['onnx'])
     assert said == [('math.pi', "NameError: name 'math' is not defined"), ('a', "NameError: name 'a' is not defined"),
         ('b', None), ('int("no")', "ValueError: invalid literal for int() with base 10: 'no'"),
         ('c', "NameError: name 'c' is not defined"),
@@ -108,8 +102,7 @@ def test_a_page_names_the_extras_of_its_code():
     "By what it imports and calls; what readers do not see, and the package's own code, needs none."
     from literate import install_line, needs
     extras = dict(widgets='matplotlib shok_nb.show plots', onnx='onnx to_onnx', lessons='sklearn')
-    def wanted(*sources):
-        return needs(dict(cells=[dict(cell_type='code', source=[s]) for s in sources]), extras)
+    def wanted(*sources): return needs(notebook(*sources), extras)
     assert wanted('import torch', '#| hide\nimport onnx', '#| export\nimport onnx', "to = 'onnx'") == []
     assert wanted('import matplotlib.pyplot as plt') == wanted('from shok_nb.show.plots import figure') == ['widgets']
     assert wanted('R.plots.figure()', 'R.to_onnx(m, x)') == ['widgets', 'onnx']

@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+import nbformat
 import pytest
 from measure import imported
-from pages import FOLDERS, NBS, ROOT, slug
+from nbformat.v4 import new_markdown_cell
+from pages import FOLDERS, NBS, ROOT, notebook, slug
 from docs.docstrings import exported
 from shok_nb.catalog import catalog
 
@@ -143,9 +145,8 @@ def test_numbers_stand_beside_their_cell(nb):
 def test_a_loose_number_is_found(tmp_path):
     "Refuted, and next to the wrong cell; not what is rounded, a share, a formula, a name, a year or a heading."
     def page(*cells):
-        kinds = dict(t='markdown', c='code')
-        made = [dict(cell_type=kinds[k], id=str(i), source=[s], outputs=[]) for i,(k,s) in enumerate(cells)]
-        (tmp_path/'page.ipynb').write_text(json.dumps(dict(cells=made)), 'utf-8')
+        made = [new_markdown_cell(s) if kind == 't' else s for kind,s in cells]
+        nbformat.write(notebook(*made), tmp_path/'page.ipynb')
         return [s for _,s in loose(tmp_path/'page.ipynb')]
     code = 'c', 'assert share < .137 and n == 2**20 and loss > 1_500 and dB > 3.72'
     right = ('13.7 % of 1,048,576', '14 % of 1 048 576', '1500 of them', '3.7 dB', 'two of 1, 2 and 0',

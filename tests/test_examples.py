@@ -3,7 +3,7 @@ import ast
 import json
 import re
 import pytest
-from pages import NBS, slug
+from pages import DOCS, NBS, notebook, played, slug
 from test_copy import GIVEN, seen
 
 
@@ -46,7 +46,9 @@ def test_an_error_is_checked_before_it_is_shown():
     "Unseen, by the statement of the notebook; the cell that the reader sees may fail, and says with what."
     from literate import convert
     src = "#| fig-alt: no\nwith expect_fail(ValueError, contains='too large'): f(9)\nf(1)\nassert f(1)"
-    page = convert(dict(cells=[dict(cell_type='code', id='c', metadata={}, source=src, outputs=[1])]), {}, 'shok_nb')
+    nb = notebook(src)
+    nb.cells[0].outputs = [1]
+    page = convert(nb, {}, 'shok_nb')
     test,error,alt,shown,check = page['cells']
     assert 'remove-cell' in test['metadata']['tags']
     assert test['source'] == "with expect_fail(ValueError, contains='too large'): f(9)\nfigures.error()"
@@ -54,7 +56,7 @@ def test_an_error_is_checked_before_it_is_shown():
     assert (alt['source'], shown['source'], shown['outputs']) == ("figures.alt('no')", 'f(1)', [1])
     assert check['metadata']['mystnb']['code_prompt_show'] == 'Check' and check['source'] == 'assert f(1)'
     ids = [c['id'] for c in page['cells']]
-    assert len({*ids}) == 5 and shown['id'] == 'c'
+    assert len({*ids}) == 5 and shown['id'] == 'c0'
 
 @pytest.mark.parametrize('nb', NBS, ids=slug)
 def test_no_check_among_examples(nb):
@@ -78,13 +80,8 @@ def test_no_check_among_examples(nb):
 
 def test_an_error_takes_a_line(tmp_path):
     "Where it must be; any other keeps its traceback."
-    from nbclient import NotebookClient
-    from nbformat import v4
-    from pages import DOCS, forks
-    cells = [f"import sys\nsys.path.insert(0, {str(DOCS/'_ext')!r})\nimport figures; figures.install()",
-        'figures.error()', '1/0', '1/0']
-    made = v4.new_notebook(cells=[v4.new_code_cell(c) for c in cells])
-    with forks(): NotebookClient(made, allow_errors=True, resources=dict(metadata=dict(path=tmp_path))).execute()
-    short,long = (c['outputs'][0] for c in made.cells[2:])
+    start = f"import sys\nsys.path.insert(0, {str(DOCS/'_ext')!r})\nimport figures; figures.install()"
+    cells = played(start, 'figures.error()', '1/0', '1/0', cwd=tmp_path)
+    short,long = (c['outputs'][0] for c in cells[2:])
     assert short['traceback'] == ['ZeroDivisionError: division by zero'] and len(long['traceback']) > 1
     assert (short['ename'], short['evalue']) == (long['ename'], long['evalue'])

@@ -21,19 +21,19 @@ from dataclasses import replace
 from email.parser import Parser
 from html.parser import HTMLParser
 from importlib.metadata import distribution, version
+from itertools import count, repeat
 from pathlib import Path
 from queue import Empty
 from types import SimpleNamespace
 from unittest import mock
+import nbformat
+import pictures
 import pytest
 from estimators import batches, grouped, lumped, variants
+from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import FOLDERS, NBS, execute, ready, slug, sphinx
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT/'bench'), str(ROOT/'docs')]
-import pictures  # noqa: E402
+from pages import FOLDERS, NBS, ROOT, execute, notebook, played, ready, slug, sphinx
 
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
@@ -44,9 +44,14 @@ def settings(folder=ROOT):
     ini.read(folder/'settings.ini', encoding='utf-8')
     return ini['DEFAULT']
 
-def run(*args, cwd=ROOT, **env):
-    command = [sys.executable, *map(str, args)]
-    r = subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True)
+def call(*args, python=sys.executable, cwd=ROOT, **env):
+    "Python with these arguments: how it ended and what it said."
+    command = [python, *map(str, args)]
+    return subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
+
+def run(*args, **kw):
+    "What it said, if it ended well."
+    r = call(*args, **kw)
     assert r.returncode == 0, r.stdout + r.stderr
     return r.stdout
 
@@ -122,29 +127,24 @@ def test_players_are_stored_as_pictures():
 def test_private_code_is_folded_in_jupyter(nb):
     "As on the site: what is exported or folded there is, and nothing else. `python docs/pictures.py` does it."
     page = json.loads(nb.read_text('utf-8'))
-    assert not pictures.folded(page), 'run docs/pictures.py'
+    for metadata in ({}, dict(jupyter=dict(source_hidden=True))):
+        cells = [c | dict(metadata=metadata) if c['cell_type'] == 'code' else c for c in page['cells']]
+        changes = cells != page['cells']
+        assert pictures.folded(dict(cells=cells)) == changes
+        assert cells == page['cells'], 'run docs/pictures.py'
     assert not pictures.installs(page), 'run docs/pictures.py'
-
-def test_what_is_folded_in_jupyter():
-    sources = '#| export\nx', '#| code-fold: true\nx', '#| hide\nx', 'x', '#| code-fold: false\nx'
-    cells = [dict(cell_type='code', metadata=dict(jupyter=dict(source_hidden=True)) if i == 3 else {}, source=[s])
-        for i,s in enumerate(sources)]
-    nb = dict(cells=cells)
-    assert pictures.folded(nb) and not pictures.folded(nb)
-    assert [c['metadata'].get('jupyter') for c in cells] == [dict(source_hidden=True)]*3 + [None]*2
 
 def test_install_cell():
     "With a repository a notebook begins with one that installs where the package is missing; it is there once."
     from literate import convert, with_install
-    cells = [dict(cell_type='markdown', id='a', metadata={}, source='# A'),
-        dict(cell_type='code', id='b', metadata={}, source='1', execution_count=None, outputs=[])]
-    made = with_install(with_install(dict(cells=cells), URLS['github']), URLS['github'])
-    assert [c['id'] for c in made['cells']] == ['a', 'install', 'b']
+    nb = notebook(new_markdown_cell('# A', id='a'), '1')
+    made = with_install(with_install(nb, URLS['github']), URLS['github'])
+    assert [c['id'] for c in made['cells']] == ['a', 'install', 'c1']
     code = ''.join(made['cells'][1]['source'])
     assert f"pip install -q 'shok_nb[lessons] @ git+{URLS['github']}'" in code and 'eval: false' in code
     page = convert(made, {}, 'shok_nb')['cells'][1]
     assert {'remove-cell', 'skip-execution'} <= {*page['metadata']['tags']}
-    assert with_install(made, '')['cells'] == cells
+    assert with_install(made, '') == nb
 
 def test_a_small_picture_stays():
     "Stored pictures become small once; a second run of docs/pictures.py changes nothing."
@@ -161,9 +161,7 @@ def test_the_first_ten_minutes(tmp_path):
     copy(tmp_path, 'nbs', 'shok_nb')
     page,text = tmp_path/'nbs'/'estimators'/'24_cubic.ipynb',(ROOT/'CONTRIBUTING.md').read_text('utf-8')
     right = page.read_text('utf-8')
-    def run_here(*args):
-        env = {**os.environ, 'PYTHONPATH': str(tmp_path), 'IN_TEST': ''}
-        return subprocess.run([sys.executable, *args], cwd=tmp_path, env=env, capture_output=True, text=True)
+    def run_here(*args): return call(*args, cwd=tmp_path, PYTHONPATH=str(tmp_path), IN_TEST='')
     def changed(**formulas):
         new = right
         for name,formula in formulas.items():
@@ -365,12 +363,8 @@ def test_readme_runs_from_the_wheel(wheel, tmp_path):
     run('-m', 'venv', tmp_path/'new')
     (tmp_path/'empty').mkdir()
     python = tmp_path/'new'/'bin'/'python'
-    install = [python, '-m', 'pip', 'install', '-q', '-c', ROOT/'constraints.txt', wheel('')[0]]
-    r = subprocess.run(install, capture_output=True, text=True)
-    assert r.returncode == 0, r.stderr
-    env = {k: v for k,v in os.environ.items() if k != 'PYTHONPATH'}
-    r = subprocess.run([python, '-c', six], cwd=tmp_path/'empty', env=env, capture_output=True, text=True)
-    assert r.stdout == said, r.stdout + r.stderr
+    run('-m', 'pip', 'install', '-q', '-c', ROOT/'constraints.txt', wheel('')[0], python=python)
+    assert run('-c', six, cwd=tmp_path/'empty', python=python, PYTHONPATH='') == said
 
 @wheel_group
 def test_wheel(wheel):
@@ -517,9 +511,10 @@ def test_files_without_git(tmp_path, monkeypatch):
 
 def test_python_is_too_old(tmp_path):
     "One line, before anything is installed."
-    shutil.copytree(ROOT/'tests', tmp_path/'tests', ignore=shutil.ignore_patterns('__pycache__'))
+    (tmp_path/'tests').mkdir()
+    shutil.copy(ROOT/'tests'/'old_python.py', tmp_path/'tests')
     (tmp_path/'settings.ini').write_text('min_python = 9.1\n')
-    r = subprocess.run([sys.executable, tmp_path/'tests'/'old_python.py'], capture_output=True, text=True)
+    r = call(tmp_path/'tests'/'old_python.py')
     here = '.'.join(map(str, sys.version_info[:2]))
     assert r.returncode == 1
     assert r.stderr == f'shok_nb needs Python 9.1 or newer, and this is {here}: make PYTHON=python9.1\n'
@@ -528,9 +523,7 @@ def test_python_is_too_old(tmp_path):
 def test_no_venv_no_python(tmp_path):
     "One line says what to install."
     (tmp_path/'ensurepip.py').write_text("raise ModuleNotFoundError('no ensurepip', name='ensurepip')")
-    env = {**os.environ, 'PYTHONPATH': str(tmp_path)}
-    old = [sys.executable, ROOT/'tests'/'old_python.py']
-    r = subprocess.run(old, env=env, capture_output=True, text=True)
+    r = call('tests/old_python.py', PYTHONPATH=str(tmp_path))
     here = '.'.join(map(str, sys.version_info[:2]))
     assert r.returncode == 1
     assert r.stderr == f'this Python makes no venv: apt-get install python{here}-venv, or make PYTHON=another\n'
@@ -570,8 +563,7 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
     from literate import grouped, write_pages
     def page(path, text):
         (tmp_path/'nbs'/path).parent.mkdir(parents=True, exist_ok=True)
-        cells = [dict(cell_type='markdown', id='a', metadata={}, source=[text])]
-        (tmp_path/'nbs'/path).write_text(json.dumps(dict(cells=cells)))
+        nbformat.write(notebook(new_markdown_cell(text)), tmp_path/'nbs'/path)
     def menu(name): return (tmp_path/name).read_text('utf-8').partition('hidden:')[2].partition('```')[0].split()
     def made():
         config = SimpleNamespace(literate_package='shok_nb', literate_nbs=tmp_path/'nbs', literate_git_url='',
@@ -617,19 +609,19 @@ def test_what_is_there_by_name():
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"): shok_nb.nothing
 
 def as_page(*cells):
-    "The code cells of the page that these sources become: (source, tags)."
+    "The code cells of the page that these sources become."
     from literate import convert
-    nb = dict(cells=[dict(cell_type='code', id=f'c{i}', source=c, metadata={}) for i,c in enumerate(cells)])
-    made = convert(nb, {}, 'shok_nb')['cells']
-    return [(c['source'], set(c['metadata']['tags'])) for c in made if c['cell_type'] == 'code']
+    return [c for c in convert(notebook(*cells), {}, 'shok_nb')['cells'] if c['cell_type'] == 'code']
+
+def is_folded(c): return 'hide-input' in c['metadata']['tags']
 
 def test_what_folds():
     "Exports, private or not, and what is longer than 20 lines, unless the cell says no; their imports are not seen."
     long = '\n'.join(f'x{i} = {i}' for i in range(21))
     cells = as_page('#| exporti\ndef _f(): pass', '#| export\nA = 1', long, long[:-9], '#| code-fold: false\n'+long,
         '#| code-fold: true\n1', '1', '#| export\nimport torch')
-    assert ['hide-input' in tags for _,tags in cells[:7]] == [True, True, True, False, False, True, False]
-    assert 'remove-cell' in cells[7][1] and 'remove-cell' not in cells[0][1]
+    assert [*map(is_folded, cells[:7])] == [True, True, True, False, False, True, False]
+    assert ['remove-cell' in c['metadata']['tags'] for c in (cells[7], cells[0])] == [True, False]
 
 def test_what_is_needed_stands_open():
     "By what stands open, and what that needs in turn: the last example above, no check, and of the imports its own."
@@ -638,19 +630,17 @@ def test_what_is_needed_stands_open():
     imports = f'import math\nimport sys\nfrom torch import {", ".join(f"x{i}" for i in range(30))}'
     reader = 'def f(): return a, x1, x29'
     cells = as_page('#| export\na = 1', imports, helper, check, other, reader, '#| code-fold: true\nx2')
-    assert [(s.partition('\n')[0], 'hide-input' in tags) for s,tags in cells] == [('a = 1', True),
+    assert [(c['source'].partition('\n')[0], is_folded(c)) for c in cells] == [('a = 1', True),
         ('import math', False), ('import sys', True), ('a = math.pi', False), ('a = 2', True), ('b = sys.path', True),
         (reader, False), ('x2', True)]
-    shown,rest = cells[1][0],cells[2][0]
+    shown,rest = (c['source'] for c in cells[1:3])
     assert shown == 'import math\nfrom torch import x1, x29'
     assert rest.startswith('import sys\nfrom torch import (\n    x0, x2,') and max(map(len, rest.splitlines())) <= 88
     compile(rest, 'rest', 'exec')
 
 def test_what_stands_on_a_fold():
-    from literate import convert
     def label(src):
-        nb = dict(cells=[dict(cell_type='code', id='c', source=src, metadata={})])
-        shown, = [c['metadata']['mystnb'] for c in convert(nb, {}, 'shok_nb')['cells'] if c['id'] == 'c']
+        shown = as_page(src)[-1]['metadata']['mystnb']
         return shown['code_prompt_show'],shown['code_prompt_hide']
     def both(what): return f'Show {what}',f'Hide {what}'
     assert label('#| export\ndef f(): pass\ndef g(): pass') == both('the source of f and g')
@@ -685,32 +675,24 @@ def test_what_is_installed_stays_the_same(tmp_path, monkeypatch):
     assert version('other') == '2' and installed() == first and version('torch') in first.decode()
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='kernels are forks there')
-def test_what_a_kernel_says_first_arrives():
+def test_what_a_kernel_says_first_arrives(tmp_path):
     "A kernel that is asked too soon computes, and nobody hears of it."
-    import nbformat
-    import pages
-    from nbclient import NotebookClient
     for _ in range(4):
-        cells = [nbformat.v4.new_code_cell(f'print({i})') for i in range(2)]
-        nb = nbformat.v4.new_notebook(cells=cells)
-        with pages.forks(): NotebookClient(nb, timeout=60).execute()
-        assert [[o['text'] for o in c.outputs] for c in nb.cells] == [['0\n'], ['1\n']]
+        cells = played('print(0)', 'print(1)', cwd=tmp_path)
+        assert [[o['text'] for o in c.outputs] for c in cells] == [['0\n'], ['1\n']]
 
 def test_a_page_runs_once(tmp_path, monkeypatch, ran):
     """What ran is found by its code: it runs again when a cell, the library or an installed package is another, and not
     when its prose is. `make docs` finds what the tests ran."""
     import literate
-    import nbformat
     import pages
     from jupyter_cache import get_cache
     nbs,runs = tmp_path/'nbs',[]
     nbs.mkdir()
     def run(code='1 + 1', prose='# Page\n> Short.'):
-        cells = [dict(cell_type='markdown', id='a', metadata={}, source=prose),
-            dict(cell_type='code', id='b', metadata={}, source=code, outputs=[], execution_count=None)]
-        page = dict(cells=cells, metadata=dict(kernelspec=dict(name='python3', display_name='p', language='python')))
-        for name in ('index', '10_page'):
-            (nbs/f'{name}.ipynb').write_text(json.dumps(page | dict(nbformat=4, nbformat_minor=5)))
+        page = notebook(new_markdown_cell(prose, id='a'), code)
+        page.metadata.kernelspec = dict(name='python3', display_name='p', language='python')
+        for name in ('index', '10_page'): nbformat.write(page, nbs/f'{name}.ipynb')
         pages.written.cache_clear()
         pages.execute(nbs/'10_page.ipynb', tmp_path/'cache', nbs, tmp_path/'src')
         return len(runs)
@@ -731,26 +713,20 @@ def test_a_page_runs_once(tmp_path, monkeypatch, ran):
 
 def test_a_page_begins_when_its_kernel_is_heard():
     "When IOPub has answered a request of ours, not at what was said before; and never with a kernel that has ended."
-    asked,waited = [],[]
-    def client(*heard, alive=True):
-        heard = iter(heard)
-        def kernel_info():
-            asked.append(len(asked))
-            return asked[-1]
-        async def get_iopub_msg(timeout):
-            parent = next(heard, None)
-            if parent is not None: return dict(parent_header=dict(msg_id=parent))
-            waited.append(timeout)
-            raise Empty
-        async def is_alive(): return alive
-        return SimpleNamespace(kernel_info=kernel_info, get_iopub_msg=get_iopub_msg, is_alive=is_alive, heard=heard)
-    one = client('of another', None, 'of another', None, 1, 'the first cell')
+    def client(heard, alive=True):
+        "One that hears answers to these requests; None is silence."
+        said = (dict(parent_header=dict(msg_id=i)) if i is not None else Empty for i in heard)
+        asked,hears = mock.Mock(side_effect=count()),mock.AsyncMock(side_effect=said)
+        return mock.Mock(kernel_info=asked, get_iopub_msg=hears, is_alive=mock.AsyncMock(return_value=alive))
+    one = client(['of another', None, 'of another', None, 1, 'the first cell'])
     asyncio.run(ready(one))
-    assert [*one.heard] == ['the first cell'] and len(asked) == 3
-    with pytest.raises(RuntimeError, match='ended before'): asyncio.run(ready(client(alive=False)))
-    with mock.patch('time.monotonic', lambda: sum(waited)), pytest.raises(RuntimeError, match='in 60 seconds'):
-        asyncio.run(ready(client()))
-    assert sum(waited) > 60 and len(asked) < 50
+    assert one.kernel_info.call_count == 3 and one.get_iopub_msg.call_count == 5
+    with pytest.raises(RuntimeError, match='ended before'): asyncio.run(ready(client(repeat(None), alive=False)))
+    silent = client(repeat(None))
+    def waited(): return sum(c.kwargs['timeout'] for c in silent.get_iopub_msg.call_args_list)
+    with mock.patch('time.monotonic', waited), pytest.raises(RuntimeError, match='in 60 seconds'):
+        asyncio.run(ready(silent))
+    assert waited() > 60 and silent.kernel_info.call_count < 50
 
 def test_ticks_for_docutils():
     "What is marked as code in a comment arrives as code, whatever follows it, and nothing is lost."
@@ -762,16 +738,15 @@ def test_ticks_for_docutils():
 
 def test_figure_alt():
     "What `#| fig-alt` says is heard by the cell that draws and by no other, and is not seen."
-    (said,tags),(drawn,seen) = as_page('#| fig-alt: A "steep" line\nplot()')
-    assert said == """figures.alt('A "steep" line')""" and 'remove-cell' in tags and (drawn, seen) == ('plot()', set())
+    said,drawn = ((c['source'], c['metadata']['tags']) for c in as_page('#| fig-alt: A "steep" line\nplot()'))
+    assert said == ("""figures.alt('A "steep" line')""", ['remove-cell']) and drawn == ('plot()', [])
 
 @pytest.mark.slow
 def test_jobs_of_the_site_share_their_start(tmp_path):
     "Pages that run in two jobs find what the site adds to a kernel, and are kept."
     some = "[p for p in pages.NBS if p.stem in ('24_cubic', '90_parts')]"
     program = f"import pages; pages.NBS, pages.CACHE = {some}, pages.Path({str(tmp_path)!r}); pages.main(2)"
-    r = subprocess.run([sys.executable, '-c', program], cwd=ROOT/'tests', capture_output=True, text=True, timeout=300)
-    assert r.returncode == 0, r.stderr
+    run('-c', program, cwd=ROOT/'tests')
     from jupyter_cache import get_cache
     assert len(get_cache(tmp_path).list_cache_records()) == 2
 
