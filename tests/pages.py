@@ -31,6 +31,11 @@ CACHE = DOCS/'_build'/'pages'                                       # the pages 
 FOLDERS = {f: pages for f,pages in grouped(ROOT/'nbs').items() if f}
 NBS = [p for pages in grouped(ROOT/'nbs').values() for p in pages]
 
+def cells(nb, *kinds):
+    "The cells of a notebook, or those of some kinds; the source of each is one text."
+    found = (c | dict(source=''.join(c['source'])) for c in json.loads(nb.read_text('utf-8'))['cells'])
+    return [c for c in found if not kinds or c['cell_type'] in kinds]
+
 def cache_of(basetemp):
     "The folder of the pages that ran, for all workers of this run of the tests and for no other."
     folder = (basetemp.parent if 'PYTEST_XDIST_WORKER' in os.environ else basetemp)/'pages'

@@ -10,7 +10,8 @@ import nbformat
 import pytest
 from measure import imported
 from nbformat.v4 import new_markdown_cell
-from pages import FOLDERS, NBS, ROOT, notebook, slug
+from pages import FOLDERS, NBS, ROOT, cells, notebook, slug
+import shok_nb
 from docs.docstrings import exported
 from shok_nb.catalog import catalog
 
@@ -61,8 +62,7 @@ def test_references():
     """Every arXiv id that a page cites, and every "Name 1999", has its entry in references.bib. No entry is there for
     nothing, and a BibTeX entry has one field a line, with authors as "Last, First"."""
     arxiv = re.compile(r'\b[012]\d(?:0[1-9]|1[0-2])\.\d{4,5}\b')
-    def text(p): return '\n'.join(''.join(c['source']) for c in json.loads(p.read_text('utf-8'))['cells'])
-    pages = '\n'.join(text(p) for p in NBS if p.stem != '40_references')
+    pages = '\n'.join(c['source'] for p in NBS if p.stem != '40_references' for c in cells(p))
     bib = (ROOT/'docs'/'references.bib').read_text('utf-8')
     entries = [dict(re.findall(r'(?m)^  (\w+) = \{(.*)\},$', e)) for e in re.findall(r'(?ms)^@\w+\{.*?^\}$', bib)]
     assert len(entries) == bib.count('\n@') > 0
@@ -76,6 +76,15 @@ def test_references():
     years = lambda e: {e['year'], '20' + e.get('eprint', '')[:2]}
     for name,year in set(re.findall(names, pages)):
         assert any(name in e['author'] and year in years(e) for e in entries), f'{name} {year}: not in references.bib'
+
+def test_code_that_is_not_run():
+    "What a fence of the recipes shows exists, and the tests that the text names run it in its own trainer."
+    text = '\n'.join(c['source'] for c in cells(ROOT/'nbs'/'start'/'40_recipes.ipynb', 'markdown'))
+    fence, = re.findall(r'```python\n(.*?)```', text, re.S)
+    named = {*re.findall(r'\bR\.(\w+)', fence)}
+    assert named == {n for n in shok_nb.__all__ if n.endswith('_callback')}
+    tests = (ROOT/'tests'/'test_schedules.py').read_text('utf-8')
+    assert '../tests/test_schedules.py' in text and all(f'{n}(' in tests for n in named)
 
 # --- numbers in prose
 NOT_PROSE = re.compile(r'''
@@ -108,7 +117,7 @@ def numbers(prose):
 
 def literals(c):
     "The numbers in the source of a code cell and in what it shows."
-    texts = [''.join(c['source'])]
+    texts = [c['source']]
     for o in c['outputs']:
         shown = [v for k,v in o.get('data', {}).items() if k in ('text/plain', 'text/html', 'text/markdown')]
         texts += [''.join(t) for t in [*shown, o.get('text', '')] if len(''.join(t)) < 20_000]
@@ -121,20 +130,20 @@ def literals(c):
 
 def loose(path):
     "The numbers in the prose of a page that no code cell beside them has: neither in its source nor in its output."
-    cells = json.loads(path.read_text('utf-8'))['cells']
-    kinds = ''.join(c['cell_type'][0] for c in cells)
+    page = cells(path)
+    kinds = ''.join(c['cell_type'][0] for c in page)
     found = []
-    for i,c in enumerate(cells):
+    for i,c in enumerate(page):
         if kinds[i] != 'm': continue
         after = re.match('m*(c*)', kinds[i:]).span(1)
         before = re.search('(c*)m*$', kinds[:i]).span(1)
-        beside = [*cells[slice(*before)], *cells[i+after[0]:i+after[1]]]
+        beside = [*page[slice(*before)], *page[i+after[0]:i+after[1]]]
         near = {v for b in beside for v in literals(b)}
         def said(value, places, share):
             "Is it one of them, rounded as it is written?"
             def same(v): return value in (v, round(v, places), round(v + 1e-12, places))
             return any(same(v) or share and same(100*v) for v in near)
-        found += [(c['id'], s) for s,*number in numbers(''.join(c['source'])) if not said(*number)]
+        found += [(c['id'], s) for s,*number in numbers(c['source']) if not said(*number)]
     return found
 
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
@@ -158,9 +167,9 @@ def test_a_loose_number_is_found(tmp_path):
     assert page(code, ('t', 'Next.'), ('c', 'pass'), ('t', '13.7 % here')) == ['13.7 %']
 
 # --- plain English
-def prose(c):
-    "A Markdown cell, each paragraph as one line, so that a phrase is found where it wraps."
-    return re.sub(r'(?<=\S)\n(?=[\w`*(\[])', ' ', ''.join(c['source'])) + '\n\n'
+def prose(nb):
+    "The Markdown cells of a notebook, each paragraph as one line, so that a phrase is found where it wraps."
+    return '\n\n'.join(re.sub(r'(?<=\S)\n(?=[\w`*(\[])', ' ', c['source']) for c in cells(nb, 'markdown')) + '\n'
 
 # `x (Tensor): what it is`, `Tensor: what it is`
 SAYS = re.compile(r'(?m)^    (?:\*{0,2}\w+ \(.*\)|[\w.|\[\], ]+): (.*(?:\n {8}.*)*)')
@@ -177,9 +186,8 @@ def test_plain_english(tmp_path):
     files = [ROOT/f'{n}.md' for n in ('README', 'CHANGELOG', 'CONTRIBUTING')]
     files += [p for p in sorted((ROOT/'shok_nb').rglob('*.py')) if p.stem != '_modidx']
     for nb in NBS:
-        cells = json.loads(nb.read_text('utf-8'))['cells']
         files.append(tmp_path/f'{nb.stem}.md')
-        files[-1].write_text(''.join(prose(c) for c in cells if c['cell_type'] == 'markdown'), 'utf-8')
+        files[-1].write_text(prose(nb), 'utf-8')
     words = (ROOT/'docs'/'words.txt').read_text('utf-8').splitlines()
     phrases = [re.escape(p) for p,_,_ in (l.partition('->') for l in words) if ' ' in p]
     command = [sys.executable, '-m', 'codespell_lib', '--regex', fr"(?i:\b(?:{'|'.join(phrases)})\b)|[\w\-'’]+"]
@@ -195,9 +203,7 @@ NAMED = re.compile(r'\b([Aa]n?) ([\w.]*(?:\d|\.\w)[\w.]*)')           # an x86, 
 def test_grammar(tmp_path):
     "Harper finds nothing by the rules of docs/grammar.txt: a wrong word, a word twice, a sentence that is too long."
     texts = {n: (ROOT/f'{n}.md').read_text('utf-8') for n in ('README', 'CHANGELOG', 'CONTRIBUTING')}
-    for nb in NBS:
-        cells = json.loads(nb.read_text('utf-8'))['cells']
-        texts[nb.stem] = '\n\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
+    texts |= {nb.stem: '\n\n'.join(c['source'] for c in cells(nb, 'markdown')) for nb in NBS}
     for p in sorted((ROOT/'shok_nb').rglob('*.py')):
         name = '.'.join(p.relative_to(ROOT).with_suffix('').parts)
         if p.stem != '_modidx': texts[name] = '\n\n'.join(docstrings(p))

@@ -2,28 +2,23 @@
 import ast
 import doctest
 import inspect
-import json
 import pydoc
 import re
-import sys
+import types
 from importlib import import_module
-from pathlib import Path
+from importlib.util import find_spec
+import nbformat
 import pytest
 from estimators import lumped
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-from docs.docstrings import Notes, described, examples, exported, notebooks, of_nothing  # noqa: E402
+from pages import ROOT, notebook
+from docs.docstrings import Notes, described, examples, exported, notebooks, of_nothing
 
 MODULES = {p.stem: '.'.join(p.relative_to(ROOT).with_suffix('').parts) for p in (ROOT/'shok_nb').rglob('[!_]*.py')}
 
-def is_method(name, f):
-    "A method that people call, as its class has it."
-    function = isinstance(f, (staticmethod, classmethod, property)) or inspect.isfunction(f)
-    return function and (name == '__call__' or not name.startswith('_'))
+METHOD = types.FunctionType, staticmethod, classmethod, property
 
 def public():
-    "`(name, object)` of every public function, class and method; a field of a dataclass is none."
+    "`(name, object)` of every public function, class and method that people call; a field of a dataclass is none."
     for m,path in sorted(MODULES.items()):
         module = import_module(path)
         for n in module.__all__:
@@ -33,7 +28,8 @@ def public():
             if not inspect.isclass(o): continue
             fields = getattr(o, '__dataclass_fields__', {})
             for k,f in vars(o).items():
-                if k not in fields and is_method(k, f): yield f'{m}.{n}.{k}',f
+                called = isinstance(f, METHOD) and k not in fields
+                if called and (k == '__call__' or k[0] != '_'): yield f'{m}.{n}.{k}',f
 PUBLIC = dict(public())
 named = pytest.mark.parametrize('name', PUBLIC)
 
@@ -56,8 +52,7 @@ def test_parameters(name):
     method,rest = name.count('.') > 1,(inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     untyped = [p.name for p in given if p.annotation is p.empty and p.kind not in rest]
     assert method or not untyped, f'{untyped} without a type'
-    wanted = [p.name for p in given]
-    missing = [w for w in wanted if not re.search(rf'(?m)^    \*{{0,2}}{w}( \(.*|: )', said)]
+    missing = [p.name for p in given if not re.search(rf'(?m)^    \*{{0,2}}{p.name}( \(.*|: )', said)]
     assert not missing, f'{missing} in {doc}'
     back = sig.return_annotation
     quiet = inspect.isclass(o) or back is None or method and back is inspect.Signature.empty
@@ -66,9 +61,8 @@ def test_parameters(name):
 @pytest.mark.parametrize('nb', notebooks(ROOT/'nbs'), ids=lambda p: p.stem)
 def test_notebooks_hold_one_line(nb):
     "The comments stand beside the parameters there; the export does the rest."
-    for c in json.loads(nb.read_text('utf-8'))['cells']:
-        src = ''.join(c['source'])
-        if c['cell_type'] != 'code' or not re.match(r'#\| exports?\b', src): continue
+    for src in exported(nb)[1]:
+        if src.startswith('#| exporti'): continue
         for n in ast.walk(ast.parse(src)):
             if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_'):
                 assert '\n' not in (ast.get_docstring(n) or ''), n.name
@@ -93,11 +87,6 @@ def test_nothing_but_docstrings_is_written():
 
 NEEDS = {f'schedules.{n}_callback': n for n in ('lightning', 'transformers', 'fastai')}
 
-def found(module):
-    try: import_module(module)
-    except ImportError: return False
-    return True
-
 @named
 def test_example(name, monkeypatch, tmp_path):
     "It needs nothing but itself, and prints what it says it prints."
@@ -108,7 +97,7 @@ def test_example(name, monkeypatch, tmp_path):
     text = (inspect.getdoc(PUBLIC[name]) or '').partition('\nExample:\n')[2]
     test = doctest.DocTestParser().get_doctest(text, {}, name, None, None)
     assert test.examples, 'an example for docs/examples.txt'
-    if name in NEEDS and not found(NEEDS[name]):
+    if name in NEEDS and not find_spec(NEEDS[name]):
         said = f'{name.partition(".")[2]} needs the package {NEEDS[name]}: pip install {NEEDS[name]}'
         test.examples[-1] = doctest.Example(test.examples[-1].source, '', exc_msg=f'ImportError: {said}\n')
     said = []
@@ -116,21 +105,16 @@ def test_example(name, monkeypatch, tmp_path):
     finally: plt.close('all')
     assert not said, ''.join(said)
 
-def test_no_example_of_nothing():
-    "Each in the file is of something public."
-    assert examples().keys() == PUBLIC.keys()
-
-def test_the_export_names_an_example_of_nothing(tmp_path):
-    "A function that is renamed or removed leaves its example behind; while a cell is not Python nothing is said."
-    (tmp_path/'folder').mkdir()
-    def page(src):
-        cells = [dict(cell_type='code', source=s) for s in ('#| default_exp folder.soft', f'#| export\n{src}')]
-        (tmp_path/'folder'/'10_soft.ipynb').write_text(json.dumps(dict(cells=cells)))
-        of_nothing.cache_clear()
-        return of_nothing(str(tmp_path), tmp_path/'examples.txt')
+def test_no_example_of_nothing(tmp_path):
+    """Each in the file is of something public, and the export names one of a function that is gone; while a cell is not
+    Python it says nothing."""
+    assert examples().keys() == PUBLIC.keys() and not of_nothing(str(ROOT/'nbs'))
     (tmp_path/'examples.txt').write_text('Head.\n\nsoft.f\n>>> 1\n1\n\nsoft.C.g\n>>> 2\n2\n')
-    assert page('def f(): pass\nclass C:\n    def g(self): pass') == [] == page('def f(:')
-    assert page('def f2(): pass\nclass C: pass') == ['soft.C.g', 'soft.f']
+    for src,lost in {'def f(): pass\nclass C:\n    def g(self): pass': [], 'def f(:': [],
+            'def f2(): pass\nclass C: pass': ['soft.C.g', 'soft.f']}.items():
+        nbformat.write(notebook('#| default_exp folder.soft', f'#| export\n{src}'), tmp_path/'10_soft.ipynb')
+        of_nothing.cache_clear()
+        assert of_nothing(str(tmp_path), tmp_path/'examples.txt') == lost
     of_nothing.cache_clear()
 
 def test_help():
