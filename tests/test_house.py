@@ -33,7 +33,8 @@ from estimators import batches, grouped, lumped, variants
 from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import FOLDERS, NBS, ROOT, execute, notebook, played, ready, slug, sphinx
+from pages import FOLDERS, NBS, ROOT, cells, execute, notebook, played, ready, slug, sphinx
+from docs.docstrings import exported
 
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
@@ -100,9 +101,9 @@ def test_notebooks_are_clean(tmp_path):
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
 def test_stored_outputs(nb):
     "Outputs are stored where they teach: no widget state, no errors, no warnings."
-    for c in json.loads(nb.read_text('utf-8'))['cells']:
-        for o in c.get('outputs', []):
-            assert o['output_type'] != 'error' and o.get('name') != 'stderr', ''.join(c['source'])
+    for c in cells(nb, 'code'):
+        for o in c['outputs']:
+            assert o['output_type'] != 'error' and o.get('name') != 'stderr', c['source']
             assert not any('widget' in k for k in o.get('data', {})), 'widget state changes on every run: remove it'
 
 @pytest.mark.xdist_group('players')
@@ -286,8 +287,10 @@ def test_git_hooks_change_no_file(tmp_path):
     for f in ('.gitattributes', '.gitconfig'): assert (tmp_path/f).read_text() == (ROOT/f).read_text(), f
 
 # --- package
+VERSIONS = json.loads((ROOT/'bench'/'versions.json').read_text('utf-8'))         # what the suite ran on
+
 def test_metadata():
-    "settings.ini, pyproject.toml, the package, what is installed, and the citation agree."
+    "settings.ini, pyproject.toml, the package and what is installed agree."
     import shok_nb
     toml = pytest.importorskip('tomllib', reason='Python 3.10 has no tomllib')
     cfg,py = settings(),toml.loads((ROOT/'pyproject.toml').read_text('utf-8'))
@@ -296,30 +299,26 @@ def test_metadata():
     for k in ('lib_path', 'nbs_path'): assert cfg[k] == py['tool']['nbdev'][k]
     oldest = 'py' + cfg['min_python'].replace('.', '')                 # ruff refuses what that Python cannot parse
     assert py['tool']['ruff']['target-version'] == oldest
-    cff = (ROOT/'CITATION.cff').read_text('utf-8')
-    for k,v in dict(version='version', license='license', name='author', title='lib_name').items():
-        line = f'{k}: {cfg[v]}'
-        assert line in cff, line
     assert f"\n## {cfg['version']}" in (ROOT/'CHANGELOG.md').read_text('utf-8')
 
 def test_pythons():
     "The versions that the package names are those that the suite ran on, from the oldest."
-    rows = json.loads((ROOT/'bench'/'versions.json').read_text('utf-8'))
-    ran = {tuple(map(int, r['python'].split('.')[:2])) for r in rows}
+    ran = {tuple(map(int, r['python'].split('.')[:2])) for r in VERSIONS}
     said = settings()['pythons'].split()
     assert said == ['.'.join(map(str, v)) for v in sorted(ran)] and said[0] == settings()['min_python']
 
 def test_citation():
-    "What the Citation File Format 1.2.0 asks for, and nothing it does not know."
+    "What settings.ini says, as the Citation File Format 1.2.0 asks for it, and nothing that it does not know."
     yaml = pytest.importorskip('yaml')
-    cff = yaml.safe_load((ROOT/'CITATION.cff').read_text('utf-8'))
+    cff,cfg = yaml.safe_load((ROOT/'CITATION.cff').read_text('utf-8')),settings()
     known = {'cff-version', 'message', 'type', 'title', 'version', 'license', 'abstract', 'authors', 'keywords',
         'date-released', 'repository-code', 'url', 'doi', 'identifiers', 'references', 'preferred-citation'}
     assert {'cff-version', 'message', 'title', 'authors'} <= set(cff) <= known
-    assert cff['cff-version'] == '1.2.0' and cff['type'] == 'software' and cff['abstract'] == settings()['description']
-    assert all({'name'} <= set(a) or {'family-names', 'given-names'} <= set(a) for a in cff['authors'])
-    assert set(cff['keywords']) <= set(settings()['keywords'].split())
-    assert ('repository-code' in cff) == bool(settings()['git_url'])
+    assert cff['cff-version'] == '1.2.0' and cff['type'] == 'software' and cff['authors'] == [dict(name=cfg['author'])]
+    for k,v in dict(version='version', license='license', title='lib_name', abstract='description').items():
+        assert cff[k] == cfg[v], k
+    assert set(cff['keywords']) <= set(cfg['keywords'].split())
+    assert ('repository-code' in cff) == bool(cfg['git_url'])
 
 def test_constraints():
     "Every requirement has one pinned version here, and it is the one that runs; another torch chooses some for itself."
@@ -535,11 +534,10 @@ def test_no_venv_no_python(tmp_path):
 def test_range_of_torch():
     "What settings.ini allows begins and ends with versions that the whole suite has run on."
     if Path(sys.prefix).name.startswith('.venv-torch-'): pytest.skip('these tests write the table of versions')
-    rows = json.loads((ROOT/'bench'/'versions.json').read_text('utf-8'))
-    if not rows: pytest.skip('make test-all TORCH=... has written no row yet')
-    assert not [r['failures'] for r in rows if r['failed']]
+    if not VERSIONS: pytest.skip('make test-all TORCH=... has written no row yet')
+    assert not [r['failures'] for r in VERSIONS if r['failed']]
     spec = names(settings()['requirements'].split())['torch']
-    versions = sorted((tuple(map(int, r['torch'].split('.'))) for r in rows))
+    versions = sorted(tuple(map(int, r['torch'].split('.'))) for r in VERSIONS)
     (major,minor,_),(_,newest,_) = versions[0],versions[-1]
     assert set(str(spec).split(',')) == {f'>={major}.{minor}', f'<{major}.{newest+1}'}
     assert version('torch') in spec
@@ -576,7 +574,7 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
     page('start/10_a.ipynb', '# The A\n> With [B](../floor/20_b.ipynb) and [it](../../README.md).')
     made()
     assert [f for f in grouped(tmp_path/'nbs', ['start', 'floor'])] == ['', 'start', 'floor'] and not caplog.records
-    index = ''.join(json.loads((tmp_path/'index.ipynb').read_text())['cells'][-1]['source'])
+    index = cells(tmp_path/'index.ipynb')[-1]['source']
     assert index.split()[2:-1] == ['Overview', '<self>', 'start', 'floor']
     assert menu('floor.md') == ['See', 'here', '<c>', 'b']
     assert (tmp_path/'floor.md').read_text().startswith('# The floor\n')
@@ -593,11 +591,11 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
 def test_links_between_pages():
     "In a notebook they are paths, for who reads it in Jupyter or in a repository; each is of a file that is there."
     for nb in NBS:
-        for c in json.loads(nb.read_text('utf-8'))['cells']:
-            shown = [''.join(o.get('data', {}).get('text/markdown', '')) for o in c.get('outputs', [])]
-            for text in (*shown, ''.join(c['source']) if c['cell_type'] == 'markdown' else ''):
-                for path in re.findall(r'\]\(([\w./-]+\.\w+)(?:#[^)]*)?\)', text):
-                    assert (nb.parent/path).exists(), f'{nb.stem}: {path}'
+        outputs = [o.get('data', {}) for c in cells(nb, 'code') for o in c['outputs']]
+        shown = [''.join(data.get('text/markdown', '')) for data in outputs]
+        for text in (*shown, *(c['source'] for c in cells(nb, 'markdown'))):
+            for path in re.findall(r'\]\(([\w./-]+\.\w+)(?:#[^)]*)?\)', text):
+                assert (nb.parent/path).exists(), f'{nb.stem}: {path}'
 
 def test_what_is_there_by_name():
     "Without an import of its own, the moment it is asked for."
@@ -784,16 +782,15 @@ def test_links_of_tables():
     assert '| `mine` |' in table([replace(catalog[0], f=mine, knobs=())])
 
 def test_workflows():
-    "They run the commands of README, on the torch and Python versions of the table."
-    flows = {f.stem: f.read_text('utf-8') for f in (ROOT/'.github'/'workflows').glob('*.yml')}
-    assert all('.ci/run' in flows[k] for k in ('test', 'release')) and 'make docs' in flows['site']
-    pairs = set(re.findall(r'torch: "([\d.]+)", python: "([\d.]+)"', flows['versions']))
-    rows = json.loads((ROOT/'bench'/'versions.json').read_text('utf-8'))
-    assert pairs == {(r['torch'], '.'.join(r['python'].split('.')[:2])) for r in rows}
-    assert 'make test-all TORCH=' in flows['versions'] and 'settings.ini' in flows['release']
-    dev = json.loads((ROOT/'.devcontainer'/'devcontainer.json').read_text('utf-8'))
-    make = (ROOT/'Makefile').read_text('utf-8')
-    assert '.venv/ready' in dev['postCreateCommand'] and re.search(r'(?m)^\$\(VENV\)/ready:', make)
+    "What they run, and what a container makes, is there; on the torch and Python versions of the table."
+    flows = ''.join(f.read_text('utf-8') for f in (ROOT/'.github'/'workflows').glob('*.yml'))
+    dev = json.loads((ROOT/'.devcontainer'/'devcontainer.json').read_text('utf-8'))['postCreateCommand']
+    targets = re.findall(r'(?m)^([^#\s:]+):(?!=)', (ROOT/'Makefile').read_text('utf-8').replace('$(VENV)', '.venv'))
+    made = re.findall(r'\bmake ([\w./-]+)', flows + dev)
+    assert {*made} <= {*targets} and {'docs', 'test-all', 'release', '.venv/ready'} <= {*made}
+    assert flows.count('.ci/run') == 2 and (ROOT/'.ci'/'run').exists()
+    pairs = re.findall(r'torch: "([\d.]+)", python: "([\d.]+)"', flows)
+    assert {*pairs} == {(r['torch'], '.'.join(r['python'].split('.')[:2])) for r in VERSIONS}
 
 def test_row_of_a_version(tmp_path):
     "Counts, reasons and names as pytest writes them; the row of the same torch and Python is replaced."
@@ -877,17 +874,14 @@ def test_next_page_is_the_readers(site):
 
 @site_group
 def test_api_entries(site):
-    "Every public function of a page has its entry, and each parameter its line."
-    pages = {p.stem: p.read_text('utf-8') for p in site.glob('*.html')}
+    "Every public function and class has its entry on the page that makes it."
     for nb in NBS:
-        for c in json.loads(nb.read_text('utf-8'))['cells']:
-            src = ''.join(c['source'])
-            if not re.match(r'#\| exports?\n', src) or c['cell_type'] != 'code': continue
+        page = (site/f'{slug(nb)}.html').read_text('utf-8')
+        for src in exported(nb)[1]:
+            if src.startswith('#| exporti'): continue
             for n in ast.parse(src).body:
-                if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_'):
-                    page = pages[slug(nb)]
-                    entry = rf'<dt class="sig[^>]*id="shok_nb\.[\w.]+\.{n.name}"'
-                    assert re.search(entry, page), f'{nb.stem}: {n.name}'
+                if not isinstance(n, (ast.FunctionDef, ast.ClassDef)) or n.name.startswith('_'): continue
+                assert re.search(rf'<dt class="sig[^>]*id="shok_nb\.[\w.]+\.{n.name}"', page), f'{nb.stem}: {n.name}'
 
 @site_group
 def test_api_page(site):
@@ -902,7 +896,10 @@ def test_api_page(site):
             full = re.search(rf'id="(shok_nb\.(?:\w+\.)?{module}\.{name})"', page)
             assert full and f'#{full[1]}"' in names, name
     assert page.count('highlight-pycon') == len(PUBLIC)
-    assert re.search('<meta content="[^"]{20,}" name="description"', page)
+    heads = re.findall(r'<dt class="sig[^>]*>', page)
+    assert len(heads) > 150 and all(' id="' in h for h in heads)
+    assert 'href="#shok_nb.estimators.soft.soft_round" title="Link to this definition"' in page
+    assert re.search('<meta content="Everything public[^"]{20,}" name="description"', page)
     tree = (site/'soft.html').read_text('utf-8').partition('<div class="sidebar-tree">')[2].partition('</aside>')[0]
     assert 'href="api.html"' in tree and 'href="genindex.html"' in tree
 
@@ -995,8 +992,7 @@ def test_what_a_page_says_of_itself(site):
         extra = dict(index='', models='widgets', runtime='widgets,onnx', first_network='lessons').get(slug(nb))
         if extra is not None: assert f"<code>pip install '.[{extra}]'</code>" in page or not extra
         if extra == '': assert 'Needs <a' not in page
-        kept = json.loads((site/'_notebooks'/nb.name).read_text('utf-8'))
-        text = ''.join(''.join(c['source']) for c in kept['cells'] if c['cell_type'] == 'markdown')
+        text = ''.join(c['source'] for c in cells(site/'_notebooks'/nb.name, 'markdown'))
         for path in re.findall(r'\]\(([\w./-]+\.ipynb)', text): assert (site/'_notebooks'/path).exists(), path
 
 @site_group
@@ -1008,19 +1004,10 @@ def test_links_to_torch(site):
     assert f'{docs}cat.html#torch.cat"' in (site/'operators.html').read_text('utf-8')          # of a docstring
 
 @site_group
-def test_every_api_entry_has_an_anchor(site):
-    page = (site/'api.html').read_text('utf-8')
-    heads = re.findall(r'<dt class="sig[^>]*>', page)
-    assert len(heads) > 150 and all(' id="' in h for h in heads)
-    assert re.search('<meta content="Everything public[^"]{20,}" name="description"', page)
-    assert 'href="#shok_nb.estimators.soft.soft_round" title="Link to this definition"' in page
-
-@site_group
 def test_terms_lead_to_the_glossary(site):
     "Each has a line there, and the first mention on a page leads to it and says it."
     from literate import glossary
-    nb = json.loads((ROOT/'nbs'/'reference'/'05_glossary.ipynb').read_text('utf-8'))
-    terms = glossary(''.join(nb['cells'][0]['source']))
+    terms = glossary(cells(ROOT/'nbs'/'reference'/'05_glossary.ipynb')[0]['source'])
     page = (site/'glossary.html').read_text('utf-8')
     assert len(terms) > 40
     for t in terms: assert f'id="term-{t.replace(" ", "-")}"' in page, t
