@@ -19,11 +19,10 @@ from unittest import mock
 import nbformat
 import zmq.asyncio
 from filelock import FileLock
-from nbclient import NotebookClient
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT/'docs'
-sys.path.append(str(DOCS/'_ext'))                                   # for what makes the site
+sys.path[:0] = map(str, (DOCS/'_ext', ROOT))                        # for what makes the site
 from literate import grouped, slug, write_pages  # noqa: E402 (found by the line above)
 
 SOURCE, HTML = DOCS/'nbs', DOCS/'_build'/'html'                     # those of `make docs`
@@ -44,20 +43,28 @@ def cache_of(basetemp):
 
 def lock(folder, name): return FileLock(folder/f'{name}.lock')
 
+def is_folded(cell):
+    "Is the code of a page's cell seen only when a reader asks?"
+    return 'hide-input' in cell['metadata']['tags']
+
+@functools.cache
+def conf():
+    "The configuration of the site; it leaves the path and the environment as they were."
+    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [*sys.path]):
+        return runpy.run_path(str(DOCS/'conf.py'))
+
 @functools.cache
 def written(folder, nbs=Path('../nbs'), src=SOURCE):
-    "Write the pages of the notebooks of `nbs`, as seen from docs, to `src`. Returns the configuration of the site."
-    conf = runpy.run_path(str(DOCS/'conf.py'))
-    options = {k: v for k,v in conf.items() if k.startswith('literate_')}
+    "Write the pages of the notebooks of `nbs`, as seen from docs, to `src`."
+    options = {k: v for k,v in conf().items() if k.startswith('literate_')}
     config = SimpleNamespace(literate_nbs=nbs, **options)
     with lock(folder, 'all'):
         src.mkdir(exist_ok=True)
         write_pages(SimpleNamespace(config=config, confdir=DOCS, srcdir=src))
-    return conf
 
-def for_kernels(conf):
+def for_kernels():
     "What the kernels of pages find in their environment."
-    return dict(IN_TEST='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(conf['paths']))
+    return dict(IN_TEST='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(conf()['paths']))
 
 class Kernel:
     "A process that is not our child, with what jupyter_client asks of one."
@@ -132,6 +139,7 @@ def notebook(*cells):
 
 def played(*sources, cwd):
     "These cells of code after a kernel has run them, errors and all."
+    from nbclient import NotebookClient
     nb,resources = notebook(*sources),dict(metadata=dict(path=cwd))
     with forks(): NotebookClient(nb, allow_errors=True, timeout=600, resources=resources).execute()
     return nb.cells
@@ -139,9 +147,8 @@ def played(*sources, cwd):
 def execute(nb, folder, *where):
     """Run the page of the notebook `nb` as the site does and keep it in `folder`, unless
     it is there. Raises what a cell raises. For another site, `where` is what `written` takes."""
-    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [*sys.path]):
-        conf = written(folder, *where)
-        os.environ.update(for_kernels(conf))
+    written(folder, *where)
+    with mock.patch.dict(os.environ, for_kernels()):
         from jupyter_cache import get_cache
         from jupyter_cache.base import CacheBundleIn
         from jupyter_cache.executors.utils import single_nb_execution
@@ -152,7 +159,7 @@ def execute(nb, folder, *where):
                 cache = get_cache(folder)
                 try: return cache.match_cache_notebook(page)
                 except KeyError: pass
-            timeout = conf['nb_execution_timeout']
+            timeout = conf()['nb_execution_timeout']
             with forks(): made = single_nb_execution(page, str(path.parent), timeout=timeout, allow_errors=False)
             if made.err: raise made.err
             bundle = CacheBundleIn(page, str(path), data=dict(execution_seconds=made.time))
@@ -186,7 +193,8 @@ def main(jobs):
     start = 'spawn'
     if sys.platform == 'linux':                                      # all jobs share what is made here
         start = 'fork'
-        os.environ.update(for_kernels(written(CACHE)))
+        written(CACHE)
+        os.environ.update(for_kernels())
         warm()
     with ProcessPoolExecutor(jobs, multiprocessing.get_context(start)) as pool: list(pool.map(keep, NBS))
 

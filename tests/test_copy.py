@@ -5,12 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from unittest import mock
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import NBS, ROOT, notebook, played, slug
+from pages import NBS, ROOT, conf, is_folded, notebook, played, slug
 
 GIVEN = {'export', 'exports', 'exporti'}              # such cells are in the package, which the reader has installed
 UNSEEN = {'remove-cell', 'remove-input', 'skip-execution'}
@@ -21,8 +22,6 @@ def seen(nb):
     def given(c): return c['cell_type'] == 'code' and GIVEN & directives(''.join(c['source']))[0].keys()
     cells = convert(nb | dict(cells=[c for c in nb['cells'] if not given(c)]), {}, 'shok_nb')['cells']
     return [c for c in cells if c['cell_type'] == 'code' and not UNSEEN & {*c['metadata']['tags']}]
-
-def is_folded(cell): return 'hide-input' in cell['metadata']['tags']
 
 def raised(cell):
     "What the cell raised as it ran, or None."
@@ -48,7 +47,6 @@ def wrong(nb, cwd, missing=()):
 def test_what_is_seen_runs(nb, tmp_path):
     "With the extras that the page says it needs, and with no other."
     from literate import needs
-    from test_house import conf
     page,extras = json.loads(nb.read_text('utf-8')),conf()['literate_extras']
     named = needs(page, extras)
     others = {*extras} - ({*extras} if 'lessons' in named else {*named})
@@ -117,14 +115,12 @@ def imported(source):
 
 def brought(reqs):
     "The distributions that these requirements install, with what those need."
-    found,todo = set(),[Requirement(r) for r in reqs]
-    while todo:
-        r = todo.pop()
+    found,todo = set(),[*reqs]
+    for r in map(Requirement, todo):                      # it grows
         name = canonicalize_name(r.name)
         if name in found or r.marker and not r.marker.evaluate(dict(extra='')): continue
         found.add(name)
-        try: todo += map(Requirement, metadata.requires(name) or [])
-        except metadata.PackageNotFoundError: continue
+        with suppress(metadata.PackageNotFoundError): todo += metadata.requires(name) or []
     return found
 
 def test_lessons_bring_what_the_pages_import():

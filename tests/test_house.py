@@ -11,7 +11,6 @@ import json
 import os
 import random
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from configparser import ConfigParser
 from dataclasses import replace
 from email.parser import Parser
 from html.parser import HTMLParser
-from importlib.metadata import distribution, version
+from importlib.metadata import version
 from itertools import count, repeat
 from pathlib import Path
 from queue import Empty
@@ -33,7 +32,7 @@ from estimators import batches, grouped, lumped, variants
 from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import FOLDERS, NBS, ROOT, cells, execute, notebook, played, ready, slug, sphinx
+from pages import FOLDERS, NBS, ROOT, cells, conf, execute, is_folded, notebook, played, ready, slug, sphinx
 from docs.docstrings import exported
 
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
@@ -64,19 +63,11 @@ def copy(to, *folders):
     return to
 
 def tracked():
-    "The files git knows or would add; where git knows nothing, as in an unpacked archive, all but what is made here."
-    git = shutil.which('git')
+    "The files that git knows or would add; without git, or in a folder it ignores, the test skips."
+    git = shutil.which('git') or pytest.skip('no git here')
     listing = [git, 'ls-files', '-co', '--exclude-standard']
-    out = git and subprocess.run(listing, cwd=ROOT, capture_output=True, text=True).stdout
-    if out: return [f for f in map(ROOT.joinpath, out.splitlines()) if f.exists()]
-    made = {'build', 'dist', '_build', '__pycache__', '_proc', '_docs'}
-    def ours(f):
-        "Is this file none that make leaves behind?"
-        parts = f.relative_to(ROOT).parts
-        dotted = '.venv', '.git', '.pytest', '.hypothesis', '.ipynb'
-        hidden = any(p.startswith(dotted) or p.endswith('.egg-info') for p in parts)
-        return f.is_file() and not hidden and not made & {*parts} and parts[:2] != ('docs', 'nbs')
-    return sorted(filter(ours, ROOT.rglob('*')))
+    out = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True).stdout
+    return [f for f in map(ROOT.joinpath, out.splitlines()) if f.exists()] or pytest.skip('git knows no file here')
 
 def within(folder, *kinds):
     "The files of a folder and of those in it, by their paths from there."
@@ -92,11 +83,16 @@ def test_notebook_runs(nb, ran):
     "Each in a kernel of its own, hidden cells too: the run that the site shows."
     execute(nb, ran)
 
-def test_notebooks_are_clean(tmp_path):
+def test_exported_and_clean(tmp_path):
+    "shok_nb/ is what the notebooks say, and in these is nothing that nbdev would remove."
     copy(tmp_path, 'nbs', 'shok_nb')
-    run('-c', 'from nbdev.clean import nbdev_clean; nbdev_clean()', cwd=tmp_path)
-    _,diff,err = filecmp.cmpfiles(ROOT/'nbs', tmp_path/'nbs', within(ROOT/'nbs', '.ipynb'), shallow=False)
-    assert not diff + err, f'run nbdev-clean: {diff + err}'
+    for f in (tmp_path/'shok_nb').rglob('[!_]*.py'): f.unlink()
+    both = 'import nbdev, nbdev.clean; nbdev.nbdev_export(); nbdev.clean.nbdev_clean()'
+    run('-c', both, cwd=tmp_path, IN_TEST='')
+    for folder,kind,mend in (('shok_nb', '.py', 'nbdev-export'), ('nbs', '.ipynb', 'nbdev-clean')):
+        here,made = (within(d/folder, kind) for d in (ROOT, tmp_path))
+        _,diff,err = filecmp.cmpfiles(ROOT/folder, tmp_path/folder, here, shallow=False)
+        assert here == made and not diff + err, f'run {mend}: {diff + err}'
 
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
 def test_stored_outputs(nb):
@@ -179,16 +175,6 @@ def test_the_first_ten_minutes(tmp_path):
     changed(rise='.9*q*q*q', slope='2.7*q*q')
     out = run_here('-c', test)
     assert out.returncode and 'AssertionError' in out.stdout + out.stderr
-
-def test_exported(tmp_path):
-    "shok_nb/ is what the notebooks say."
-    copy(tmp_path, 'nbs', 'shok_nb')
-    for f in (tmp_path/'shok_nb').rglob('[!_]*.py'): f.unlink()
-    run('-c', 'import nbdev; nbdev.nbdev_export()', cwd=tmp_path, IN_TEST='')
-    made,here = (within(d/'shok_nb', '.py') for d in (tmp_path, ROOT))
-    assert made == here
-    _,diff,err = filecmp.cmpfiles(ROOT/'shok_nb', tmp_path/'shok_nb', here, shallow=False)
-    assert not diff + err, f'run nbdev-export: {diff + err}'
 
 def test_readme(): run('docs/readme.py', '--check')
 
@@ -328,9 +314,8 @@ def test_constraints():
     pins = {canonicalize_name(r.name): r for r in lines}
     assert len(pins) == len(lines)
     other = version('torch').partition('+')[0] not in pins['torch'].specifier
-    extras = distribution('shok_nb').metadata.get_all('Provides-Extra')
-    for r in map(Requirement, distribution('shok_nb').requires):
-        if r.marker and not any(r.marker.evaluate(dict(extra=e)) for e in extras): continue     # for another Python
+    for r in (Requirement(r) for k,v in settings().items() if k.endswith('requirements') for r in v.split()):
+        if r.marker and not r.marker.evaluate(): continue                                       # for another Python
         pin = pins[canonicalize_name(r.name)]
         assert version(r.name) in r.specifier, f'{r}, but {version(r.name)} runs'
         if other and r.name in ('torch', 'setuptools'): continue
@@ -501,13 +486,6 @@ def test_messages_say_what_to_type():
     texts = [f.read_text('utf-8') for f in (ROOT/'shok_nb').rglob('*.py')]
     assert sum('pip install' in text for text in texts) == 1, 'use missing_package or installed of engine.arguments'
 
-def test_files_without_git(tmp_path, monkeypatch):
-    "An unpacked archive has no .git, and a folder of somebody else's git does not look into."
-    def known(): return {f for f in tracked() if f.suffix in ('.py', '.ipynb')}
-    want = known()
-    monkeypatch.setenv('GIT_DIR', str(tmp_path))
-    assert known() == want
-
 def test_python_is_too_old(tmp_path):
     "One line, before anything is installed."
     (tmp_path/'tests').mkdir()
@@ -541,11 +519,6 @@ def test_range_of_torch():
     (major,minor,_),(_,newest,_) = versions[0],versions[-1]
     assert set(str(spec).split(',')) == {f'>={major}.{minor}', f'<{major}.{newest+1}'}
     assert version('torch') in spec
-
-def conf():
-    "The configuration of the site."
-    with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [*sys.path]):
-        return runpy.run_path(str(ROOT/'docs'/'conf.py'))
 
 def test_each_page_has_one_place():
     "In a folder that has a title, by a number of its own; the overview alone lies in none."
@@ -610,8 +583,6 @@ def as_page(*cells):
     "The code cells of the page that these sources become."
     from literate import convert
     return [c for c in convert(notebook(*cells), {}, 'shok_nb')['cells'] if c['cell_type'] == 'code']
-
-def is_folded(c): return 'hide-input' in c['metadata']['tags']
 
 def test_what_folds():
     "Exports, private or not, and what is longer than 20 lines, unless the cell says no; their imports are not seen."
