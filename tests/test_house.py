@@ -120,10 +120,10 @@ def test_private_code_is_folded_in_jupyter(nb):
     "As on the site: what is exported or folded there is, and nothing else. `python docs/pictures.py` does it."
     page = json.loads(nb.read_text('utf-8'))
     for metadata in ({}, dict(jupyter=dict(source_hidden=True))):
-        cells = [c | dict(metadata=metadata) if c['cell_type'] == 'code' else c for c in page['cells']]
-        changes = cells != page['cells']
-        assert pictures.folded(dict(cells=cells)) == changes
-        assert cells == page['cells'], 'run docs/pictures.py'
+        made = [c | dict(metadata=metadata) if c['cell_type'] == 'code' else c for c in page['cells']]
+        changes = made != page['cells']
+        assert pictures.folded(dict(cells=made)) == changes
+        assert made == page['cells'], 'run docs/pictures.py'
     assert not pictures.installs(page), 'run docs/pictures.py'
 
 def test_install_cell():
@@ -229,25 +229,6 @@ def test_mutants_are_of_this_code():
         chosen = re.findall(r'[\w-]+', args[args.index('-k')+1]) if '-k' in args else []
         known = [*re.findall(r'\b(test_\w+)', texts), *re.findall("'([^'\n]*)'", texts), ids, laws]
         for word in {*chosen} - {'and', 'or', 'not'}: assert any(word in k for k in known), f'{module}: -k {word}'
-
-def test_measure_counts(tmp_path):
-    "What it says of a package of two folders and a page, where all can be counted by hand."
-    import measure
-    one = "from ..b.two import _c, _d\nfrom .other import _e\n"
-    two = "_c = _d = 1\ndef f(x):\n    'What.'\n    return 1 if x and x else 2\n"
-    files = {'a/one.py': one, 'a/other.py': 'from .. import top\n_c = 1', 'b/two.py': two, 'top.py': ''}
-    for name,text in files.items():
-        (tmp_path/'shok_nb'/name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path/'shok_nb'/name).write_text(text)
-    cells = [dict(cell_type='markdown', source=['# A page\n', '> of six <!-- not --> words']),
-        dict(cell_type='code', source=['#| export\n', '\n', 'x = 1']), dict(cell_type='code', source=['x'])]
-    (tmp_path/'page.ipynb').write_text(json.dumps(dict(cells=cells)))
-    assert measure.page(tmp_path/'page.ipynb') == {'cells': 3, 'words': 7, 'longest export': 2, 'longest other': 1}
-    uses = {'a.one': {'a.other', 'b.two'}, 'a.other': {'top'}, 'b.two': set(), 'top': set()}
-    assert measure.imported(tmp_path) == uses and measure.shared(tmp_path) == {'_c': 2}
-    assert measure.arrows(tmp_path) == {'a -> b': 1, 'a -> top': 1} and measure.private(tmp_path) == {'_c': 1, '_d': 1}
-    assert [measure.decisions(f) for _,f in measure.functions(ast.parse(two))] == [2] and measure.split(two) == (3, 1)
-    assert measure.beside(5, dict(n=3), 'n') == '5 (+2)' and measure.beside(5, {}, 'n') == '5'
 
 @pytest.mark.slow
 def test_measure_is_a_report():
