@@ -340,13 +340,13 @@ def test_wheel(wheel):
     assert {*wanted} <= {*meta.get_all('Classifier')} and meta['Keywords'].split(',') == cfg['keywords'].split()
     assert meta['Requires-Python'] == f">={cfg['min_python']}"
     reqs = [Requirement(r) for r in meta.get_all('Requires-Dist')]
-    extra = lambda e: names(str(r).split(';')[0] for r in reqs if r.marker and r.marker.evaluate({'extra': e}))
-    assert names(str(r) for r in reqs if not r.marker) == names(cfg['requirements'].split())
-    assert {*names(cfg['requirements'].split())} == {'torch'} and 'torch>=' in cfg['requirements']
+    def extra(e): return names(str(r).split(';')[0] for r in reqs if r.marker and r.marker.evaluate({'extra': e}))
+    def asked(*keys): return names(r for k in keys for r in cfg[f'{k}requirements'].split())
+    assert names(str(r) for r in reqs if not r.marker) == asked('') and {*asked('')} == {'torch'}
+    assert 'torch>=' in cfg['requirements']
     assert set(meta.get_all('Provides-Extra')) == {'widgets', 'onnx', 'lessons', 'docs', 'test', 'dev'}
-    for e in ('widgets', 'onnx'): assert extra(e) == names(cfg[f'{e}_requirements'].split())
-    both = cfg['widgets_requirements'] + ' ' + cfg['onnx_requirements']
-    assert extra('lessons') == names([*both.split(), *cfg['lessons_requirements'].split()])
+    for e in ('widgets', 'onnx'): assert extra(e) == asked(f'{e}_')
+    assert extra('lessons') == asked('widgets_', 'onnx_', 'lessons_')
     for e in ('docs', 'test'): assert extra('lessons').items() <= extra(e).items()
     assert extra('docs').items() | extra('test').items() == extra('dev').items()
 
@@ -511,11 +511,10 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
         (tmp_path/'nbs'/path).parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook(new_markdown_cell(text)), tmp_path/'nbs'/path)
     def menu(name): return (tmp_path/name).read_text('utf-8').partition('hidden:')[2].partition('```')[0].split()
-    def made():
-        config = SimpleNamespace(literate_package='shok_nb', literate_nbs=tmp_path/'nbs', literate_git_url='',
-            literate_branch='main', literate_folders=dict(start='Start', floor='The floor'), literate_more={},
-            literate_titles=dict(c='See here'))
-        write_pages(SimpleNamespace(config=config, confdir=ROOT/'docs', srcdir=tmp_path))
+    config = SimpleNamespace(literate_package='shok_nb', literate_nbs=tmp_path/'nbs', literate_git_url='',
+        literate_branch='main', literate_folders=dict(start='Start', floor='The floor'), literate_more={},
+        literate_titles=dict(c='See here'))
+    def made(): write_pages(SimpleNamespace(config=config, confdir=ROOT/'docs', srcdir=tmp_path))
     page('index.ipynb', '# Top\n> All.')
     page('floor/20_b.ipynb', '# The B\n> Second\n> of two.\n\nMore. <!-- search: bee -->')
     page('floor/10_c.ipynb', '# The C\n> First; see [B](20_b.ipynb).')

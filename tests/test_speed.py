@@ -3,7 +3,6 @@ nothing kept that can be computed again. `make bench` has the times, `make measu
 import gc
 import itertools
 import math
-import sys
 import time
 import warnings
 from functools import partial
@@ -70,7 +69,6 @@ def test_pieces_with_knobs(r, small):
 def test_no_full_size_temporaries(r, f, monkeypatch):
     """Beyond the result, forward and backward hold a few pieces; but for the pull of
     `ewgs_round`, which is a second function."""
-    sys.path.insert(0, 'bench')
     from bench import Cpu
     monkeypatch.setattr(pieces, "_PIECE", 1<<9)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
@@ -202,7 +200,6 @@ def test_kernels_are_for_the_gpu():
 def test_small_tensors_allocate_their_result(r, f, monkeypatch):
     """Once there is a program, and 64 bytes for what a number takes; but for a second function of `ewgs_round`. No
     program of an earlier test is kept, lest there be too many and all be forgotten here."""
-    sys.path.insert(0, 'bench')
     for kept in ('_seen', '_programs'): monkeypatch.setattr(replay, kept, {})
     from bench import Cpu
     x,g = torch.randn(1<<14, generator=generator()),torch.ones(1<<14)
