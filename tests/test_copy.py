@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from importlib import metadata
 from unittest import mock
+import literate
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -18,9 +19,8 @@ UNSEEN = {'remove-cell', 'remove-input', 'skip-execution'}
 
 def seen(nb):
     "The code cells that the site shows of a notebook, folded or not, but for those that the package holds."
-    from literate import convert, directives
-    def given(c): return c['cell_type'] == 'code' and GIVEN & directives(''.join(c['source']))[0].keys()
-    cells = convert(nb | dict(cells=[c for c in nb['cells'] if not given(c)]), {}, 'shok_nb')['cells']
+    def given(c): return c['cell_type'] == 'code' and GIVEN & literate.directives(''.join(c['source']))[0].keys()
+    cells = literate.convert(nb | dict(cells=[c for c in nb['cells'] if not given(c)]), {}, 'shok_nb')['cells']
     return [c for c in cells if c['cell_type'] == 'code' and not UNSEEN & {*c['metadata']['tags']}]
 
 def raised(cell):
@@ -46,19 +46,17 @@ def wrong(nb, cwd, missing=()):
 @pytest.mark.parametrize('nb', NBS, ids=slug)
 def test_what_is_seen_runs(nb, tmp_path):
     "With the extras that the page says it needs, and with no other."
-    from literate import needs
     page,extras = json.loads(nb.read_text('utf-8')),conf()['literate_extras']
-    named = needs(page, extras)
+    named = literate.needs(page, extras)
     others = {*extras} - ({*extras} if 'lessons' in named else {*named})
     failed = wrong(page, tmp_path, [n for e in others for n in extras[e].split() if '.' not in n])
     assert not failed, '\n'.join(f'{line}\n    {e}' for line,e in failed)
 
 def rebound(cells):
     "Names that an open cell reads and a folded one was the last to bind, each with both cells."
-    from literate import names
     last,found = {},[]
     for c in cells:
-        bound,read = names(c['source'])
+        bound,read = literate.names(c['source'])
         if not is_folded(c): found += [(n, c['id'], last[n]['id']) for n in read if is_folded(last.get(n, c))]
         last |= dict.fromkeys(bound, c)
     return found
@@ -98,14 +96,14 @@ def test_what_does_not_run_is_found(tmp_path):
 
 def test_a_page_names_the_extras_of_its_code():
     "By what it imports and calls; what readers do not see, and the package's own code, needs none."
-    from literate import install_line, needs
     extras = dict(widgets='matplotlib shok_nb.show plots', onnx='onnx to_onnx', lessons='sklearn')
-    def wanted(*sources): return needs(notebook(*sources), extras)
+    def wanted(*sources): return literate.needs(notebook(*sources), extras)
     assert wanted('import torch', '#| hide\nimport onnx', '#| export\nimport onnx', "to = 'onnx'") == []
     assert wanted('import matplotlib.pyplot as plt') == wanted('from shok_nb.show.plots import figure') == ['widgets']
     assert wanted('R.plots.figure()', 'R.to_onnx(m, x)') == ['widgets', 'onnx']
     assert wanted('import onnx', 'from sklearn.datasets import load_digits') == ['lessons']
-    assert "pip install '.[widgets,onnx]'" in install_line(['widgets', 'onnx']) and not install_line([])
+    assert "pip install '.[widgets,onnx]'" in literate.install_line(['widgets', 'onnx'])
+    assert not literate.install_line([])
 
 def imported(source):
     "The packages that a cell imports."

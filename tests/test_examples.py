@@ -2,14 +2,11 @@
 import ast
 import json
 import re
+import literate
 import pytest
+from examples import is_check, parts
 from pages import DOCS, NBS, is_folded, notebook, played, slug
 from test_copy import GIVEN, seen
-
-
-def taken(code):
-    from examples import parts
-    return [(p.kind, p.code) for p in parts(code)]
 
 @pytest.mark.parametrize('code,want', {
     'the checks are last': ('x = 1\nassert x\nx', [('example', 'x = 1\nx'), ('check', 'assert x')]),
@@ -40,15 +37,14 @@ def taken(code):
     'failures in a loop': ('for f in fs:\n    with expect_fail(): f()',
         [('check', 'for f in fs:\n    with expect_fail(): f()')]),
 }.values())
-def test_parts(code, want): assert taken(code) == want
+def test_parts(code, want): assert [(p.kind, p.code) for p in parts(code)] == want
 
 def test_an_error_is_checked_before_it_is_shown():
     "Unseen, by the statement of the notebook; the cell that the reader sees may fail, and says with what."
-    from literate import convert
     src = "#| fig-alt: no\nwith expect_fail(ValueError, contains='too large'): f(9)\nf(1)\nassert f(1)"
     nb = notebook(src)
     nb.cells[0].outputs = [1]
-    page = convert(nb, {}, 'shok_nb')
+    page = literate.convert(nb, {}, 'shok_nb')
     test,error,alt,shown,check = page['cells']
     assert 'remove-cell' in test['metadata']['tags']
     assert test['source'] == "with expect_fail(ValueError, contains='too large'): f(9)\nfigures.error()"
@@ -61,12 +57,10 @@ def test_an_error_is_checked_before_it_is_shown():
 @pytest.mark.parametrize('nb', NBS, ids=slug)
 def test_no_check_among_examples(nb):
     "Nothing of a cell is lost, no cell that one sees unfolded holds a check, and no value needs what a check does."
-    from examples import is_check, parts
-    from literate import directives
     page = json.loads(nb.read_text('utf-8'))
     def statements(*codes): return sorted(ast.unparse(n) for c in codes for n in ast.parse(c).body)
     for c in page['cells']:
-        d,code = directives(''.join(c['source']))
+        d,code = literate.directives(''.join(c['source']))
         if c['cell_type'] != 'code' or GIVEN & d.keys(): continue
         made = parts(code)
         assert statements(code) == statements(*(p.test or p.code for p in made))

@@ -19,12 +19,14 @@ from configparser import ConfigParser
 from dataclasses import replace
 from email.parser import Parser
 from html.parser import HTMLParser
+from importlib import import_module
 from importlib.metadata import version
 from itertools import count, repeat
 from pathlib import Path
 from queue import Empty
 from types import SimpleNamespace
 from unittest import mock
+import literate
 import nbformat
 import pictures
 import pytest
@@ -33,7 +35,9 @@ from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import FOLDERS, NBS, ROOT, cells, conf, execute, is_folded, notebook, played, ready, slug, sphinx
+import shok_nb
 from docs.docstrings import exported
+from shok_nb.catalog import catalog, table
 
 SETTINGS = ('settings.ini', 'setup.py', 'pyproject.toml', 'README.md', 'LICENSE', 'MANIFEST.in')
 EXPORT = ('docs/docstrings.py', 'docs/examples.txt')            # what the export needs beside the notebooks
@@ -101,16 +105,15 @@ def test_stored_outputs(nb):
 def test_players_are_stored_as_pictures():
     "Those who read a notebook where no script runs see what a player starts with, as one SVG without a script."
     from xml.etree import ElementTree
-    import shok_nb as R
     from shok_nb.show import try_it, widgets
     def output(html): return dict(output_type='display_data', data={'text/html': [html], 'text/plain': ['tune(f)']})
-    pages = try_it.explore(),try_it.watch(),try_it.tiles(R.catalog.catalog)
-    made = [output(widgets.player(R.soft_round)), *(output(p.data) for p in pages), output('<table>')]
+    pages = try_it.explore(),try_it.watch(),try_it.tiles(catalog)
+    made = [output(widgets.player(shok_nb.soft_round)), *(output(p.data) for p in pages), output('<table>')]
     nb = dict(cells=[dict(cell_type='code', outputs=made)])
     assert pictures.without_players(nb) and not pictures.without_players(nb)
     *stills,table = nb['cells'][0]['outputs']
     assert table == output('<table>')
-    for o,panels in zip(stills, (2, 4, 4, len(R.catalog.catalog)), strict=True):
+    for o,panels in zip(stills, (2, 4, 4, len(catalog)), strict=True):
         text = ''.join(o['data']['image/svg+xml'])
         assert [*o['data']] == ['image/svg+xml', 'text/plain'] and len(text) < pictures.LIMIT
         assert 'script' not in text and len(ElementTree.fromstring(text).findall('{*}svg')) == panels
@@ -128,15 +131,14 @@ def test_private_code_is_folded_in_jupyter(nb):
 
 def test_install_cell():
     "With a repository a notebook begins with one that installs where the package is missing; it is there once."
-    from literate import convert, with_install
     nb = notebook(new_markdown_cell('# A', id='a'), '1')
-    made = with_install(with_install(nb, URLS['github']), URLS['github'])
+    made = literate.with_install(literate.with_install(nb, URLS['github']), URLS['github'])
     assert [c['id'] for c in made['cells']] == ['a', 'install', 'c1']
     code = ''.join(made['cells'][1]['source'])
     assert f"pip install -q 'shok_nb[lessons] @ git+{URLS['github']}'" in code and 'eval: false' in code
-    page = convert(made, {}, 'shok_nb')['cells'][1]
+    page = literate.convert(made, {}, 'shok_nb')['cells'][1]
     assert {'remove-cell', 'skip-execution'} <= {*page['metadata']['tags']}
-    assert with_install(made, '') == nb
+    assert literate.with_install(made, '') == nb
 
 def test_a_small_picture_stays():
     "Stored pictures become small once; a second run of docs/pictures.py changes nothing."
@@ -175,7 +177,6 @@ def test_readme(): run('docs/readme.py', '--check')
 
 def test_readme_numbers():
     "What it counts is what there is."
-    from shok_nb.catalog import catalog
     from shok_nb.training.schedules import linear_schedule
     text = (ROOT/'README.md').read_text('utf-8')
     assert f'{len(catalog)} estimators' in text and f'each of the {len(catalog)} has' in text
@@ -253,7 +254,6 @@ VERSIONS = json.loads((ROOT/'bench'/'versions.json').read_text('utf-8'))        
 
 def test_metadata():
     "settings.ini, pyproject.toml, the package and what is installed agree."
-    import shok_nb
     toml = pytest.importorskip('tomllib', reason='Python 3.10 has no tomllib')
     cfg,py = settings(),toml.loads((ROOT/'pyproject.toml').read_text('utf-8'))
     assert cfg['version'] == shok_nb.__version__ == version('shok_nb'), 'run nbdev-export, then make'
@@ -453,11 +453,10 @@ for name,package in dict(plots='matplotlib', lab='matplotlib', widgets='ipywidge
 
 def test_messages_say_what_to_type():
     "The extra that a message names exists, and brings the package; what has none is a package of an index."
-    from shok_nb.engine.arguments import _EXTRAS, missing_package
+    from shok_nb.engine.arguments import _EXTRAS
     called = dict(PIL='pillow')                              # where the import has another name than the package
     for package,extra in _EXTRAS.items():
         assert called.get(package, package) in names(settings()[f'{extra}_requirements'].split())
-        assert str(missing_package('f', package)) == f"f needs the package {package}: pip install 'shok_nb[{extra}]'"
     texts = [f.read_text('utf-8') for f in (ROOT/'shok_nb').rglob('*.py')]
     assert sum('pip install' in text for text in texts) == 1, 'use missing_package or installed of engine.arguments'
 
@@ -506,7 +505,6 @@ def test_each_page_has_one_place():
 
 def test_the_menu_is_the_folders(tmp_path, caplog):
     "As they stand in conf.py, and within one by number; a folder without a title is named."
-    from literate import grouped, write_pages
     def page(path, text):
         (tmp_path/'nbs'/path).parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook(new_markdown_cell(text)), tmp_path/'nbs'/path)
@@ -514,13 +512,13 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
     config = SimpleNamespace(literate_package='shok_nb', literate_nbs=tmp_path/'nbs', literate_git_url='',
         literate_branch='main', literate_folders=dict(start='Start', floor='The floor'), literate_more={},
         literate_titles=dict(c='See here'))
-    def made(): write_pages(SimpleNamespace(config=config, confdir=ROOT/'docs', srcdir=tmp_path))
+    def made(): literate.write_pages(SimpleNamespace(config=config, confdir=ROOT/'docs', srcdir=tmp_path))
     page('index.ipynb', '# Top\n> All.')
     page('floor/20_b.ipynb', '# The B\n> Second\n> of two.\n\nMore. <!-- search: bee -->')
     page('floor/10_c.ipynb', '# The C\n> First; see [B](20_b.ipynb).')
     page('start/10_a.ipynb', '# The A\n> With [B](../floor/20_b.ipynb) and [it](../../README.md).')
     made()
-    assert [f for f in grouped(tmp_path/'nbs', ['start', 'floor'])] == ['', 'start', 'floor'] and not caplog.records
+    assert [*literate.grouped(tmp_path/'nbs', ['start', 'floor'])] == ['', 'start', 'floor'] and not caplog.records
     index = cells(tmp_path/'index.ipynb')[-1]['source']
     assert index.split()[2:-1] == ['Overview', '<self>', 'start', 'floor']
     assert menu('floor.md') == ['See', 'here', '<c>', 'b']
@@ -546,17 +544,14 @@ def test_links_between_pages():
 
 def test_what_is_there_by_name():
     "Without an import of its own, the moment it is asked for."
-    import importlib
-    import shok_nb
     for name,module in shok_nb._LATER.items():
-        assert getattr(shok_nb, name) is importlib.import_module(f'shok_nb.{module}') and name in dir(shok_nb)
+        assert getattr(shok_nb, name) is import_module(f'shok_nb.{module}') and name in dir(shok_nb)
     assert {m.split('.')[-1] for m in shok_nb._LATER.values()} == {*shok_nb._LATER}
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"): shok_nb.nothing
 
 def as_page(*cells):
     "The code cells of the page that these sources become."
-    from literate import convert
-    return [c for c in convert(notebook(*cells), {}, 'shok_nb')['cells'] if c['cell_type'] == 'code']
+    return [c for c in literate.convert(notebook(*cells), {}, 'shok_nb')['cells'] if c['cell_type'] == 'code']
 
 def test_what_folds():
     "Exports, private or not, and what is longer than 20 lines, unless the cell says no; their imports are not seen."
@@ -596,11 +591,10 @@ def test_what_stands_on_a_fold():
 
 def test_a_page_runs_again(tmp_path):
     "When what it reads has changed: the library, or a file of figures that it names."
-    from literate import known
     (tmp_path/'bench').mkdir()
     (tmp_path/'bench'/'results.json').write_text('1')
     (tmp_path/'bench'/'other.json').write_text('1')
-    def code(text="read('results.json')", lib=b'', nbs=()): return known(lib, text, tmp_path, list(nbs))
+    def code(text="read('results.json')", lib=b'', nbs=()): return literate.known(lib, text, tmp_path, list(nbs))
     first = code()
     (tmp_path/'bench'/'other.json').write_text('2')
     assert code() == first != code(lib=b'2')
@@ -610,12 +604,11 @@ def test_a_page_runs_again(tmp_path):
 
 def test_what_is_installed_stays_the_same(tmp_path, monkeypatch):
     "Setuptools adds packages of its own to `sys.path`: a worker that imported it would run every page a second time."
-    from literate import installed
-    first = installed()
+    first = literate.installed()
     (tmp_path/'other-2.dist-info').mkdir()
     (tmp_path/'other-2.dist-info'/'METADATA').write_text('Metadata-Version: 2.1\nName: other\nVersion: 2\n')
     monkeypatch.syspath_prepend(tmp_path)
-    assert version('other') == '2' and installed() == first and version('torch') in first.decode()
+    assert version('other') == '2' and literate.installed() == first and version('torch') in first.decode()
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='kernels are forks there')
 def test_what_a_kernel_says_first_arrives(tmp_path):
@@ -627,7 +620,6 @@ def test_what_a_kernel_says_first_arrives(tmp_path):
 def test_a_page_runs_once(tmp_path, monkeypatch, ran):
     """What ran is found by its code: it runs again when a cell, the library or an installed package is another, and not
     when its prose is. `make docs` finds what the tests ran."""
-    import literate
     import pages
     from jupyter_cache import get_cache
     nbs,runs = tmp_path/'nbs',[]
@@ -674,9 +666,8 @@ def test_a_page_begins_when_its_kernel_is_heard():
 def test_ticks_for_docutils():
     "What is marked as code in a comment arrives as code, whatever follows it, and nothing is lost."
     from docutils.core import publish_doctree
-    from literate import _rst
     for line in ('`steps`+1 entries', '`x`, (`y`) and `a_b`s', 'a*b|c_ `*`'):
-        tree = publish_doctree(_rst(line, {}), settings_overrides=dict(report_level=1, halt_level=1))
+        tree = publish_doctree(literate._rst(line, {}), settings_overrides=dict(report_level=1, halt_level=1))
         assert tree.astext() == line.replace('`', '')
 
 def test_figure_alt():
@@ -715,14 +706,12 @@ def test_figures_say_what_is_seen(monkeypatch):
 
 def test_links_of_tables():
     "Each name of the catalog leads to the notebook that makes it: there, in README, and on the site."
-    from literate import relink, to_page
-    from shok_nb.catalog import catalog, table
     for claims in (True, False):
         links = re.findall(r'\| \[`(\w+)`\]\(\.\./(\w+/\w+)\.ipynb\)', table(claims=claims))
         assert [n for n,_ in links] == [r.name for r in catalog]
         assert [slug(p) for _,p in links] == [r.page for r in catalog]
         assert {p for _,p in links} <= {f'{nb.parent.name}/{nb.stem}' for nb in NBS}
-    assert '[`soft_round`](soft.ipynb)' in relink(table(), to_page)
+    assert '[`soft_round`](soft.ipynb)' in literate.relink(table(), literate.to_page)
     def mine(x): return x.round()
     assert '| `mine` |' in table([replace(catalog[0], f=mine, knobs=())])
 
@@ -937,8 +926,7 @@ def test_links_to_torch(site):
 @site_group
 def test_terms_lead_to_the_glossary(site):
     "Each has a line there, and the first mention on a page leads to it and says it."
-    from literate import glossary
-    terms = glossary(cells(ROOT/'nbs'/'reference'/'05_glossary.ipynb')[0]['source'])
+    terms = literate.glossary(cells(ROOT/'nbs'/'reference'/'05_glossary.ipynb')[0]['source'])
     page = (site/'glossary.html').read_text('utf-8')
     assert len(terms) > 40
     for t in terms: assert f'id="term-{t.replace(" ", "-")}"' in page, t
@@ -947,20 +935,18 @@ def test_terms_lead_to_the_glossary(site):
 
 def test_link_terms():
     "Once a page, in text alone."
-    from literate import link_terms
     terms,seen = dict(tie='A', STE='B', code='C', step='D'),set()
     text = '# A tie\nTies and a [tie](x) of `tie`, **tie**, <!-- STE --> $step$ ste code.\n| tie |\n'
     text += 'An STE, a tie, necktie.'
     want = '# A tie\n{term}`Ties <tie>` and a [tie](x) of `tie`, **tie**, <!-- STE --> $step$ ste code.\n| tie |\n'
-    assert link_terms(text, terms, seen) == want + 'An {term}`STE <STE>`, a tie, necktie.'
-    assert link_terms('A tie, a step.', terms, seen) == 'A tie, a {term}`step <step>`.'
+    assert literate.link_terms(text, terms, seen) == want + 'An {term}`STE <STE>`, a tie, necktie.'
+    assert literate.link_terms('A tie, a step.', terms, seen) == 'A tie, a {term}`step <step>`.'
 
 def test_sentences_that_set_a_player():
-    from literate import prose
-    assert prose('[`alpha` at 20](#alpha=20)', {}) == \
+    assert literate.prose('[`alpha` at 20](#alpha=20)', {}) == \
         '<button type="button" class="shok-set" data-set="alpha=20"><code>alpha</code> at 20</button>'
-    assert prose('U[0,1), [2](#now=a)', {}) == 'U[0,1), <span class="shok-now" data-follows="a">2</span>'
-    assert prose('[there](#there) and ![](#a=1)', {}) == '[there](#there) and ![](#a=1)'
+    assert literate.prose('U[0,1), [2](#now=a)', {}) == 'U[0,1), <span class="shok-now" data-follows="a">2</span>'
+    assert literate.prose('[there](#there) and ![](#a=1)', {}) == '[there](#there) and ![](#a=1)'
 
 URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')
 
