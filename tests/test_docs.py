@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+import literate
 import nbformat
 import pytest
 from measure import imported
@@ -171,15 +172,13 @@ def prose(nb):
     "The Markdown cells of a notebook, each paragraph as one line, so that a phrase is found where it wraps."
     return '\n\n'.join(re.sub(r'(?<=\S)\n(?=[\w`*(\[])', ' ', c['source']) for c in cells(nb, 'markdown')) + '\n'
 
-# `x (Tensor): what it is`, `Tensor: what it is`
-SAYS = re.compile(r'(?m)^    (?:\*{0,2}\w+ \(.*\)|[\w.|\[\], ]+): (.*(?:\n {8}.*)*)')
-
 def docstrings(module):
-    "What the docstrings of a file say, in paragraphs: each line, and of each parameter what it means."
+    "What the docstrings of a file say, in paragraphs: each line, and of each parameter and result what it means."
     for n in ast.walk(ast.parse(module.read_text('utf-8'))):
         if not isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.Module)): continue
-        line,_,rest = (ast.get_docstring(n) or '').partition('\nExample:')[0].partition('\n\n')
-        yield from (' '.join(said.split()) for said in (line, *SAYS.findall(rest)))
+        line,params,returned,_ = literate.sections((ast.get_docstring(n) or '').splitlines())
+        yield ' '.join(line)
+        yield from (re.sub(r'^(\*{0,2}\w+( \(.*\))?|[\w.|\[\], ]+): ', '', p) for p in params+returned)
 
 def test_plain_english(tmp_path):
     "Codespell finds neither a misspelled word nor a phrase of docs/words.txt in prose, docstrings and comments."

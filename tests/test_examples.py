@@ -8,6 +8,7 @@ from examples import is_check, parts
 from pages import DOCS, NBS, is_folded, notebook, played, slug
 from test_copy import GIVEN, seen
 
+
 @pytest.mark.parametrize('code,want', {
     'the checks are last': ('x = 1\nassert x\nx', [('example', 'x = 1\nx'), ('check', 'assert x')]),
     'in their order': ('x = 1\ntest_eq(x, 1)\ny = 2\nassert y\nx+y',
