@@ -122,6 +122,19 @@ def side_by_side(fs):
 
 def leaves(x, n): return [x.detach().clone().requires_grad_() for _ in range(n)]
 
+def back(f, *ts, g=None, **kw):
+    "The value of `f(*ts)`, and what backward makes of `g`, by default of ones, for each of `ts`."
+    given = [t.detach().requires_grad_() for t in ts]
+    y = f(*given)
+    return y.detach(),*torch.autograd.grad(y, given, torch.ones_like(y) if g is None else g, **kw)
+
+class Calls(torch.nn.Module):
+    "A module whose forward is `f`, for what takes modules alone."
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+    def forward(self, *xs): return self.f(*xs)
+
 def slopes(g, x, n):
     "What backward multiplies by, for each of the `n` functions that stand side by side in `g`."
     xs = leaves(x, n)

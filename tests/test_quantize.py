@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from estimators import FLOATS, generator, slow_after
+from estimators import FLOATS, Calls, back, generator, slow_after
 from shok_nb.estimators.soft import soft_round
 from shok_nb.estimators.ste import floor_ste, round_ste
 from shok_nb.quantization.fake_quantize import (
@@ -26,11 +26,9 @@ BITS = range(2, 9)
 
 def normal(*shape, dtype=torch.float32): return torch.randn(*shape, generator=generator()).mul(1.5).to(dtype)
 
-def grads(f, *leaves, seed=1):
-    "Value, and the gradients of a random weighting of it."
-    leaves = [t.detach().clone().requires_grad_() for t in leaves]
-    y = f(*leaves)
-    return y.detach(),*torch.autograd.grad((y*torch.randn(y.shape, generator=generator(seed))).sum(), leaves)
+def grads(f, *ts):
+    "Value, of the shape of the first of `ts`, and the gradients of a random weighting of it."
+    return back(f, *ts, g=torch.randn(ts[0].shape, generator=generator(1)))
 
 # --- torch's kernels
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32], ids=str)
@@ -214,13 +212,6 @@ def test_lsq_gradients_as_the_paper_states_them():
     assert torch.equal(lsq(x, scale, 3), fake_quantize(x, scale, 0, (-4, 3)))
     assert math.isclose(lsq_init(x, 3), 2*x.abs().mean()/3**.5, rel_tol=1e-6)
 
-def test_pact_gradients_as_the_paper_states_them():
-    x = normal(1000)
-    y,gx,ga = grads(lambda x, a: pact(x, a, 4), x, torch.tensor(1.3))
-    w = torch.randn(1000, generator=generator(1))
-    assert torch.allclose(y, (x.clamp(0, 1.3)*15/1.3).round()*1.3/15, atol=1e-6)
-    assert torch.allclose(gx, w*((x >= 0) & (x < 1.3))) and torch.allclose(ga, (w*(x >= 1.3)).sum(), atol=1e-4)
-
 @pytest.mark.parametrize('bits', range(1, 9))
 def test_dorefa(bits):
     n,x = 2**bits-1,normal(1000)
@@ -250,38 +241,33 @@ def test_quantized_bits(bits, dtype):
                 assert got.dtype == dtype
                 assert got.tolist() == [qkeras(Fraction(v), bits, integer, symmetric, keep) for v in x.tolist()]
 
-def test_quantized_bits_gradients():
-    "QKeras' is 1 everywhere; the saturated one is 1 where the code is not clipped, and for one bit where |x| <= 1."
-    x = torch.linspace(-3, 3, 601)
-    for bits in (1, 2, 4, 8):
-        passed = grads(lambda x: quantized_bits(x, bits), x)[1]
-        assert torch.equal(passed, torch.randn(601, generator=generator(1)))                   # steps are powers of two
-        inside = grads(lambda x: quantized_bits(x, bits, gradient='saturated'), x)[1] != 0
-        m = 2**(bits-1)
-        code = (x*m).round()
-        assert torch.equal(inside, (code >= -m) & (code <= m-1) if bits > 1 else x.abs() <= 1)
-
 # --- every transform
-FS = dict(saturated=fake_quantize, soft=partial(fake_quantize, rounding=soft_round),
-          lsq=lambda x, s, z, bits: lsq(x, s, bits, offset=z), pact=lambda x, s, z, bits: pact(x, s, bits)+z,
-          clipped=partial(fake_quantize, gradient='clipped'), ste=partial(fake_quantize, gradient='ste'),
-          floor=partial(fake_quantize, rounding=floor_ste),
-          bits=lambda x, s, z, bits: quantized_bits(x, bits, gradient='saturated')*s+z,
-          blend=lambda x, s, z, bits: alpha_blend(x, round_ste(x), s)+z)
+FS = dict(
+    saturated=fake_quantize,
+    soft=partial(fake_quantize, rounding=soft_round),
+    lsq=lambda x, s, z, bits: lsq(x, s, bits, offset=z),
+    pact=lambda x, s, z, bits: pact(x, s, bits)+z,
+    adaround=lambda x, s, z, bits: adaround(x, z, step=s),
+    signround=lambda x, s, z, bits: signround(x, z/4, step=s),
+    flexround=lambda x, s, z, bits: flexround(x, z, step=s),
+    clipped=partial(fake_quantize, gradient='clipped'),
+    ste=partial(fake_quantize, gradient='ste'),
+    floor=partial(fake_quantize, rounding=floor_ste),
+    bits=lambda x, s, z, bits: quantized_bits(x, bits, gradient='saturated')*s+z,
+    blend=lambda x, s, z, bits: alpha_blend(x, round_ste(x), s)+z,
+)
 
-@pytest.mark.parametrize('name', slow_after(FS, 4))
+@pytest.mark.parametrize('name', slow_after(FS, 7))
 def test_transforms(name):
     """The gradient of eager mode under func.grad, compiled, compiled func.grad and forward
     mode; vmap and export give its value."""
     x,s,z = torch.linspace(-3, 3, 24),torch.tensor(.3),torch.tensor(1.)
     def f(x, s, z): return FS[name](x, s, z, 3)
     def loss(*a): return (f(*a)*torch.arange(24.)).sum()
-    def grad(loss):
-        leaves = [t.clone().requires_grad_() for t in (x, s, z)]
-        return torch.autograd.grad(loss(*leaves), leaves, materialize_grads=True)
+    def grad(loss): return back(loss, x, s, z, materialize_grads=True)[1:]
     want = grad(loss)                                                # under 'ste' the zero point learns nothing
     g = torch.func.grad(loss, (0, 1, 2))
-    same = partial(torch.allclose, rtol=1e-4, atol=1e-3)
+    same = partial(torch.allclose, rtol=1e-5, atol=1e-4)
     assert all(map(same, g(x, s, z), want))
     assert all(map(same, torch.compile(g, backend='eager', fullgraph=True)(x, s, z), want))
     assert all(map(same, grad(torch.compile(loss, backend='aot_eager', fullgraph=True)), want))
@@ -289,28 +275,12 @@ def test_transforms(name):
         tangents = [torch.ones_like(t) if i == j else torch.zeros_like(t) for j,t in enumerate((x, s, z))]
         assert same(torch.func.jvp(loss, (x, s, z), tuple(tangents))[1], want[i].sum())
     if name != 'lsq': assert torch.equal(torch.vmap(lambda t: f(t, s, z))(x.view(6, 4)).flatten(), f(x, s, z))
-    class M(torch.nn.Module):
-        def forward(self, x, s, z): return f(x, s, z)
-    assert same(torch.export.export(M(), (x, s, z)).module()(x, s, z), f(x, s, z))
+    assert same(torch.export.export(Calls(f), (x, s, z)).module()(x, s, z), f(x, s, z))
 
 # --- errors
-def test_errors():
-    x = torch.zeros(3)
-    alone = lsq_init,dorefa,dorefa_weight,quantized_bits
-    for f in (*alone, partial(fake_quantize, scale=1.), partial(lsq, scale=1.), partial(pact, alpha=1.)):
-        with pytest.raises(TypeError, match=r'must be float16, bfloat16, float32 or float64, got torch\.int64'):
-            f(torch.arange(3))
-    for f in (*(partial(f, x) for f in alone), partial(lsq, x, 1.), partial(pact, x, 1.)):
-        with pytest.raises(TypeError, match='bits must be an int, got bool'): f(True)
-        with pytest.raises(ValueError, match=r'bits must be in \[[12], 24\], got 25'): f(25)
-    which = "^fake_quantize: gradient must be one of saturated, clipped, ste, got 'none'"
-    with pytest.raises(ValueError, match=which):
-        fake_quantize(x, 1., gradient='none')
-    with pytest.raises(TypeError, match='^fake_quantize: zero_point must be a number or a torch.Tensor, got str'):
-        fake_quantize(x, 1., '0')
-    with pytest.raises(ValueError, match=r'^pact: alpha must be in \(0, inf\), got 0'): pact(x, 0.)
-    with pytest.raises(ValueError, match=r'^alpha_blend: alpha must be in \[0, 1\], got 2'): alpha_blend(x, x, 2.)
-    with pytest.raises(ValueError, match='^alpha_blend: x is torch.float32 of shape'): alpha_blend(x, x.double(), 1.)
+def test_no_more_than_24_bits():
+    for f in (lsq_init, dorefa, dorefa_weight, quantized_bits, partial(lsq, scale=1.), partial(pact, alpha=1.)):
+        with pytest.raises(ValueError, match=r'bits must be in \[[12], 24\], got 25'): f(torch.zeros(3), bits=25)
 
 # --- FSQ
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
@@ -339,15 +309,6 @@ def test_fsq_symmetric_as_the_paper_states_it(n):
     got = fsq(z[:, None], [n], symmetric=True, margin=0.)[:, 0]
     assert torch.allclose(got, 2/(n-1)*torch.floor(t+.5)-1, rtol=0, atol=1e-12)
 
-def test_fsq_gradient():
-    "Slope of the squash divided by the size of 1 in steps."
-    z = torch.linspace(-2, 2, 50, dtype=torch.float64)[:, None].requires_grad_()
-    g, = torch.autograd.grad(fsq(z, [5], margin=0.).sum(), z)
-    assert torch.allclose(g, 1-torch.tanh(z)**2)
-    assert torch.allclose(torch.func.vmap(torch.func.grad(lambda z: fsq(z, [5], margin=0.).sum()))(z), g)
-    f = torch.compile(lambda z: fsq(z, [5, 8], gain=.8), backend='aot_eager', fullgraph=True)
-    assert torch.equal(f(normal(9, 2)), fsq(normal(9, 2), [5, 8], gain=.8))
-
 # --- learned rounding
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_learned_roundings_start_where_they_should(dtype):
@@ -358,17 +319,3 @@ def test_learned_roundings_start_where_they_should(dtype):
     for f in (partial(signround, v=torch.zeros(4, 50)), partial(flexround, divisor=torch.ones(4, 50))):
         assert f(w).dtype == dtype and torch.equal(f(w), w.round())
         assert torch.equal(f(w.float(), step=step), round_ste(w.float(), step=step))
-
-def test_learned_roundings_transform():
-    "Eager, func.grad, compiled and forward mode agree for the learned tensor."
-    w = normal(24)
-    for f,v in (
-            (lambda v: adaround(w, v, step=.5), adaround_init(w, step=.5)),
-            (lambda v: signround(w, v, step=.5), torch.zeros(24)),
-            (lambda v: flexround(w, v, step=.5), torch.linspace(.8, 1.2, 24))):
-        def loss(v): return (f(v)*torch.arange(24.)).sum()
-        leaf = v.clone().requires_grad_()
-        want, = torch.autograd.grad(loss(leaf), leaf)
-        g = torch.func.grad(loss)
-        assert torch.allclose(g(v), want) and torch.allclose(torch.compile(g, backend='eager', fullgraph=True)(v), want)
-        assert torch.allclose(torch.func.jvp(loss, (v,), (torch.ones(24),))[1], want.sum(), rtol=1e-4)
