@@ -128,6 +128,15 @@ def back(f, *ts, g=None, **kw):
     y = f(*given)
     return y.detach(),*torch.autograd.grad(y, given, torch.ones_like(y) if g is None else g, **kw)
 
+def kept(f):
+    "The tensors that autograd keeps for backward while `f` runs."
+    found = []
+    def keep(t):
+        found.append(t)
+        return t
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t): f()
+    return found
+
 class Calls(torch.nn.Module):
     "A module whose forward is `f`, for what takes modules alone."
     def __init__(self, f):

@@ -6,9 +6,9 @@ from functools import partial
 from itertools import permutations
 import pytest
 import torch
-import torch.autograd.forward_ad as forward_ad
-from estimators import FLOATS, HALVES, near, same
+from estimators import FLOATS, HALVES, Calls, back, kept, near, same
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.functional import jacobian
 from shok_nb import clipped_round, soft_round
 from shok_nb.catalog import catalog
 from shok_nb.engine import core, parts, pieces
@@ -17,7 +17,6 @@ from shok_nb.engine.core import estimator, straight_through
 from shok_nb.engine.parts import (
     _broadcast_with,
     _cached,
-    _minus_sine,
     _name,
     _nan_to_zero,
     _saturate,
@@ -43,6 +42,12 @@ def grads(y, *leaves): return torch.autograd.grad(y.sum(), leaves)
 def transformed(f): return lambda *args: torch.func.vmap(lambda _: f(*args))(torch.zeros(1))[0]
 def compiled(f): return torch.compile(f, backend='aot_eager', fullgraph=True)
 def pushed(f): return lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[0]
+def slopes(f, x):
+    "Of backward, in a transform, of each element for itself, in forward mode."
+    yield back(f, x)[1]
+    yield torch.func.grad(lambda x: f(x).sum())(x)
+    yield torch.func.vmap(torch.func.grad(f))(x)
+    yield torch.func.jvp(f, (x,), (torch.ones_like(x),))[1]
 WAYS = dict(eager=lambda f: f, vmap=transformed, jvp=pushed, compiled=compiled)
 ways = pytest.mark.parametrize('way', WAYS.values(), ids=WAYS)
 
@@ -64,21 +69,13 @@ def test_staircase(way):
     assert torch.equal(way(lambda x: cubic(x, hard=True))(x), x.round())
     assert torch.equal(way(lambda x: gentle(x, .5))(x), x.round()+.5*q)
     for g,want in ((cubic, 3*q*q), (cubic.hard, 3*q*q), (lambda x: gentle(x, .5), torch.full((6,), .5))):
-        t = x.clone().requires_grad_()
-        assert torch.equal(grads(g(t), t)[0], want)
-        assert torch.equal(torch.func.vmap(torch.func.grad(g))(x), want)
-        assert torch.equal(torch.func.jvp(g, (x,), (torch.ones(6),))[1], want)
-        t = x.clone().requires_grad_()
-        assert torch.equal(grads(compiled(g)(t), t)[0], want)
+        for got in (*slopes(g, x), back(compiled(g), x)[1]): assert torch.equal(got, want)
 
 def test_slope_at_infinity():
     "0 for a curve, 1 for a straight-through slope, in every way."
     x = torch.tensor([INF, -INF])
     for f,want in ((cubic, 0.), (cubic.hard, 0.), (plain, 1.)):
-        t = x.clone().requires_grad_()
-        assert grads(f(t), t)[0].tolist() == [want]*2
-        assert torch.func.vmap(torch.func.grad(f))(x).tolist() == [want]*2
-        assert torch.func.jvp(f, (x,), (torch.ones(2),))[1].tolist() == [want]*2
+        for got in slopes(f, x): assert got.tolist() == [want]*2
 
 def test_knob_at_infinity():
     "The value there is no matter of the knob, in every way."
@@ -97,7 +94,6 @@ def test_half_precision(dtype, way):
         assert same(way(g)(x), g(x.float()).to(dtype))
     step = torch.tensor(.3)
     assert same(way(lambda x: plain(x, step=step))(x), plain(x.float(), step=step).to(dtype))
-    assert (transformed(lambda x: plain(x, step=step))(x)).dtype == dtype
 
 @ways
 def test_grid(way):
@@ -195,11 +191,14 @@ def test_step_at_infinity(f):
         assert with_it == grads(f(leaf([.75]), step=alone), alone)[0]
 
 def test_clipped_step_at_infinity():
-    "A value that is clipped there is what the step is multiplied by, and nothing else."
+    "A value that is clipped there is what the step is multiplied by, and nothing else; a sum of many is finite."
     clip = estimator('clip', lambda v: v.clamp(-2, 3), lambda v: ((v >= -2) & (v <= 3)).to(v.dtype), near=False)
     for at,want in ((INF, 3.), (-INF, -2.), (100., 3.)):
         s = leaf(.5)
         assert grads(clip(torch.tensor([at]), step=s), s)[0] == want
+    s = leaf(1.)
+    many = clipped_round(torch.full((8,), INF), -3e38, 3e38, step=s)
+    assert grads(many, s)[0] == 8*torch.tensor(torch.finfo(torch.float32).max**.5)
 
 def test_dtypes_of_gradients():
     "Each in the dtype of what it is for."
@@ -230,12 +229,7 @@ def test_second_derivative():
 
 def saved(f):
     "The shapes that autograd keeps."
-    found = []
-    def pack(t):
-        found.append(tuple(t.shape))
-        return t
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): f()
-    return found
+    return [tuple(t.shape) for t in kept(f)]
 
 def test_what_is_kept():
     "x for a slope, x and tensor knobs where one learns, nothing for a slope of 1: also on a grid that does not learn."
@@ -260,14 +254,11 @@ def test_a_constant_knob_has_no_gradient():
 
 def test_tangents_of_the_grid():
     "Forward mode in the step and the offset is backward mode."
-    x,s,o = torch.tensor([.3, 1.7, -2.6]),torch.tensor(.5),torch.tensor(.1)
+    x,grid = torch.tensor([.3, 1.7, -2.6]),(torch.tensor(.5), torch.tensor(.1))
     for f in (plain, cubic, cubic.hard):
-        with forward_ad.dual_level():
-            t = forward_ad.unpack_dual(f(x, step=forward_ad.make_dual(s, torch.tensor(1.)), offset=o)).tangent
-            u = forward_ad.unpack_dual(f(x, step=s, offset=forward_ad.make_dual(o, torch.tensor(1.)))).tangent
-        a,b = s.clone().requires_grad_(),o.clone().requires_grad_()
-        ga,gb = grads(f(x, step=a, offset=b), a, b)
-        assert torch.allclose(t.sum(), ga, atol=1e-5) and torch.allclose(u.sum(), gb, atol=1e-5)
+        def on(s, o): return f(x, step=s, offset=o)
+        forward = jacobian(on, grid, vectorize=True, strategy='forward-mode')
+        for got,want in zip(forward, jacobian(on, grid)): assert torch.allclose(got, want, atol=1e-5)
 
 def test_slope_of_a_transform_at_integers():
     "A curve whose slope is not 0 at integers keeps it there, with the value exact and the zero signed."
@@ -409,27 +400,15 @@ def test_a_slope_without_a_plain_form():
     f = estimator('f', lambda v, k: v.round(), lambda v, k: 1-k*(v-v.round()).abs(), k=dict(default=1., lo=0.))
     x = torch.tensor([1., 1.25, -.4, 2.125, -3.])
     for kw in ({}, dict(k=.5), dict(step=.5, offset=.125)):
-        g,leaf = partial(f, **kw),x.clone().requires_grad_()
-        want, = torch.autograd.grad(g(leaf).sum(), leaf)
-        y,tangent = torch.func.jvp(g, (x,), (torch.ones_like(x),))
-        assert want.unique().numel() > 2 and torch.equal(y, g(x)) and torch.equal(tangent, want)
-        assert torch.equal(torch.vmap(torch.func.grad(g))(x), want)
-        assert torch.equal(torch.func.grad(lambda x: g(x).sum())(x), want)
-        first, = torch.autograd.grad(g(leaf).sum(), leaf, create_graph=True)
-        assert torch.equal(first, want) and not torch.vmap(torch.func.grad(torch.func.grad(g)))(x).any()
+        g = partial(f, **kw)
+        _,want = back(g, x, create_graph=True)
+        assert want.unique().numel() > 2 and torch.equal(pushed(g)(x), g(x))
+        for got in slopes(g, x): assert torch.equal(got, want)
+        assert not torch.vmap(torch.func.grad(torch.func.grad(g)))(x).any()
     ends = torch.tensor([INF, -INF, -0.])
     assert str(torch.func.jvp(f, (ends,), (torch.ones(3),))[0]) == str(ends)
     with pytest.raises(RuntimeError, match='^f: no knob learns without `plain`, see `estimator`$'):
         f(x, torch.tensor(1., requires_grad=True)).sum().backward()
-
-def test_minus_sine():
-    """q - sin(2πq)/2π in both widths to 3 ulp, at 0, ½ and a hundredth, where the
-    difference has 7 digits left in float64."""
-    q = torch.tensor([0., .01, .125, .25, .375, .5, -.25], dtype=torch.float64)
-    want = q - torch.sin(2*math.pi*q)/(2*math.pi)
-    assert torch.allclose(_minus_sine(q), want, rtol=0, atol=1e-16) and (_minus_sine(q)[[0, 5]] == q[[0, 5]]).all()
-    got = _minus_sine(q.float())
-    assert got.dtype == torch.float32 and torch.allclose(got.double(), want, rtol=4e-7, atol=0) and got[5] == .5
 
 def test_scalar_sign_finite_spread():
     v = torch.tensor([INF, -INF, NAN, 2., -.5, 0., -0.])
@@ -472,12 +451,8 @@ def test_gradients_of_a_batch():
 
 def test_cached():
     "A thing is made once for equal arguments."
-    made = []
-    def make(*args):
-        made.append(args)
-        return object()
-    kept = _cached(make)
-    assert kept(1) is kept(1) and kept(2) is not kept(1) and made == [(1,), (2,)]
+    make = _cached(lambda *args: object())
+    assert make(1) is make(1) and make(2) is not make(1)
 
 def test_one_kernel_for_each_job(monkeypatch):
     """Where kernels are compiled there is one for each way, dtype and kind of grid, by name, and none where a knob
@@ -495,10 +470,7 @@ def test_one_kernel_for_each_job(monkeypatch):
     monkeypatch.setattr(pieces, '_FUSED', ('cpu',))
     job = staircase('job', lambda q, a: a*q, lambda q, a: a*torch.ones_like(q), odd=True, a={}).soft
     x = torch.tensor([.3, 1.7])
-    def both(x, a=.5, **kw):
-        leaf = x.clone().requires_grad_()
-        y = job(leaf, a, **kw)
-        return y.detach(),grads(y, leaf)[0]
+    def both(x, a=.5, **kw): return back(lambda x: job(x, a, **kw), x)
     want = x.round() + .5*(x-x.round())
     y,g = both(x)
     assert torch.equal(y, want) and g.tolist() == [.5, .5] and asked == [('job_value', False), ('job_vjp', False)]
@@ -559,15 +531,10 @@ def test_a_value_of_several_operations():
 
 def test_export():
     "A curve keeps its gradient in an exported program. An estimator is its value there, unless that is to have one."
-    class Rounds(torch.nn.Module):
-        def __init__(self, f):
-            super().__init__()
-            self.f = f
-        def forward(self, x): return self.f(x)
-    kept = estimator('kept', torch.round, export_value=False)
+    valued = estimator('valued', torch.round, export_value=False)
     x = leaf([.25, 1.75])
-    for f,slope in ((cubic, .1875), (plain, 0.), (kept, 1.)):
-        y = torch.export.export(Rounds(f), (x.detach(),)).module()(x)
+    for f,slope in ((cubic, .1875), (plain, 0.), (valued, 1.)):
+        y = torch.export.export(Calls(f), (x.detach(),)).module()(x)
         assert torch.equal(y, f(x)) and grads(y, x)[0].tolist() == [slope]*2
 
 # --- knobs with names and defaults
@@ -625,12 +592,6 @@ def test_open_and_closed_ends():
             with pytest.raises(ValueError, match='a must be in'): f(x, a)
         assert torch.equal(f(x, .999), x)
 
-def test_a_step_that_many_clip():
-    "What infinite values teach a step is large, and a sum of them finite."
-    s,x = torch.tensor(1., requires_grad=True),torch.full((8,), INF)
-    g, = torch.autograd.grad(clipped_round(x, -3e38, 3e38, step=s).sum(), s)
-    assert g == 8*torch.tensor(torch.finfo(torch.float32).max**.5)
-
 def test_by_mode(monkeypatch):
     "One form for each way to be run: compiled as eager, transformed and exported as compiled, unless given."
     def form(word): return lambda v: f'{word} {v}'
@@ -671,15 +632,6 @@ def test_saturate(ends):
     nested = torch.nested.nested_tensor([v, v[1:3]], layout=torch.jagged)
     if any(isinstance(t, torch.Tensor) for t in ends): return
     for got,part in zip(_saturate(nested, *ends).unbind(), (v, v[1:3])): assert torch.equal(got, part.clamp(low, high))
-
-@pytest.mark.parametrize('shape', [(1, 5000), (5000,), (64, 1), (1, 1)], ids=str)
-def test_knobs_beside_pieces(shape):
-    "A tensor of several pieces with knobs that are cut, whole, or of one: as row by row."
-    x = torch.linspace(-4, 4, 64*5000).view(64, 5000)
-    a = torch.rand(shape, generator=torch.Generator().manual_seed(0))*5+1
-    rows = a.expand(64, 5000)
-    y = soft_round(x, a)
-    for i in (0, 1, 31, 63): assert near(y[i], soft_round(x[i], rows[i]))
 
 def test_knobs_by_place_and_by_name():
     "Some by position, the rest by name or by default."

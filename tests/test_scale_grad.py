@@ -2,13 +2,15 @@
 import math
 import pytest
 import torch
-from estimators import FLOATS, generator, same, slow_after
+from estimators import FLOATS, Calls, back, generator, kept, same, slow_after
 from processes import join_group, spawn
 from shok_nb.engine.random import uniform_like
 from shok_nb.estimators.gradient import normalize_grad, quantize_grad, scale_grad
 
 SEED = torch.tensor(7)                    # outside, as a literal inside compiled code keeps Inductor busy for ever
 def few_bits(x): return quantize_grad(x, 3, seed=SEED)
+
+def slope_of(f, g): return back(f, torch.zeros_like(g), g=g)[1]
 
 def three_bits(g):
     "The eight levels that `few_bits` makes of a gradient, one scale per sample."
@@ -24,17 +26,13 @@ def together(rank, world, port, queue):
     join_group(rank, world, port)
     out,world_group = {},dist.group.WORLD
     try:
-        def backward(f, g):
-            leaf = torch.zeros_like(g).requires_grad_()
-            f(leaf).backward(g)
-            return leaf.grad
         g = torch.tensor([[1., 2., 3.], [-8., 4., 1.]])[rank]
         shared = lambda x, **kw: normalize_grad(x, group=world_group, **kw)
-        out['shared'] = backward(shared, g).tolist()
-        out['shared dim'] = backward(lambda x: shared(x, dim=0), torch.stack([g, g*0], 1)).tolist()
-        out['empty rank'] = backward(shared, g[:3*rank]).tolist()          # rank 0 has nothing
-        out['nan rank'] = str(backward(shared, torch.where(g == -8., math.nan, g)).tolist())
-        out['compiled'] = backward(torch.compile(shared, backend='aot_eager'), g).tolist()
+        out['shared'] = slope_of(shared, g).tolist()
+        out['shared dim'] = slope_of(lambda x: shared(x, dim=0), torch.stack([g, g*0], 1)).tolist()
+        out['empty rank'] = slope_of(shared, g[:3*rank]).tolist()          # rank 0 has nothing
+        out['nan rank'] = str(slope_of(shared, torch.where(g == -8., math.nan, g)).tolist())
+        out['compiled'] = slope_of(torch.compile(shared, backend='aot_eager'), g).tolist()
         for name,group in (('own', None), ('ddp', world_group)):
             class Model(torch.nn.Module):
                 def __init__(self):
@@ -52,7 +50,7 @@ def together(rank, world, port, queue):
             for i,f in enumerate(ways):
                 leaf = distribute_tensor(torch.zeros(4, 3), mesh, [p]).requires_grad_()
                 f(leaf).backward(distribute_tensor(whole, mesh, [p]))
-                out[f'dtensor {p} {i}'] = torch.allclose(leaf.grad.full_tensor(), backward(f, whole))
+                out[f'dtensor {p} {i}'] = torch.allclose(leaf.grad.full_tensor(), slope_of(f, whole))
     except Exception:
         import traceback
         out['error'] = traceback.format_exc()[-1500:]
@@ -88,8 +86,7 @@ def test_every_layout_and_dtype(f, scale, dtype):
         assert same(y, t) and y.data_ptr() == t.data_ptr() and y.stride() == t.stride()
         if not t.numel(): continue
         wide = t.double() if dtype == torch.float64 else t.float()
-        leaf = t.detach().clone().requires_grad_()
-        assert same(torch.autograd.grad(f(leaf), leaf, t)[0], scale(wide).to(dtype))
+        assert same(slope_of(f, t), scale(wide).to(dtype))
 
 @pytest.mark.parametrize('f', [lambda x: scale_grad(x, .5), normalize_grad, quantize_grad])
 def test_nested(f):
@@ -128,15 +125,11 @@ def test_changed_in_place(f, scale, compiled):
 @EACH
 def test_exported_and_traced(f, scale):
     x = torch.randn(3, generator=generator())
-    class Model(torch.nn.Module):
-        def forward(self, x): return f(x)*2
-    class Alone(torch.nn.Module):
-        def forward(self, x): return f(x)
-    assert torch.equal(torch.export.export(Alone(), (x,)).module()(x), x)
-    assert torch.equal(torch.jit.trace(Alone(), x, check_trace=False)(x), x)
-    exported = torch.export.export(Model(), (x,)).module()
-    assert torch.equal(exported(x), x*2) and torch.equal(torch.jit.trace(Model(), x, check_trace=False)(x), x*2)
-    assert not any('autograd' in str(n.target) for n in exported.graph.nodes)
+    for model,times in ((Calls(f), 1), (Calls(lambda x: f(x)*2), 2)):
+        exported = torch.export.export(model, (x,)).module()
+        assert torch.equal(exported(x), x*times)
+        assert torch.equal(torch.jit.trace(model, x, check_trace=False)(x), x*times)
+        assert not any('autograd' in str(n.target) for n in exported.graph.nodes)
 
 def test_scale_grad_transforms():
     "Linear in the gradient: the Jacobian is the factor in every mode, also where the product with x would overflow."
@@ -170,15 +163,7 @@ def test_quantize_grad_samples():
     w = x.double().requires_grad_()
     first, = torch.autograd.grad(few_bits(w).square().sum(), w, create_graph=True)
     assert torch.equal(torch.autograd.grad(first.sum(), w)[0], torch.full_like(w, 2.))          # that of the mean
-    seen = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t.numel()) or t, lambda t: t):
-        few_bits(w)
-        normalize_grad(w)
-    assert seen == [1]                                                                          # the seed
-
-def slope_of(f, g):
-    leaf = torch.zeros_like(g).requires_grad_()
-    return torch.autograd.grad(f(leaf), leaf, g)[0]
+    assert [t.numel() for t in kept(lambda: (few_bits(w), normalize_grad(w)))] == [1]         # the seed
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU here')
 @EACH

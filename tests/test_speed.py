@@ -8,7 +8,7 @@ import warnings
 from functools import partial
 import pytest
 import torch
-from estimators import FLOATS, generator, grouped, leaves, near, same, side_by_side, some_quickly, variants
+from estimators import FLOATS, back, generator, grouped, kept, leaves, near, same, side_by_side, some_quickly, variants
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 from shok_nb import dorefa, fake_quantize, fourier_round, pact, quantized_bits, round_ste, soft_round, stochastic_round
@@ -26,10 +26,7 @@ EDGES = torch.tensor([0., -0., .5, -.5, 1.5, math.inf, -math.inf, math.nan, 1e10
 def sample(n, dtype=torch.float32):
     return torch.cat([EDGES, torch.randn(n-len(EDGES), generator=generator())*3]).to(dtype)
 
-def both(f, x, g):
-    leaf = x.detach().requires_grad_()
-    y = f(leaf)
-    return y.detach(),torch.autograd.grad(y, leaf, g)[0]
+def both(f, x, g): return back(f, x, g=g)
 
 # --- pieces
 @pytest.fixture
@@ -57,7 +54,7 @@ def test_pieces_with_knobs(r, small):
     pieces: 1e-4, float32 sums in another order."""
     x,g = torch.randn(40, 24, generator=generator())*2,torch.randn(40, 24, generator=generator(1))
     k = r.knobs[0]
-    for shape in ((), (24,), (40, 1)):
+    for shape in ((), (24,), (1, 24), (40, 1), (1, 1)):
         def grads():
             v = torch.full(shape, k.default, requires_grad=True)
             leaf = x.clone().requires_grad_()
@@ -81,22 +78,20 @@ def test_no_full_size_temporaries(r, f, monkeypatch):
 # --- what is kept
 def kept_when_compiled(fs, xs):
     "What backward of compiled code keeps: generated code on a CPU would keep the same."
-    kept = {}
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.data_ptr(), t), lambda t: t):
-        torch.compile(side_by_side(fs), fullgraph=True, backend='aot_eager_decomp_partition')(*xs)
-    return kept.values()
+    f = torch.compile(side_by_side(fs), fullgraph=True, backend='aot_eager_decomp_partition')
+    return {t.data_ptr(): t for t in kept(lambda: f(*xs))}.values()
 
 @grouped(quick=1)
 def test_saved_when_compiled(group):
     """Compiled code keeps `x` at most, and nothing for a slope of 1: it works the rest
     out again. The size says whose it is."""
     xs = [torch.randn(1000+i, generator=generator()).requires_grad_() for i in range(len(group))]
-    kept = kept_when_compiled([f for _,f in group], xs)
+    found = kept_when_compiled([f for _,f in group], xs)
     for (r, _),x in zip(group, xs):
-        size = sum(t.nbytes for t in kept if t.numel() == x.numel())
+        size = sum(t.nbytes for t in found if t.numel() == x.numel())
         assert size <= (0 if r.slope == '1' else x.nbytes), r.name
-    assert sum(t.nbytes for t in kept if t.numel() < 1000) <= 64*len(group)
-    assert all(t.numel() < 1000+len(group) for t in kept)
+    assert sum(t.nbytes for t in found if t.numel() < 1000) <= 64*len(group)
+    assert all(t.numel() < 1000+len(group) for t in found)
 
 # --- one kernel for each job
 def listed(): return [o for o in gc.get_objects() if type(o) is estimator]
@@ -200,7 +195,7 @@ def test_kernels_are_for_the_gpu():
 def test_small_tensors_allocate_their_result(r, f, monkeypatch):
     """Once there is a program, and 64 bytes for what a number takes; but for a second function of `ewgs_round`. No
     program of an earlier test is kept, lest there be too many and all be forgotten here."""
-    for kept in ('_seen', '_programs'): monkeypatch.setattr(replay, kept, {})
+    for memory in ('_seen', '_programs'): monkeypatch.setattr(replay, memory, {})
     from bench import Cpu
     x,g = torch.randn(1<<14, generator=generator()),torch.ones(1<<14)
     for _ in range(replay._PAYS): both(f, x, g)
@@ -229,8 +224,8 @@ def test_no_bools_kept(group):
     functions that draw noise share the bools of its addresses, and a graph of both keeps those."""
     torch._dynamo.reset()
     xs = leaves(torch.randn(40, 24, generator=generator()), len(group))
-    kept = kept_when_compiled([partial(f, **kw) for f,kw in group], xs)
-    assert not [t for t in kept if t.dtype == torch.bool and t.numel() >= xs[0].numel()]
+    found = kept_when_compiled([partial(f, **kw) for f,kw in group], xs)
+    assert not [t for t in found if t.dtype == torch.bool and t.numel() >= xs[0].numel()]
 
 def test_compiled_noise():
     """On a CPU a compiled graph draws a seed, not the numbers: reproducible, new on every call and for every draw,
