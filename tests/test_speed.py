@@ -138,17 +138,12 @@ def check_fused(f, fusing, backend, *kinds, ulps=8):
 
 FUSED = 'round_ste','soft_round','fourier_round','clipped_round'             # a line, a closed form, a series, ends
 
+@pytest.mark.parametrize('single, half', [(PLAIN, GRID), pytest.param(GRID, PLAIN, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('r, f', some_quickly(variants(), *FUSED))
-def test_fused(r, f, fusing):
+def test_fused(r, f, single, half, fusing):
     """Values to 8 ulp, slopes to 1e-5 of the largest (a unit in the last place for bfloat16). A graph forward and one
     backward for each dtype, whatever the size, and as many on a grid."""
-    kinds = (torch.float32, PLAIN),(torch.bfloat16, GRID if r.grid else PLAIN)
-    assert 1 <= len(check_fused(f, fusing, 'eager', *kinds)) <= 2*len(kinds)
-
-@pytest.mark.slow
-@pytest.mark.parametrize('r, f', variants(lambda r: r.grid))
-def test_fused_the_other_way_round(r, f, fusing):
-    kinds = (torch.float32, GRID),(torch.bfloat16, PLAIN)
+    kinds = [(d, kw if r.grid else PLAIN) for d,kw in ((torch.float32, single), (torch.bfloat16, half))]
     assert 1 <= len(check_fused(f, fusing, 'eager', *kinds)) <= 2*len(kinds)
 
 @pytest.mark.slow
