@@ -6,7 +6,7 @@ import math
 from functools import partial
 import pytest
 import torch
-from estimators import slow_after
+from estimators import back, slow_after
 import shok_nb as R
 from shok_nb import fsq
 from shok_nb.estimators.gradient import normalize_grad
@@ -74,10 +74,13 @@ def sigma(z): return 1/(1+math.exp(-z))
 def sign(x): return 1. if x >= 0 else -1.
 
 CASES = {}
-def case(f, points, floor=1e-2):
-    """`want(*point)`: the value and its derivative by each argument, from Python's floats. None: not stated."""
+def case(f, points, floor=1e-2, name='', end=None):
+    """`want(*point)`: the value and its derivative by each argument, from Python's floats. None: not stated. `end` is a
+    number that `f` has in its dtype, and so the first argument of `want`."""
     def add(want):
-        for dtype in (torch.float32, torch.float64): CASES[want.__name__, dtype] = (f, points(dtype), want, floor)
+        for dtype in (torch.float32, torch.float64):
+            of_dtype = want if end is None else partial(want, beside(end, dtype)[2])
+            CASES[name or want.__name__, dtype] = (f, points(dtype), of_dtype, floor)
         return want
     return add
 
@@ -152,28 +155,23 @@ def ede_sign(x, t):
     q,z = abs(x),t*abs(x)
     return sign(x),max(t, 1)*sech2(z),sign(x)*(q*sech2(z)/t - math.tanh(z)/t**2 if t <= 1 else q*sech2(z))
 
+@case(R.reste_sign, lambda d: grid(d, (-1.5, .1, 1.5), (3., 1.5)), end=.1)
 def reste_sign(near, x, o, clip):
     q,s = min(abs(x), clip),sign(x)
     if q <= near: dq,do = .1**(1/o-1),-q*.1**(1/o-1)*math.log(.1)/o**2
     else: dq,do = q**(1/o-1)/o,-q**(1/o)*math.log(q)/o**2
     return s,dq*(abs(x) <= clip),s*do,s*dq*(abs(x) > clip)
-for d in (torch.float32, torch.float64):
-    points,want = grid(d, (-1.5, .1, 1.5), (3., 1.5)),partial(reste_sign, beside(.1, d)[2])
-    CASES['reste_sign', d] = (R.reste_sign, points, want, 1e-2)
 
 def _ramps(d):
     top = torch.finfo(d).max
     return [*grid(d, (0, .5, 1), (2., 0.), (4., .25), (1., 0.)), *((.4e-30, g, 0.) for g in beside(1e30, d)),
         *((x, .5/top, 0.) for x in (top, beside(top, d)[0], -top))]
+@case(lambda x, gain, th: R.ramp_round(x, gain, threshold=th), _ramps, floor=0., end=1e30)
 def ramp_round(most, x, gain, th):
     "The gain is held at `most`, 1e30 in the dtype."
     h = gain*(x-th)
     if gain > 1e29: return h,gain,x*(gain <= most),-gain
     return hold(h, 0, 1),gain*inside(h, 0, 1),(x-th)*inside(h, 0, 1),-gain*inside(h, 0, 1)
-
-def ours(x, gain, th): return R.ramp_round(x, gain, threshold=th)
-for d in (torch.float32, torch.float64):
-    CASES['ramp_round', d] = (ours, _ramps(d), partial(ramp_round, beside(1e30, d)[2]), 0.)
 
 def _sigmoids(d):
     top = torch.finfo(d).max
@@ -226,21 +224,19 @@ def codes(n, z, margin):
     T = math.tanh(z + math.atanh(o/h))
     k,there = round(h*T-o),low <= round(h*T-o) <= low+steps
     return hold(k, low, low+steps)/-low,h*(1-T*T)/-low*there,steps/2*(T - (1-T*T)*(o/h)/(1-(o/h)**2))/-low*there
-for n in (3, 5, 8):
-    for d in (torch.float32, torch.float64):
-        zs = [torch.tensor(z, dtype=d).item() for z in [*(k/4+.03 for k in range(-14, 15)), 9., -9.]]
-        points = [(z, m) for z in zs for m in (.125, -.0625)]
-        CASES[f'fsq_{n}_levels', d] = (_fsq(n), points, partial(codes, n), 1e-2)
+def _latents(d):
+    zs = torch.tensor([*(k/4+.03 for k in range(-14, 15)), 9., -9.], dtype=d)
+    return [(z, m) for z in zs.tolist() for m in (.125, -.0625)]
+for n in (3, 5, 8): case(_fsq(n), _latents, name=f'fsq_{n}_levels')(partial(codes, n))
 
-for ends in ((1.5, -1.5), (2.5, -.5)):
-    def rectified(v, ends=ends):
+for zeta,gamma in ((1.5, -1.5), (2.5, -.5)):
+    @case(partial(rectified_sigmoid, zeta=zeta, gamma=gamma), lambda d: [(-1e-3,), (0.,), (1e-3,)],
+        name=f'rectified_sigmoid_{zeta}')
+    def rectified(v, zeta=zeta, gamma=gamma):
         "At 0 it is exactly 0 or 1."
-        s,(zeta,gamma) = sigma(v),ends
+        s = sigma(v)
         h = s*(zeta-gamma)+gamma
         return hold(h, 0, 1),s*(1-s)*(zeta-gamma)*inside(h, 0, 1)
-    for d in (torch.float32, torch.float64):
-        ours = partial(rectified_sigmoid, zeta=ends[0], gamma=ends[1])
-        CASES[f'rectified_sigmoid_{ends[0]}', d] = (ours, [(-1e-3,), (0.,), (1e-3,)], rectified, 1e-2)
 
 _ODDS = dict(
     atanh=lambda p: (math.atanh(p)-math.atanh(1-p), 1/(1-p*p)+1/(1-(1-p)**2)),
@@ -262,9 +258,6 @@ for kind in _ODDS:
 def grid_finer_than_the_dtype(x, s): return x,1.,0.
 
 # --- how it is asked
-def names(keep=lambda name, dtype: True):
-    return [pytest.param(*k, id=f'{k[0]}-{str(k[1])[6:]}') for k in CASES if keep(*k)]
-
 # A wrong choice errs by 1/2 and more.
 RTOL = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 1e-3, torch.float64: 1e-6}
 
@@ -280,10 +273,7 @@ def check(got, want, dtype, floor, what):
 
 def tensors(points, dtype): return [torch.tensor(c, dtype=dtype) for c in zip(*points)]
 
-def eager(f, ts, **kw):
-    leaves = [t.clone().requires_grad_() for t in ts]
-    y = f(*leaves)
-    return y.detach(),*torch.autograd.grad(y.sum(), leaves, materialize_grads=True, **kw)
+def eager(f, ts, **kw): return back(f, *ts, materialize_grads=True, **kw)
 
 def transformed(f, ts):
     "Name of the transform, the value and the slopes it gives."
@@ -295,7 +285,7 @@ def transformed(f, ts):
     ones = [tuple(torch.ones_like(t) if i == j else torch.zeros_like(t) for j,t in enumerate(ts)) for i in n]
     yield 'jvp',(y, *(torch.func.jvp(f, tuple(ts), t)[1] for t in ones))
 
-@pytest.mark.parametrize('name, dtype', names())
+@pytest.mark.parametrize('name, dtype', [pytest.param(*k, id=f'{k[0]}-{str(k[1])[6:]}') for k in CASES])
 def test_ends(name, dtype):
     f,points,want,floor = CASES[name, dtype]
     ts = tensors(points, dtype)
@@ -348,12 +338,10 @@ def test_ends_compiled(group):
 # --- what is not elementwise, and second derivatives
 def everywhere(f, x):
     "The gradient of the 0-d `f` at `x` in eager mode and under transforms."
-    leaf = x.clone().requires_grad_()
-    yield torch.autograd.grad(f(leaf), leaf)[0]
+    yield back(f, x)[1]
     yield torch.func.grad(f)(x)
     yield torch.func.jacrev(f)(x)
-    basis = torch.eye(x.numel(), dtype=x.dtype)
-    yield torch.stack([torch.func.jvp(f, (x,), (e.view_as(x),))[1] for e in basis]).view_as(x)
+    yield torch.func.jacfwd(f)(x)
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
 def test_largest_weight_of_dorefa(dtype):
@@ -392,8 +380,7 @@ def test_white_and_black_through_jpeg():
     weights = torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     def f(x): return (jpeg(x, 100, lambda c: c, integers=R.round_ste)*weights).sum()
     assert torch.equal(jpeg(images, 100, lambda c: c, integers=R.round_ste), images)
-    leaf = images.clone().requires_grad_()
-    for g in (torch.autograd.grad(f(leaf), leaf)[0], torch.func.grad(f)(images)):
+    for g in (back(f, images)[1], torch.func.grad(f)(images)):
         assert torch.allclose(g, weights, atol=1e-4)
 
 def curvatures(f, x):
