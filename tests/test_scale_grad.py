@@ -1,9 +1,11 @@
 "What the page cannot run: real processes, sharded tensors, every compiler, every dtype, and a GPU where there is one."
 import math
+from functools import partial
 import pytest
 import torch
 from estimators import FLOATS, Calls, back, generator, kept, same, slow_after
 from processes import join_group, spawn
+from torch.nn.utils.parametrize import register_parametrization
 from shok_nb.engine.random import uniform_like
 from shok_nb.estimators.gradient import normalize_grad, quantize_grad, scale_grad
 
@@ -27,22 +29,18 @@ def together(rank, world, port, queue):
     out,world_group = {},dist.group.WORLD
     try:
         g = torch.tensor([[1., 2., 3.], [-8., 4., 1.]])[rank]
-        shared = lambda x, **kw: normalize_grad(x, group=world_group, **kw)
+        shared = partial(normalize_grad, group=world_group)
         out['shared'] = slope_of(shared, g).tolist()
         out['shared dim'] = slope_of(lambda x: shared(x, dim=0), torch.stack([g, g*0], 1)).tolist()
         out['empty rank'] = slope_of(shared, g[:3*rank]).tolist()          # rank 0 has nothing
         out['nan rank'] = str(slope_of(shared, torch.where(g == -8., math.nan, g)).tolist())
         out['compiled'] = slope_of(torch.compile(shared, backend='aot_eager'), g).tolist()
         for name,group in (('own', None), ('ddp', world_group)):
-            class Model(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.w = torch.nn.Parameter(torch.zeros(2))
-                def forward(self, x): return (normalize_grad(self.w, group=group)*x).sum()
-            model = Model()
+            model = torch.nn.Linear(2, 1, bias=False)
+            register_parametrization(model, 'weight', Calls(partial(normalize_grad, group=group)))
             parallel = DistributedDataParallel(model)
             parallel(torch.tensor([[1., 0.], [0., 100.]])[rank]).backward()
-            out[name] = model.w.grad.tolist()
+            out[name] = model.parametrizations.weight.original.grad[0].tolist()
         whole = torch.randn(4, 3, generator=generator())
         for p in (Shard(0), Shard(1), Replicate()):
             mesh = init_device_mesh('cpu', (world,))
