@@ -137,13 +137,6 @@ def kept(f):
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t): f()
     return found
 
-class Calls(torch.nn.Module):
-    "A module whose forward is `f`, for what takes modules alone."
-    def __init__(self, f):
-        super().__init__()
-        self.f = f
-    def forward(self, *xs): return self.f(*xs)
-
 def slopes(g, x, n):
     "What backward multiplies by, for each of the `n` functions that stand side by side in `g`."
     xs = leaves(x, n)

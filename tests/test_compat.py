@@ -5,10 +5,11 @@ back, for it needs it too. Bounds: 1e-5 of the largest slope, as in `test_probes
 operations round differently from a Function."""
 import importlib
 import re
+from functools import partial
 from pathlib import Path
 import pytest
 import torch
-from estimators import X, batched, compiled, exported, near, older, side_by_side, slope, slopes
+from estimators import X, back, batched, compiled, exported, near, older, side_by_side, slope, slopes
 import shok_nb
 from shok_nb.catalog import catalog
 
@@ -74,10 +75,8 @@ def test_only_speed_is_lost(name, without):
 def test_only_speed_is_lost_in_large_tensors(name, without):
     "Larger than a piece, with knobs and a step that learn, in half precision."
     def learn(f):
-        x = torch.linspace(-4, 4, 3*70_000).view(3, -1).to(torch.bfloat16).requires_grad_()
-        alpha,step = torch.tensor(4.).requires_grad_(),torch.tensor([[.5], [1.], [2.]]).requires_grad_()
-        y = f(x, alpha, step=step)
-        return y.detach(),*torch.autograd.grad(y.float().sum(), (x, alpha, step))
+        x = torch.linspace(-4, 4, 3*70_000).view(3, -1).to(torch.bfloat16)
+        return back(lambda x, a, s: f(x, a, step=s), x, torch.tensor(4.), torch.tensor([[.5], [1.], [2.]]))
     want = learn(shok_nb.soft_round)
     for got,w in zip(learn(without(name)[0].soft_round), want):
         assert got.dtype == w.dtype
@@ -118,14 +117,11 @@ def test_only_speed_is_lost_for_gradients(name, without):
     seed,g = torch.tensor(3),torch.linspace(-1, 2, len(X))
     for usual,f in [(getattr(p, n) for p in (shok_nb, R)) for n in ('scale_grad', 'normalize_grad', 'quantize_grad')]:
         kw = dict(scale_grad=dict(factor=3.), quantize_grad=dict(seed=seed)).get(f.__name__, {})
-        def back(f):
-            leaf = X.clone().requires_grad_()
-            return torch.autograd.grad(f(leaf, **kw), leaf, g)[0]
-        assert torch.equal(back(f), back(usual)), f.__name__
-        assert torch.allclose(torch.func.vjp(lambda x: f(x, **kw), X)[1](g)[0], back(usual)), f.__name__
-    hard,soft = X.round(),X.clone().requires_grad_()
-    y = R.straight_through(hard, soft)
-    assert torch.equal(y, hard) and torch.equal(torch.autograd.grad(y.sum(), soft)[0], torch.ones_like(X))
+        f,want = partial(f, **kw),back(partial(usual, **kw), X, g=g)[1]
+        assert torch.equal(back(f, X, g=g)[1], want), f.func.__name__
+        assert torch.allclose(torch.func.vjp(f, X)[1](g)[0], want), f.func.__name__
+    y,to_soft = back(partial(R.straight_through, X.round()), X)
+    assert torch.equal(y, X.round()) and torch.equal(to_soft, torch.ones_like(X))
 
 @pytest.mark.parametrize('strict', [False, True], ids=['', 'strict'])
 def test_export_before_torch_2_12(strict, monkeypatch):

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from estimators import kept, lumped, saved, slow_after
+from estimators import back, kept, lumped, saved, slow_after
 import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.grid import Grid
@@ -139,9 +139,7 @@ ROWS = 4*torch.randn(9375, 32, generator=torch.Generator().manual_seed(0))
 
 def both(f, x=ROWS):
     "Value and gradient."
-    leaf = x.clone().requires_grad_()
-    y = f(leaf)
-    return torch.stack([y.detach(), torch.autograd.grad(y.sum(), leaf)[0]])
+    return torch.stack(back(f, x))
 
 @pytest.mark.parametrize('name', IN_ROWS)
 def test_stays_in_pieces(name):
@@ -219,11 +217,8 @@ def test_compiled_beyond_the_range():
     x = torch.tensor([447., 448., 448.1, 463., 465., 1e4, math.inf, 0.])
     x,g = torch.cat([x, x, -x, -x]),torch.tensor([1., -2.]).repeat_interleave(8).repeat(2)
     def f(x): return R.float_round(x, 'e4m3', saturate=False)
-    def both(f):
-        leaf = x.clone().requires_grad_()
-        y = f(leaf)
-        return y.detach(),torch.autograd.grad(y, leaf, g)[0]
-    for a,b in zip(both(f), both(torch.compile(f, fullgraph=True))): assert ((a == b) | a.isnan() & b.isnan()).all()
+    for a,b in zip(back(f, x, g=g), back(torch.compile(f, fullgraph=True), x, g=g)):
+        assert ((a == b) | a.isnan() & b.isnan()).all()
 
 def test_two_codebooks_are_two():
     "A grid that holds a tensor is not known by its name: nothing of one is replayed for the other."
