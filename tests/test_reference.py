@@ -80,6 +80,10 @@ def test_alpha_derivative(f, oracle, a, dtype, bound):
     want = torch.tensor([float(s) for s in slopes], dtype=torch.float64)
     assert torch.allclose(got.double(), want, rtol=0, atol=bound*want.abs().max())
 
+def test_logistic_is_soft_round():
+    x = points(torch.float64)
+    for b in (.01, 1., 5., 10., 30., 100.): assert torch.equal(R.logistic_round(x, b), R.soft_round(x, b/2))
+
 def fixed(step):
     "A format of gfloat's without exponents: below 2**53 steps its numbers are the multiples of `step`, a power of two."
     return FormatInfo('fixed', 61, 53, bias=-51-round(math.log2(step)), is_signed=True, domain=Domain.Extended,
