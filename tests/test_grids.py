@@ -686,19 +686,6 @@ def test_deploy_undone(monkeypatch):
         R.deploy_(model, x)
     assert torch.equal(model(x), before) and repr(model) == shown
 
-@pytest.mark.parametrize('kw, kind, told', [
-    (dict(format='e4m4'), ValueError, 'format must be one of float16'),
-    (dict(format=3), TypeError, 'format must be one of float16'),
-    (dict(format='mxfp4', axis=0), ValueError, 'format=mxfp4 needs no scale of ours'),
-    (dict(format='e4m3', bits=4), ValueError, 'format=e4m3 says the bits, got 4'),
-    (dict(format='e4m3', zero_point=True), ValueError, 'format=e4m3 has no zero point'),
-    (dict(format='e4m3', init='lsq'), ValueError, 'init must be one of minmax, mse'),
-    (dict(format='e4m3', rounding=R.decimal_ste), TypeError, 'rounding'),
-])
-def test_quantizer_refuses(kw, kind, told):
-    with pytest.raises(kind) as e: R.Quantizer(**kw)
-    assert str(e.value).startswith(f'Quantizer: {told}')
-
 # --- files
 def parsed(path):
     "A GGUF file read by hand: its metadata's count, and of each tensor the shape, the type and its bytes."
@@ -794,88 +781,60 @@ def test_save_compressed(format, tmp_path):
     assert torch.equal(v.reshape(32, 64), model[0].weight) and report['0.weight'][1] == 0
     assert torch.equal(t['1.weight'], model[1].weight) and torch.equal(t['0.bias'], model[0].bias)
 
-def of(**kw):
+def one(weights, **kw):
     model = torch.nn.Sequential(torch.nn.Linear(64, 32))
-    R.quantize_model_(model, **dict(activations=None) | kw)
+    R.quantize_model_(model, weights, **dict(activations=None) | kw)
     return model
 
-@pytest.mark.parametrize('make, kind, told', [
-    (lambda: torch.nn.Sequential(torch.nn.Linear(2, 2)), ValueError, 'no weight is quantized'),
-    (lambda: of(weights='Q4_0'), ValueError, '0.weight is in Q4_0'),
-    (lambda: of(weights=R.Quantizer(8, zero_point=True)), ValueError, '0.weight has a zero point'),
-    (lambda: of(weights=R.Quantizer(12)), ValueError, '0.weight has codes -2048 to 2047'),
-    (lambda: of(weights=8, activations=R.Quantizer(8), calibrate=[torch.ones(1, 64)]), ValueError, 'what enters 0'),
-    (lambda: {}, TypeError, 'model must be a torch.nn.Module'),
-])
-def test_not_compressed(make, kind, told, tmp_path):
-    with pytest.raises(kind) as e: R.save_compressed(tmp_path, make())
-    assert str(e.value).startswith(f'save_compressed: {told}') and not list(tmp_path.iterdir())
-
 @pytest.mark.parametrize('call, kind, told', [
-    (lambda p: R.save_gguf(p, dict(w=1.)), TypeError, 'w must be a Tensor'),
-    (lambda p: R.save_gguf(p, [1]), TypeError, 'model must be a torch.nn.Module or its state'),
-    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32)*1e9), 'Q8_0'), ValueError, 'w is too large for Q8_0'),
-    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32)*math.nan)), ValueError, 'w has nan'),
-    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32, device='meta'))), ValueError, 'w is on the meta device'),
-    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, dtype=torch.cfloat))), TypeError, 'w must hold floats'),
-    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 31)), lambda n, t: 'Q8_0'), ValueError, 'Q8_0 has blocks of 32'),
-    (lambda p: R.save_gguf(p, {}, metadata=dict(a=[1])), TypeError, "metadata 'a' must be"),
-    (lambda p: R.save_gguf(p, {}, metadata=[1]), TypeError, 'metadata must be a dict'),
-    (lambda p: R.save_gguf(p, {}, 'q8'), ValueError, 'types must be one of F32'),
-    (lambda p: R.save_gguf(3, {}), TypeError, 'path must be a path'),
+    (lambda p: R.save_gguf(p, dict(w=1.)), TypeError, 'save_gguf: w must be a Tensor'),
+    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32)*1e9), 'Q8_0'), ValueError, 'save_gguf: w is too large for Q8_0'),
+    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32, device='meta'))), ValueError,
+        'save_gguf: w is on the meta device'),
+    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, dtype=torch.cfloat))), TypeError, 'save_gguf: w must hold floats'),
+    (lambda p: R.save_gguf(p, {}, metadata=dict(a=[1])), TypeError, "save_gguf: metadata 'a' must be"),
+    (lambda p: R.save_compressed(p, one('Q4_0')), ValueError, 'save_compressed: 0.weight is in Q4_0'),
+    (lambda p: R.save_compressed(p, one(R.Quantizer(8, zero_point=True))), ValueError,
+        'save_compressed: 0.weight has a zero point'),
+    (lambda p: R.save_compressed(p, one(R.Quantizer(12))), ValueError,
+        'save_compressed: 0.weight has codes -2048 to 2047'),
+    (lambda p: R.save_compressed(p, one(8, activations=R.Quantizer(8), calibrate=[torch.ones(1, 64)])), ValueError,
+        'save_compressed: what enters 0'),
 ])
 def test_not_saved(call, kind, told, tmp_path):
-    with pytest.raises(kind) as e: call(tmp_path/'x.gguf')
-    assert str(e.value).startswith(f'save_gguf: {told}') and not list(tmp_path.iterdir())
+    with pytest.raises(kind) as e: call(tmp_path/'x')
+    assert str(e.value).startswith(told) and not list(tmp_path.iterdir())
 
 # --- what is refused
 @pytest.mark.parametrize('call, kind, told', [
-    (lambda x: R.float_round(x, 'e4m4'), ValueError, 'float_round: format must be one of float16'),
     (lambda x: R.float_round(x, torch.int8), TypeError, 'float_round: format'),
-    (lambda x: R.float_round(x.long(), 'e4m3'), TypeError, 'float_round: x must be float16'),
     (lambda x: R.float_round(x, 'e4m3', step=2.), TypeError, 'float_round: step belongs to evenly spaced grids'),
     (lambda x: R.float_round(x, 'e4m3', R.decimal_ste), TypeError, 'float_round: rounding'),
     (lambda x: R.float_round(x, 'e4m3', alpha=5.), TypeError, 'float_round: rounding'),
-    (lambda x: R.float_round(x, 'e4m3', gradient='all'), ValueError, 'float_round: gradient must be one of'),
     (lambda x: R.FloatFormat(4, 3, largest=1e9), ValueError, 'FloatFormat: largest must be in'),
     (lambda x: R.FloatFormat(12, 3), ValueError, 'FloatFormat: exponent'),
-    (lambda x: R.mx_quantize(x, 'e2m1', block=0), ValueError, 'mx_quantize: block'),
     (lambda x: R.mx_quantize(x, 'e2m1', block=7), ValueError, 'mx_quantize: block must divide dim -1 of length 32'),
     (lambda x: R.mx_quantize(x, 'e2m1', dim=2), ValueError, 'mx_quantize: dim'),
-    (lambda x: R.mx_quantize(x, 'e2m1', scale='up'), ValueError, 'mx_quantize: scale must be one of floor'),
     (lambda x: R.mx_quantize(x[0, 0], 'e2m1'), ValueError, 'mx_quantize: x must have a dim'),
-    (lambda x: R.nvfp4_quantize(x, tensor_scale=0.), ValueError, 'nvfp4_quantize: tensor_scale'),
     (lambda x: R.nvfp4_quantize(x, tensor_scale=torch.ones(32)), ValueError, 'nvfp4_quantize: tensor_scale'),
     (lambda x: R.int_quantize(x, 1), ValueError, 'int_quantize: bits'),
     (lambda x: R.int_quantize(x, block=24), ValueError, 'int_quantize: block must divide dim -1 of length 32'),
-    (lambda x: R.int_quantize(x, scale_format='half'), ValueError, 'int_quantize: scale_format must be one of'),
-    (lambda x: R.gguf_quantize(x, 'q4'), ValueError, 'gguf_quantize: format must be one of Q8_0'),
     (lambda x: R.gguf_quantize(x, 'TQ1_0'), ValueError, 'gguf_quantize: block must divide dim -1 of length 32'),
-    (lambda x: R.gguf_quantize(x.int()), TypeError, 'gguf_quantize: x must be float16'),
     (lambda x: R.log2_round(x, exponents=(3, 3)), ValueError, 'log2_round: the largest exponent'),
-    (lambda x: R.log2_round(x, exponents=3), TypeError, 'log2_round: exponents must be two ints'),
     (lambda x: R.apot_levels(4, 2), ValueError, 'apot_levels: terms must divide bits-1'),
     (lambda x: R.nvfp4_quantize(x, square=True), ValueError, 'nvfp4_quantize: square=True wants two last dims'),
     (lambda x: R.levels_round(x, [1., 0.]), ValueError, 'levels_round: levels must be finite and ascend'),
     (lambda x: R.levels_round(x, [0., math.inf]), ValueError, 'levels_round: levels must be finite'),
     (lambda x: R.levels_round(x, [0., 1., 1.]), ValueError, 'levels_round: levels must be finite and ascend, got 1'),
     (lambda x: R.levels_round(x, torch.tensor([0, 1])), TypeError, 'levels_round: levels must be float16'),
-    (lambda x: R.nvfp4_quantize(x, tensor_scale=-1.), ValueError, 'nvfp4_quantize: tensor_scale must be in (0, inf)'),
-    (lambda x: R.nvfp4_quantize(x, tensor_scale=math.nan), ValueError, 'nvfp4_quantize: tensor_scale'),
     (lambda x: R.nvfp4_quantize(x[:, :31]), ValueError, 'nvfp4_quantize: block must divide dim -1 of length 31'),
-    (lambda x: R.int_quantize(x, block=0), ValueError, 'int_quantize: block'),
-    (lambda x: R.mx_quantize(x, 'fp4'), ValueError, 'mx_quantize: format must be one of float16'),
-    (lambda x: R.ulp(x, 'fp4'), ValueError, 'ulp: format must be one of float16'),
-    (lambda x: R.Quantizer(format='fp4'), ValueError, 'Quantizer: format must be one of float16'),
     (lambda x: R.Quantizer(format='e4m3', block=0), ValueError, 'Quantizer: block'),
+    (lambda x: R.Quantizer(format='e4m3', bits=4), ValueError, 'Quantizer: format=e4m3 says the bits, got 4'),
+    (lambda x: R.Quantizer(format='e4m3', zero_point=True), ValueError, 'Quantizer: format=e4m3 has no zero point'),
+    (lambda x: R.Quantizer(format='e4m3', init='lsq'), ValueError, 'Quantizer: init must be one of minmax, mse'),
+    (lambda x: R.Quantizer(format='e4m3', rounding=R.decimal_ste), TypeError, 'Quantizer: rounding'),
     (lambda x: R.quantize_model_(torch.nn.Linear(2, 2), 'fp4', None), TypeError,
         "quantize_model_: weights must be bits, a format, a Quantizer, another module or None, got 'fp4'; known are"),
-    (lambda x: R.ulp(x.int(), 'e4m3'), TypeError, 'ulp: x must be float16'),
-    (lambda x: R.mx_quantize(x.int()), TypeError, 'mx_quantize: x must be float16'),
-    (lambda x: R.nvfp4_quantize(x.int()), TypeError, 'nvfp4_quantize: x must be float16'),
-    (lambda x: R.int_quantize(x.int()), TypeError, 'int_quantize: x must be float16'),
-    (lambda x: R.levels_round(x.int(), R.NF4), TypeError, 'levels_round: x must be float16'),
-    (lambda x: R.log2_round(x.int()), TypeError, 'log2_round: x must be float16'),
     (lambda x: R.levels_round(x, [1.]), ValueError, 'levels_round: levels must be a vector'),
     (lambda x: R.levels_round(x, [[0., 1.]]), ValueError, 'levels_round: levels must be a vector'),
     (lambda x: R.levels_round(x, [[0., 1.]], axis=0), ValueError, 'levels_round: levels must have a row for each'),
