@@ -1,10 +1,10 @@
 "Every estimator the tests know, made from the catalog: a new row brings its own tests."
 import functools
 import io
+from contextlib import contextmanager
 from functools import partial
 import pytest
 import torch
-from torch import nn
 from shok_nb import round_ste
 from shok_nb.catalog import catalog, row
 from shok_nb.checks import FLOATS, near, same, slope  # noqa: F401, for the tests
@@ -173,10 +173,18 @@ def saved(thing, weights_only=True):
 
 def generator(seed=0): return torch.Generator().manual_seed(seed)
 
-class Made(nn.Module):
-    "A network of named layers, and a function of them and the input."
-    def __init__(self, how, **layers):
-        super().__init__()
-        for k,m in layers.items(): setattr(self, k, m)
-        self.how = how
-    def forward(self, x): return self.how(self, x)
+def told(model):
+    "Everything about a model that a call may change."
+    hooks = '_forward_pre_hooks', '_forward_hooks', '_backward_hooks', '_forward_pre_hooks_with_kwargs'
+    modules = [(n, type(m), m.training, sorted(vars(m)), [len(getattr(m, h)) for h in hooks], [*m._modules])
+        for n,m in model.named_modules()]
+    tensors = [(n, id(t), t.requires_grad, t.dtype, t.tolist())
+        for n,t in (*model.named_parameters(), *model.named_buffers())]
+    return modules,tensors
+
+@contextmanager
+def refused(model, words, error=(TypeError, ValueError)):
+    "What stands in it raises with these words, and leaves the model as it was."
+    before = told(model)
+    with pytest.raises(error, match=words): yield
+    assert told(model) == before

@@ -39,6 +39,11 @@ class Holding(nn.Module):
         super().__init__()
         for k,v in made.items(): setattr(self, k, v)
 
+class Made(Holding):
+    "A network of named layers, and a function of them and the input."
+    def __init__(self, how, **layers): super().__init__(how=how, **layers)
+    def forward(self, x): return self.how(self, x)
+
 # --- the blocks: each is made for the values `x` that arrive
 class Tripled(nn.Linear):
     "A class of the user's own around the layer's forward."

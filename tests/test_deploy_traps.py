@@ -8,7 +8,8 @@ import importlib
 import math
 import pytest
 import torch
-from estimators import Made, generator, slow_after
+from estimators import generator, slow_after
+from networks import Made
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize

@@ -9,7 +9,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from estimators import Made, generator, slow_after
+from estimators import generator, slow_after
+from networks import Made
 from torch import nn
 from shok_nb.quantization.deploy import deploy_
 from shok_nb.quantization.integers import Dequantize, pack_int4, unpack_int4

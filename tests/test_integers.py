@@ -8,7 +8,8 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from estimators import Made, generator, saved, slow_after
+from estimators import generator, saved, slow_after
+from networks import Made
 from test_deploy import SATURATES, session
 from torch import nn
 from shok_nb.nn import remove_rounding_

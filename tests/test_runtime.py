@@ -3,7 +3,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from estimators import Made, generator, slow_after
+from estimators import generator, slow_after
+from networks import Made
 from test_deploy import session
 from torch import nn
 from torch.nn import functional as F
