@@ -58,12 +58,6 @@ def test_blocks_are_groups(init):
     scale = init(W, 4, block=5)
     assert scale.shape == (6, 4, 2, 1)
     assert torch.equal(scale, init(W.unflatten(2, (2, 5)), 4, axis=(0, 1, 2)))
-    name = init.__name__
-    for bad in (3, 0, 20):
-        with pytest.raises(ValueError, match=f'^{name}: block must '): init(W, 4, block=bad)
-    with pytest.raises(ValueError, match=f'^{name}: give axis or block, not both, got 2 and 5'):
-        init(W, 4, axis=2, block=5)
-    with pytest.raises(ValueError, match=f'^{name}: block needs an axis'): init(torch.tensor(1.), 4, block=1)
 
 RANGES = (8, True), (4, True), (2, True), (1, False), (8, False), ((-3, 3), True)
 
@@ -303,9 +297,6 @@ def quantized(*args, x=X, **kw):
     return model
 
 def test_the_sign_is_in_the_state():
-    a,b = Quantizer(signed=None).calibrate_(W.abs()),Quantizer(signed=None)
-    b.load_state_dict(a.state_dict())
-    assert b.range() == (0, 255) and torch.equal(a(W), b(W))
     one,other = quantized(),quantized(x=X.abs())
     assert one[0].input_quantizer.range() != other[0].input_quantizer.range()
     other.load_state_dict(one.state_dict())
@@ -368,7 +359,6 @@ def test_calibrated_again():
 # --- numbers
 def test_nan_has_no_code():
     q = Quantizer().calibrate_(W)
-    with pytest.raises(ValueError, match='Quantizer: to_codes got nan'): q.to_codes(torch.tensor([1., torch.nan]))
     assert q.to_codes(torch.tensor([torch.inf, -torch.inf])).tolist() == [127, -128]
     assert q(torch.tensor([torch.nan])).isnan()
 
@@ -524,11 +514,8 @@ def test_an_init_takes_what_it_is_given():
 
 @pytest.mark.parametrize('init', [minmax_init, percentile_init, mse_init, sample_init], ids=lambda f: f.__name__)
 def test_arguments_of_an_init(init):
-    name = init.__name__
-    for kw in (dict(signed=0), dict(signed=np.ones(1)), dict(zero_point='no')):
-        with pytest.raises(TypeError, match=f'^{name}: {[*kw][0]} must be True or False'): init(W, **kw)
     for axis in ((), []):
-        with pytest.raises(ValueError, match=f'^{name}: axis must name an axis'): init(W, axis=axis)
+        with pytest.raises(ValueError, match=f'^{init.__name__}: axis must name an axis'): init(W, axis=axis)
     zeros = init(torch.cat([torch.zeros(1, 40), W.flatten(1)]), 4, axis=0)
     assert zeros[0] == zeros[1:].median()
     scale,code = init(torch.tensor([3e38, -3e38]), zero_point=True)
@@ -547,8 +534,6 @@ def test_axis_of_what_comes():
     one = torch.tensor(1.)
     with pytest.raises(ValueError, match='^Quantizer: axis 0 is not in x'): Quantizer(axis=0).calibrate_(one)
     with pytest.raises(ValueError, match='^Quantizer: block needs an axis'): Quantizer(block=2).calibrate_(one)
-    with pytest.raises(ValueError, match='^Quantizer: give axis or block, not both, got 0 and 2'):
-        Quantizer(axis=0, block=2)
 
 @pytest.mark.parametrize('name', ['bits', 'signed', 'axis', 'block', 'learn', 'has_zero_point', 'zero_point', 'ready'])
 def test_set_once(name):
