@@ -665,6 +665,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                             'shok_nb.estimators.sigmoid.sigmoid_sum_round': ( 'estimators/sigmoid.html#sigmoid_sum_round',
                                                                                               'shok_nb/estimators/sigmoid.py')},
             'shok_nb.estimators.signs': { 'shok_nb.estimators.signs._bell': ('estimators/signs.html#_bell', 'shok_nb/estimators/signs.py'),
+                                          'shok_nb.estimators.signs._finite': ( 'estimators/signs.html#_finite',
+                                                                                'shok_nb/estimators/signs.py'),
                                           'shok_nb.estimators.signs._flat': ('estimators/signs.html#_flat', 'shok_nb/estimators/signs.py'),
                                           'shok_nb.estimators.signs._flat_slope': ( 'estimators/signs.html#_flat_slope',
                                                                                     'shok_nb/estimators/signs.py'),

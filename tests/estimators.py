@@ -173,10 +173,10 @@ def saved(thing, weights_only=True):
 
 def generator(seed=0): return torch.Generator().manual_seed(seed)
 
-def told(model):
+def look(model):
     "Everything about a model that a call may change."
     hooks = '_forward_pre_hooks', '_forward_hooks', '_backward_hooks', '_forward_pre_hooks_with_kwargs'
-    modules = [(n, type(m), m.training, sorted(vars(m)), [len(getattr(m, h)) for h in hooks], [*m._modules])
+    modules = [(n, id(m), type(m), m.training, sorted(vars(m)), [len(getattr(m, h)) for h in hooks], [*m._modules])
         for n,m in model.named_modules()]
     tensors = [(n, id(t), t.requires_grad, t.dtype, t.tolist())
         for n,t in (*model.named_parameters(), *model.named_buffers())]
@@ -185,6 +185,6 @@ def told(model):
 @contextmanager
 def refused(model, words, error=(TypeError, ValueError)):
     "What stands in it raises with these words, and leaves the model as it was."
-    before = told(model)
+    before = look(model)
     with pytest.raises(error, match=words): yield
-    assert told(model) == before
+    assert look(model) == before

@@ -323,7 +323,7 @@ def of_ste():
 
 def rows():
     "Rows of the catalog that no table has; of most knobs only types are asked: test_extremes.py goes to their ends."
-    kinds = {torch.Tensor: TENSOR, int: kind('minus zero'), float | torch.Tensor: NUMBER | SHARP}
+    kinds = {torch.Tensor: TENSOR, bool: FLAG, int: kind('minus zero'), float | torch.Tensor: NUMBER | SHARP}
     for r in catalog.catalog:
         module,ps = r.f.__module__.rpartition('.')[2],inspect.signature(r.f).parameters
         if module in ('ste', 'neighbours', 'dither'): continue

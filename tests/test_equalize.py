@@ -2,10 +2,9 @@
 refused, fails or is interrupted leaves every bit where it was."""
 import copy
 import math
-from contextlib import contextmanager
 import pytest
 import torch
-from estimators import slow_after
+from estimators import look, refused, slow_after
 from networks import Holding
 from torch import nn
 from torch.nn import functional as F
@@ -30,20 +29,6 @@ def uneven(model, seed=0):
 
 def mapped(report): return {r.name: r.into for r in report.rows if r.into != '-'}
 def notes(report): return {r.name: r.note for r in report.rows if r.into == '-'}
-
-def look(model):
-    "Everything that must be as it was."
-    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
-    kept = [(n, id(p), p.requires_grad) for n,p in model.named_parameters()]
-    values = {n: t.tolist() for n,t in model.state_dict().items()}
-    return [(n, id(m), m.training) for n,m in model.named_modules()],hooks,kept,values
-
-@contextmanager
-def unchanged(model, error, match):
-    "What is done in here ends in this error and leaves the model as it was."
-    was = look(model)
-    with pytest.raises(error, match=match): yield
-    assert look(model) == was
 
 def failing(model, at=99, error=RuntimeError):
     "A model that fails in a call; it counts them, without those of an export."
@@ -264,7 +249,7 @@ def test_another_output_puts_everything_back(relu6):
     "Normalizations that were folded, each ReLU6, and modes and hooks."
     model = nn.Sequential(Elsewhere(net=chain(), layer='13'), nn.ReLU6()).train()
     model[0].net[2].eval()
-    with unchanged(model, ValueError, 'equalize_: the output would change by .*the model is as it was'):
+    with refused(model, 'equalize_: the output would change by .*the model is as it was', ValueError):
         R.equalize_(model, drawn(2, 3, 10, 10), relu6=relu6)
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt, RuntimeError])
@@ -275,7 +260,7 @@ def test_an_interrupt_puts_everything_back(error):
     R.smooth_(counting, batches)
     for at in range(2, counting.calls+1):
         model = failing(network(), at, error)
-        with unchanged(model, (error, ValueError), 'here'): R.smooth_(model, batches)
+        with refused(model, 'here', (error, ValueError)): R.smooth_(model, batches)
 
 def test_training_goes_on():
     "Parameters stay the objects they were, so that an optimizer has them; a new bias learns too."
@@ -317,7 +302,7 @@ def test_dead_channels_and_zeros():
 def test_bad_input():
     model,x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)),drawn(3, 4)
     def bad(match, f, *args):
-        with unchanged(model, ValueError, match): f(model, *args)
+        with refused(model, match, ValueError): f(model, *args)
     bad('^smooth_: calibrate gave no batch', R.smooth_, [])
     bad('^smooth_: alpha must be in', R.smooth_, [x], 1.5)
     bad('^smooth_: nan or infinity enters 1', R.smooth_, [x, x*math.nan])

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from estimators import FLOATS, generator, older, refused, saved, slow_after, told
+from estimators import FLOATS, generator, look, older, refused, saved, slow_after
 from processes import spawn
 from torch import nn
 from torch.nn.utils import parametrize, prune
@@ -770,15 +770,15 @@ def test_all_or_nothing(call, owner, name, monkeypatch):
     make,run = CALLS[call]
     for nth in range(1, 40):
         model = make()
-        before,y = told(model),model(X)
+        before,y = look(model),model(X)
         with monkeypatch.context() as patch:
             calls = failing(patch, owner, name, nth)
             try: run(model)
             except OSError: pass
             if len(calls) < nth: break
-        assert told(model) == before and torch.equal(model(X), y)
+        assert look(model) == before and torch.equal(model(X), y)
         run(model)
-        assert told(model) != before
+        assert look(model) != before
 
 def test_calibrating_fails_whole(monkeypatch):
     q = Quantizer(4, learn=True, zero_point=True, signed=None).calibrate_(W.abs())

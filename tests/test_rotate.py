@@ -3,7 +3,8 @@ refused, fails or is interrupted leaves every bit where it was."""
 import copy
 import pytest
 import torch
-from test_equalize import Elsewhere, MyNorm, drawn, failing, look, mapped, notes, unchanged, uneven
+from estimators import look, refused
+from test_equalize import Elsewhere, MyNorm, drawn, failing, mapped, notes, uneven
 from torch import nn
 from torch.nn import functional as F
 import shok_nb as R
@@ -164,11 +165,11 @@ def test_an_error_puts_everything_back(error):
     R.rotate_(counting, WORDS)
     for at in (counting.calls, counting.calls-1):
         model = failing(network(), at, error)
-        with unchanged(model, error, 'here'): R.rotate_(model, WORDS)
+        with refused(model, 'here', error): R.rotate_(model, WORDS)
 
 def test_another_output_puts_everything_back():
     model = Elsewhere(net=uneven(Language(nn.LayerNorm)), layer='down').train()
-    with unchanged(model, ValueError, 'rotate_: the output would change by .*the model is as it was'):
+    with refused(model, 'rotate_: the output would change by .*the model is as it was', ValueError):
         R.rotate_(model, WORDS)
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
@@ -184,7 +185,7 @@ def test_half_precision(dtype):
 def test_bad_input():
     model,x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),drawn(3, 4)
     def bad(match, *args):
-        with unchanged(model, ValueError, match): R.rotate_(model, *args)
+        with refused(model, match, ValueError): R.rotate_(model, *args)
     bad('^rotate_: the model does not take example', x[:, :3])
     bad(r'^rotate_: rotation\(8\) must be a floating Tensor of shape \(8, 8\), got \(4, 4\)', x, lambda n: torch.eye(4))
     bad(r'^rotate_: rotation\(8\) is not orthogonal', x, lambda n: 2*torch.eye(n))

@@ -11,6 +11,7 @@ from inspect import Signature
 from typing import Any
 import torch
 from torch import Tensor
+from .arguments import check_flag
 from .compat import dispatch_modes
 from .core import _introduce, estimator
 from shok_nb.engine.parts import (
@@ -143,5 +144,6 @@ class staircase:
             >>> power(torch.tensor([0.1, 0.2]), step=0.25)
             tensor([0.0640, 0.2420])
         """
+        if hard is not True and hard is not False: hard = check_flag(hard, self.__name__, 'hard')
         f = self.hard if hard else self.soft
         return f(x, *knobs, step=step, offset=offset, **named)

@@ -24,6 +24,7 @@ def _surrogate(name, curve, slope, **ranges):
     return estimator(name, _value, known, plain, **ranges, pure=True)
 
 def _upto(q, clip): return _saturate(q, None, clip)
+def _finite(q): return torch.where(torch.isinf(q), 0., q)       # infinity teaches no knob
 
 def _within_clip(q, clip): return _indicator(q <= clip, q)
 
@@ -85,7 +86,7 @@ def _bell(z):
 
 def _flat(q, t):
     "tanh(tq)*max(1/t, 1); where the tanh is still a line its series, free of 1/t²."
-    t = _scalar(t, q)
+    q,t = _finite(q),_scalar(t, q)
     z = t*q
     line = (z < 1e-4) & (t < 1)
     z,t = torch.where(line, z, 0.),torch.where(line, 1., t)
@@ -119,7 +120,7 @@ def ede_sign(
 
 # %% ../../nbs/estimators/14_signs.ipynb #a14e0012
 def _swish(q, beta):
-    z = _upto(beta*q, 1e4)                                  # inf*0 would be nan
+    z = _upto(beta*_finite(q), 1e4)                         # inf*0 would be nan
     return 2*torch.sigmoid(z)*(1 + z*torch.sigmoid(-z)) - 1
 
 def _swish_slope(q, beta):
