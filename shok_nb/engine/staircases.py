@@ -144,6 +144,6 @@ class staircase:
             >>> power(torch.tensor([0.1, 0.2]), step=0.25)
             tensor([0.0640, 0.2420])
         """
-        if hard is not True and hard is not False: hard = check_flag(hard, self.__name__, 'hard')
+        if type(hard) is not bool: hard = check_flag(hard, self.__name__, 'hard')
         f = self.hard if hard else self.soft
         return f(x, *knobs, step=step, offset=offset, **named)
