@@ -521,7 +521,8 @@ def test_a_model_in_training_stays_in_training_and_learns_on():
 
 def test_layers_left_alone_are_told():
     "So are those with fewer inputs than weights."
-    model,x = nn.Sequential(nn.Embedding(5, 4), First(layer=nn.LSTM(4, 4)), nn.Linear(4, 2), nn.Linear(2, 2)),torch.arange(3)
+    model = nn.Sequential(nn.Embedding(5, 4), First(layer=nn.LSTM(4, 4)), nn.Linear(4, 2), nn.Linear(2, 2))
+    x = torch.arange(3)
     model[1].never = nn.Linear(3, 3)
     R.quantize_model_(model, 4, 8, calibrate=[x])
     told = {r.name: r.note for r in R.reconstruct_(model, [x]).rows}
