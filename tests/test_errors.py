@@ -180,6 +180,11 @@ def test_codes():
         assert torch.equal(R.fsq_codes(i.to(dtype), [3, 3, 3]).nan_to_num(9), R.fsq_codes(i, [3, 3, 3]).nan_to_num(9))
     assert torch.equal(R.fsq_codes(i, [3, 3, 3]).isnan().all(-1), i > 26)
 
+def test_a_class_is_called_a_class():
+    "Whoever forgets the parentheses reads so."
+    with pytest.raises(TypeError, match='^quantize_model_: model must be .*, got the class Linear$'):
+        R.quantize_model_(torch.nn.Linear)
+
 def test_counts_of_numpy():
     assert torch.equal(R.sine_round(X+.3, np.int32(2)), R.sine_round(X+.3, 2))
     assert torch.equal(R.fake_quantize(X+.3, .1, 0, (np.int8(-8), np.int8(7))), R.fake_quantize(X+.3, .1, bits=4))
