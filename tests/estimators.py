@@ -8,6 +8,7 @@ import torch
 from shok_nb import round_ste
 from shok_nb.catalog import catalog, row
 from shok_nb.checks import FLOATS, near, same, slope  # noqa: F401, for the tests
+from shok_nb.quantization.deploy import _HOOKS
 
 
 def older(version):
@@ -155,7 +156,7 @@ def exported(f, *xs, **kw):
     "The program that `torch.export` makes of a function."
     return torch.export.export(Calls(f), xs, **kw)
 
-def compiled(f, backend, **kw): return torch.compile(f, fullgraph=True, backend=backend, **kw)
+def compiled(f, backend='aot_eager', **kw): return torch.compile(f, fullgraph=True, backend=backend, **kw)
 
 def batched(f, x):
     "The slope from a backward pass for all unit vectors at once."
@@ -174,13 +175,13 @@ def saved(thing, weights_only=True):
 def generator(seed=0): return torch.Generator().manual_seed(seed)
 
 def look(model):
-    "Everything about a model that a call may change."
-    hooks = '_forward_pre_hooks', '_forward_hooks', '_backward_hooks', '_forward_pre_hooks_with_kwargs'
-    modules = [(n, id(m), type(m), m.training, sorted(vars(m)), [len(getattr(m, h)) for h in hooks], [*m._modules])
+    "Everything about a model that a call may change; values as words, in which nan is nan."
+    modules = [(n, id(m), type(m), m.training, sorted(vars(m)), [*m._modules], [*m._parameters], [*m._buffers])
         for n,m in model.named_modules()]
-    tensors = [(n, id(t), t.requires_grad, t.dtype, t.tolist())
+    hooks = [[*getattr(m, k)] for m in model.modules() for k in (*_HOOKS, '_forward_pre_hooks_with_kwargs')]
+    tensors = [(n, id(t), t.requires_grad, t.dtype, t.is_meta or f'{t.tolist()}')
         for n,t in (*model.named_parameters(), *model.named_buffers())]
-    return modules,tensors
+    return modules,hooks,tensors
 
 @contextmanager
 def refused(model, words, error=(TypeError, ValueError)):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from estimators import look
 from torch import nn
 import shok_nb as R
 from shok_nb import catalog, jpeg, plots
@@ -486,13 +487,9 @@ def calls():
 
 # --- one call
 def look_of(v):
-    "What must be as it was: of a model its parts, their classes, modes, hooks and values; of a tensor its values."
+    "What must be as it was: of a model all that there is, of a tensor its values."
     if isinstance(v, torch.Tensor): return id(v),v.is_meta or f'{v.tolist()}'
-    if not isinstance(v, nn.Module): return None
-    hooks = '_forward_hooks', '_forward_pre_hooks', '_backward_hooks'
-    def hooked(m): return [list(getattr(m, h)) for h in hooks]
-    parts = [(n, type(m), m.training, sorted(vars(m)), hooked(m)) for n,m in v.named_modules()]
-    return parts,[(n, t.requires_grad, look_of(t)) for n,t in [*v.named_parameters(), *v.named_buffers()]]
+    return look(v) if isinstance(v, nn.Module) else None
 
 class TooLong(BaseException): pass
 

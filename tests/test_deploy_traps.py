@@ -8,7 +8,7 @@ import importlib
 import math
 import pytest
 import torch
-from estimators import generator, slow_after
+from estimators import generator, look, slow_after
 from networks import Made
 from torch import nn
 from torch.nn import functional as F
@@ -271,15 +271,6 @@ def test_not_reached():
     assert not isinstance(model.b, IntegerLayer)
 
 # --- in place, or not at all
-def snapshot(model):
-    "What a call that fails may not change."
-    modules = [*model.named_modules()]
-    hooks = [(n, k, [*getattr(m, k)]) for n,m in modules for k in deploy._HOOKS]
-    made = [(n, id(m), type(m), m.training, [*m._modules], [*m._parameters], [*m._buffers]) for n,m in modules]
-    state = {k: (t.dtype, t.tolist()) for k,t in model.state_dict().items()}
-    grads = [(id(p), p.requires_grad) for p in model.parameters()]
-    return hooks,made,grads,state
-
 ONCE = '_flow_or_none', '_planned', '_recorded', '_swap', '_still_called', '_proved', '_note', 'LayerReport'
 STEPS = *ONCE,'_made','_pack','_judge','_store','_stored','_row','IntegerLayer','Dequantize'
 
@@ -293,7 +284,7 @@ def test_a_failure_at_any_step_changes_nothing(step, late, monkeypatch):
     quantize_model_(model, 4, 8, calibrate=[x])
     model.train()
     model[0].eval()
-    before = snapshot(model)
+    before = look(model)
     inner,calls = getattr(deploy, step),[]
     class Planted(KeyboardInterrupt): "What no code expects."
     def planted(*args, **kwargs):
@@ -305,7 +296,7 @@ def test_a_failure_at_any_step_changes_nothing(step, late, monkeypatch):
     else:
         with pytest.raises(Planted): deploy_(model, x)
         assert len(calls) == 1+late
-    assert snapshot(model) == before
+    assert look(model) == before
 
 SPOILED = dict(
     weights=lambda made: made.layer.codes.neg_(),
@@ -321,13 +312,13 @@ def test_the_proof_finds_a_wrong_layer(what, monkeypatch):
     "One number of the first layer is off, by as little as a thousandth: the layer is named, the model as it was."
     model,x = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)),rows()
     quantize_model_(model.eval(), calibrate=[x])
-    before,swap = snapshot(model),deploy._swap
+    before,swap = look(model),deploy._swap
     def spoiled(model, made, *more):
         SPOILED[what](next(iter(made.values())))
         return swap(model, made, *more)
     monkeypatch.setattr(deploy, '_swap', spoiled)
     with pytest.raises(ValueError, match='^deploy_: 0 .*nothing was changed$'): deploy_(model, x)
-    assert snapshot(model) == before
+    assert look(model) == before
 
 def test_the_proof_finds_a_wrong_flow(monkeypatch):
     "A normalization that is folded though a ReLU lies between, or codes handed on though somebody else looks."

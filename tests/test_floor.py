@@ -6,7 +6,7 @@ from functools import partial
 from itertools import permutations
 import pytest
 import torch
-from estimators import FLOATS, HALVES, Calls, back, kept, near, same
+from estimators import FLOATS, HALVES, Calls, back, compiled, kept, near, same
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.functional import jacobian
 from shok_nb import clipped_round, soft_round
@@ -40,7 +40,6 @@ free = estimator('free', lambda v: v+5, lambda v: torch.ones_like(v), lambda v: 
 def leaf(v, dtype=torch.float32): return torch.tensor(v, dtype=dtype, requires_grad=True)
 def grads(y, *leaves): return torch.autograd.grad(y.sum(), leaves)
 def transformed(f): return lambda *args: torch.func.vmap(lambda _: f(*args))(torch.zeros(1))[0]
-def compiled(f): return torch.compile(f, backend='aot_eager', fullgraph=True)
 def pushed(f): return lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[0]
 def slopes(f, x):
     "Of backward, in a transform, of each element for itself, in forward mode."
