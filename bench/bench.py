@@ -33,6 +33,7 @@ from rivals import ON_GRIDS, Candidate, fourier_loop, peers, rivals, why  # noqa
 import shok_nb as R  # noqa: E402 (found by the line above)
 from shok_nb.catalog import catalog  # noqa: E402 (found by the line above)
 
+PEERS = HERE.parent/'.venv-peers'/'bin'/'python'                 # made by `make peers`
 STEADY = dict(MALLOC_TOP_PAD_='4000000000', MALLOC_MMAP_THRESHOLD_='4000000000', MALLOC_TRIM_THRESHOLD_='8000000000')
 PARTS = dict(small=['small'], large=['large'], steady=['steady'], compile=['compile'], grids=['grids'],
     layers=['layers'], peers=['peers', 'peers-steady', 'peers-grids', 'peers-layers'])
@@ -662,7 +663,6 @@ def numbers(s): return [int(n) for n in s.split(',')]
 def main(argv=None):
     p = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     p.add_argument('--part', choices=PARTS, nargs='+', default=list(PARTS), help='what to measure (default: all)')
-    p.add_argument('--compile', action='store_const', const=['compile'], dest='part', help='the same as --part compile')
     p.add_argument('--device', default='cpu', choices=('cpu', 'cuda'))
     p.add_argument('--sizes', type=numbers, help='elements, with commas; each part has its own')
     p.add_argument('--dtypes', type=lambda s: s.split(','), default=['float32', 'bfloat16'])
@@ -673,13 +673,10 @@ def main(argv=None):
     p.add_argument('--quick', action='store_true', help='a smoke run on small tensors')
     p.add_argument('--out', type=Path, default=HERE,
         help='folder of results.json and RESULTS.md (default: that of this script)')
-    p.add_argument('--peers-python', default=HERE.parent/'.venv-peers'/'bin'/'python', help='made by `make peers`')
-    p.add_argument('--check', action='store_true', help='only see whether there is such a device')
     p.add_argument('--job', help=argparse.SUPPRESS)              # one part, in this process
     a = p.parse_args(argv)
     if a.device == 'cuda' and not torch.cuda.is_available():
         sys.exit('bench: torch finds no CUDA device here; run it where there is one, or without --device cuda')
-    if a.check: return
     if a.device == 'cuda': a.threads = [1]                       # of the CPU that only launches
     if a.quick: a.seconds,a.least,a.sizes = .05,2,a.sizes or [1024, 2**14]
     if a.job:
@@ -694,7 +691,7 @@ def main(argv=None):
         return
     for job in [j for part in a.part for j in PARTS[part]]:
         if a.device == 'cuda' and job not in ('small', 'large', 'compile'): continue
-        python = a.peers_python if job.startswith('peers') else sys.executable
+        python = PEERS if job.startswith('peers') else sys.executable
         if not Path(python).exists():
             say(f'{job}: left out, as there is no {os.path.relpath(python)}; `make peers` makes it')
             continue

@@ -57,22 +57,19 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--only', nargs='+', default=[], metavar='STUDY', help='names of studies, or their places from 1')
     p.add_argument('--quick', action='store_true', help='a miniature, printed and not written')
-    p.add_argument('--again', action='store_true', help='run what is there again')
-    p.add_argument('--workers', type=int, default=2, help='processes, of one thread each')
-    p.add_argument('--results', default=str(_RESULTS), help='the file that is written')
     args = p.parse_args()
     chosen = chosen_by(args.only)
     by_name = {s.name: s for s in chosen}
-    there = [] if args.quick or args.again else read_results(results=args.results)
+    there = [] if args.quick else read_results()
     todo = [(s.name, row.name if row else '') for s,row in jobs(chosen, there)]
     print(f"{len(todo)} jobs of {', '.join(by_name)}", flush=True)
     begin = time.time()
-    with ProcessPoolExecutor(args.workers, get_context('spawn'), start) as pool:
+    with ProcessPoolExecutor(2, get_context('spawn'), start) as pool:
         running = [pool.submit(work, *job, args.quick) for job in todo]
         for n,done in enumerate(as_completed(running), 1):
             records = done.result()
             if not records: continue                                    # a study without baselines
-            if not args.quick: write_results(by_name[records[0]['study']], records, args.results)
+            if not args.quick: write_results(by_name[records[0]['study']], records, _RESULTS)
             print(line(records, n, len(todo), begin), flush=True)
     print(f'{(time.time()-begin)/60:.1f} min')
 

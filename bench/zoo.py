@@ -401,8 +401,8 @@ class Ties:
         "While this lasts, the deployed `model` goes on with the codes of the runtime."
         from unittest.mock import patch
         from shok_nb import Quantizer
-        from shok_nb.quantization import integers, operators
-        within = integers._within
+        from shok_nb.deployment import integer_layers, integer_operations
+        within = integer_layers.clamp_codes
         def rounded(steps, scale, code, top):
             return self.taken(steps, within(steps.round()+code, top), scale, code)
         def entering(m, x):
@@ -428,9 +428,10 @@ class Ties:
             code = (0 if code is None else code) - low
             return (rounded(x/scale, scale, code, high-low)-code)*scale
         inputs = [getattr(m, 'input_quantizer', None) for m in model.modules()]
-        with (patch.object(integers._Sums, '_entering', entering), patch.object(integers._Sums, '_leaving', leaving),
-              patch.object(operators._Operator, '_entering', enters), patch.object(operators._Operator, '_run', run),
-              patch.object(operators, 'round_ste', noted)):
+        sums,operator = integer_layers._Sums,integer_operations._Operator
+        with (patch.object(sums, '_entering', entering), patch.object(sums, '_leaving', leaving),
+              patch.object(operator, '_entering', enters), patch.object(operator, '_run', run),
+              patch.object(integer_operations, 'round_ste', noted)):
             quantizers = [q for q in inputs if isinstance(q, Quantizer) and q.range()[1]-q.range()[0] == 255]
             for q in quantizers: q.forward = types.MethodType(on_grid, q)
             try: yield
@@ -441,12 +442,11 @@ EXPLAIN = 1e-3
 def ties(model, batch, file, feed, found):
     "What is left of the difference between the runtime and torch when torch takes the codes of the runtime."
     import torch
-    from shok_nb.quantization.flow import _tensors
-    from shok_nb.quantization.models import _feed
+    from shok_nb.networks import flow
     runtime = InRuntime(file, feed)
     if not all(map(torch.equal, runtime.outputs, found)): raise ValueError('outputs change when codes are outputs')
     seen = Ties(runtime)
-    with torch.no_grad(), seen.in_place(model): alike = [*_tensors(_feed(model, batch))]
+    with torch.no_grad(), seen.in_place(model): alike = [*flow.tensors_of(flow.feed(model, batch))]
     counts = dict(codes=seen.counted, flipped=seen.flipped, farthest=seen.farthest)
     return counts | dict(left=gap(found, alike))
 
@@ -460,14 +460,13 @@ def measured(name, setting, row, folder):
     "Fills the row of a network, as far as it comes."
     import torch
     import shok_nb as R
-    from shok_nb.quantization.flow import _tensors
-    from shok_nb.quantization.models import _feed
+    from shok_nb.networks import flow
     torch.manual_seed(0)
     torch.set_num_threads(1)
     row['seconds'] = {}
     with stage(row, 'make'): model,batches = (from_transformers if name in NETWORKS else from_torchvision)(name)
     def outputs():
-        with torch.no_grad(): return [t.clone() for t in _tensors(_feed(model, batches[0]))]
+        with torch.no_grad(): return [t.clone() for t in flow.tensors_of(flow.feed(model, batches[0]))]
     floats = outputs()
     compares = name in FAMILIES and setting != SETTINGS[1]
     before = copy.deepcopy(model) if compares else None
@@ -547,8 +546,7 @@ def wanted(options, table):
     if strange := set(options.names)-set(known): raise SystemExit(f'zoo.py: no network is named {", ".join(strange)}')
     done = {(r['model'], r['setting']): r for r in table['rows']}
     pick = options.names or (known if options.all else [*names['transformers'], *FAMILIES])
-    def has(n, s): return options.setting in (None, s) and (s != SETTINGS[2] or n in FOUR_BITS)
-    pairs = [(n, s) for n in pick for s in SETTINGS if has(n, s)]
+    pairs = [(n, s) for n in pick for s in SETTINGS if s != SETTINGS[2] or n in FOUR_BITS]
     if options.failed: return [p for p in done if 'error' in done[p] and (not options.names or p[0] in options.names)]
     return pairs if options.names else [p for p in pairs if p not in done]
 
@@ -567,7 +565,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument('names', nargs='*', help='networks to measure again')
     parser.add_argument('--all', action='store_true', help='every network of torchvision')
-    parser.add_argument('--setting', choices=SETTINGS, help='this one alone')
     parser.add_argument('--failed', action='store_true', help='those that failed')
     options = parser.parse_args()
     table = read()

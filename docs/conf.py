@@ -30,12 +30,18 @@ literate_folders = dict(                                     # the groups of the
     estimators='Estimators',
     grids='Grids',
     training='Training',
-    quantization='Quantization',
+    quantization='Quantize tensors',
+    networks='Quantize models',
+    deployment='Deploy',
+    post_training='Without training',
     studies='Studies',
     show='Pictures and sliders',
     reference='Reference',
     engine='How it is made',
 )
+# Pages that tell how something is made: they stand in the last group.
+literate_inside = ('layers', 'flow', 'operations', 'attention', 'foreign_layers', 'report', 'channels',
+    'integer_layers', 'integer_operations')
 literate_titles = dict(                                      # in the menu: the words that people look for
     ewgs='Gradient scaling (EWGS)',
     surrogates='Surrogate gradients: DSQ',
@@ -43,7 +49,7 @@ literate_titles = dict(                                      # in the menu: the 
     neighbours='ReinMax and SGA (Gumbel)',
     fake_quantize='Fake quantization, fixed point',
     quantizer='Quantizer: bits, axis, block',
-    between='Between layers: additions',
+    operations='Between layers: additions',
     learned='Learned rounding (AdaRound)',
     fsq='Finite scalar quantization (FSQ)',
     try_it='Try it: two side by side',

@@ -9,8 +9,10 @@ import io
 import json
 import re
 import tokenize
+from itertools import chain
 from pathlib import Path
 from textwrap import TextWrapper, indent
+from nbdev.maker import NbCell, relative_import
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 95
@@ -110,13 +112,12 @@ class Notes:
         return {k.arg: ast.literal_eval(k.value) for k in node.keywords}
 
     def kind(self, node, src):
-        "A type as it is written; a private name of one is its value, and a choice is the words it chooses from."
+        "A type as it is written; a name that the package gives to one is its value, and a choice is its words."
         if node is None: return ''
         text = ast.get_source_segment(src, node)
         if isinstance(node, ast.Constant) and isinstance(node.value, str): text = node.value
-        if text.startswith('_') and text in self.known:
-            alias,where = self.known[text]
-            return self.kind(alias.value, where)
+        alias,where = self.known.get(text, (None, ''))
+        if isinstance(alias, ast.Assign): return self.kind(alias.value, where)
         def words(m): return '|'.join(w.strip() for w in m[1].split(','))
         return re.sub(r'Literal\[([^]]*)\]', words, ' '.join(text.split()))
 
@@ -227,6 +228,17 @@ def described(src, module, notes, given):
     lines = src.split('\n')
     for node,text in sorted(todo, key=lambda t: -t[0].lineno): _put(lines, node, text)
     return '\n'.join(lines)
+
+def relative(cell, package):
+    "Imports from the package become relative, those of several lines too, which nbdev leaves (3.3)."
+    lines = cell.source.splitlines(keepends=True)
+    for n in chain.from_iterable(map(ast.walk, _parsed(cell.source))):
+        if not isinstance(n, ast.ImportFrom) or f'{n.module}.'.partition('.')[0] != 'shok_nb': continue
+        named = f'from {relative_import(n.module, package, n.level)} import'
+        lines[n.lineno-1] = lines[n.lineno-1].replace(f'from {n.module} import', named, 1)
+    cell.set_source(''.join(lines))
+
+NbCell.import2relative = relative
 
 class Docstrings:
     "A processor of nbdev's export."

@@ -30,15 +30,15 @@ from .quantization.learned import *
 from .quantization.fsq import *
 from .quantization.calibrate import *
 from .quantization.quantizer import Quantizer as Quantizer
-from .quantization.models import parameter_groups as parameter_groups
-from .quantization.models import quantize_model_ as quantize_model_
-from .quantization.deploy import deploy_ as deploy_
-from .quantization.equalize import equalize_ as equalize_, smooth_ as smooth_
-from .quantization.rotate import rotate_ as rotate_
-from .quantization.closest import *
-from .quantization.relaxed import *
-from .quantization.reconstruct import reconstruct_ as reconstruct_
-from .quantization.runtime import onnx_session as onnx_session, to_onnx as to_onnx
+from .networks.models import parameter_groups as parameter_groups
+from .networks.models import quantize_model_ as quantize_model_
+from .deployment.deploy import deploy_ as deploy_
+from .post_training.equalize import equalize_ as equalize_, smooth_ as smooth_
+from .post_training.rotate import rotate_ as rotate_
+from .post_training.closest import *
+from .post_training.relaxed import *
+from .post_training.reconstruct import reconstruct_ as reconstruct_
+from .deployment.runtime import onnx_session as onnx_session, to_onnx as to_onnx
 
 # What `from shok_nb import *` brings: functions and classes, no module in place of the
 # caller's `random` or `nn`.

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from inspect import getsource, signature
 from typing import Any
+from .engine.arguments import check_flag, what_came
 from .estimators.cubic import cubic_round
 from .estimators.decimals import decimal_ste, diff_round
 from .estimators.dither import dither_round, noisy_soft_round, uniform_noise
@@ -22,7 +23,7 @@ from .estimators.neighbours import reinmax_round, sga_round
 from .estimators.ramp import ramp_round
 from .estimators.ratio import ratio_round
 from .estimators.sigmoid import sigmoid_round, sigmoid_sum_round
-from shok_nb.estimators.signs import (
+from .estimators.signs import (
     approx_sign,
     clipped_sign,
     ede_sign,
@@ -30,7 +31,7 @@ from shok_nb.estimators.signs import (
     swish_sign,
 )
 from .estimators.sine import cosine_round, sine_round
-from shok_nb.estimators.soft import (
+from .estimators.soft import (
     logistic_round,
     soft_round,
     soft_round_conditional_mean,
@@ -303,7 +304,7 @@ def row(
     name = getattr(f, '__name__', '')
     for r in catalog:
         if r.f is f or r.name == name and signature(r.f) == signature(f): return r
-    raise ValueError(f'row: {name or f!r} is not in the catalog')
+    raise ValueError(f'row: f: {name or what_came(f)!r} is not in the catalog')
 
 # %% ../nbs/reference/10_catalog.ipynb #df72b6f7
 def _link(s):
@@ -315,7 +316,7 @@ def _tick(r, claim):
     if not getattr(r, claim): return '·'
     return '(✓)' if claim in r.at_default else '✓'
 
-def _address(r):
+def address_of(r):
     "Where the notebook of a row lies, seen from another page, if its module says so; or ''."
     source = getsource(sys.modules[r.f.__module__])
     notebook = re.search(r'DO NOT EDIT! File to edit: .*/(\w+/\w+\.ipynb)', source)
@@ -323,11 +324,12 @@ def _address(r):
 
 def _linked(r):
     "The name of a row, with a link to its notebook."
-    return f'[`{r.name}`]({_address(r)})' if _address(r) else f'`{r.name}`'
+    return f'[`{r.name}`]({address_of(r)})' if address_of(r) else f'`{r.name}`'
 
 _TICKS = dict(on_grid='on the grid', exact_slope='exact slope', monotone='monotone',
     mass_one='mass 1', equivariant='f(x+1) = f(x)+1', unbiased='E f(x) = x')
 
+# %% ../nbs/reference/10_catalog.ipynb #80d27b47
 def table(
     rows:tuple[Row,...]=catalog, # The rows to show
     claims:bool=True             # Their claims, or else their slopes?
@@ -349,6 +351,11 @@ def table(
         >>> lines[2][:47]
         '| [`round_ste`](../estimators/10_ste.ipynb) | 1'
     """
+    listed = isinstance(rows, (list, tuple))
+    strange = [r for r in rows if not isinstance(r, Row)] if listed else [rows]
+    if strange:
+        raise TypeError(f'table: rows must be a list of Rows, got {what_came(strange[0])}')
+    check_flag(claims, 'table', 'claims')
     middle = list(_TICKS.values()) if claims else ['slope']
     head = ['estimator, knobs', *middle, 'source']
     lines = [head, ['---']*len(head)]

@@ -17,7 +17,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from .catalog import Knob, Row
 from .engine import pieces
-from .engine.arguments import _what, check_callable, check_flag, check_input, check_knob
+from .engine.arguments import (
+    answering,
+    check_callable,
+    check_flag,
+    check_input,
+    check_knob,
+    what_came,
+)
 
 # %% ../nbs/estimators/50_checks.ipynb #c6800016
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Law:
         kinds = self.dtypes if isinstance(self.dtypes, tuple) else ()
         if not kinds or not all(d is None or isinstance(d, torch.dtype) for d in kinds):
             wanted = 'dtypes must be a tuple of dtypes or None'
-            raise TypeError(f'Law: {wanted}, got {_what(self.dtypes)}')
+            raise TypeError(f'Law: {wanted}, got {what_came(self.dtypes)}')
         if self.applies is not bool: check_callable(self.applies, 'Law', 'applies')
         check_flag(self.detail, 'Law', 'detail')
 
@@ -120,7 +127,8 @@ class LawReport:
 
 # %% ../nbs/estimators/50_checks.ipynb #b3e52295
 def _check_row(r, fn, arg):
-    if not isinstance(r, Row): raise TypeError(f'{fn}: {arg} must be a Row, got {_what(r)}')
+    if not isinstance(r, Row):
+        raise TypeError(f'{fn}: {arg} must be a Row, got {what_came(r)}')
 
 def hard_row(
     r:Row  # Of a smooth estimator
@@ -181,7 +189,7 @@ def check_estimator(
     return report
 
 # %% ../nbs/estimators/50_checks.ipynb #c6800010
-FLOATS = pieces._FLOATS
+FLOATS = pieces.WHOLE_FLOATS
 
 def slope(
     f:Callable, # Called as `f(x, **knobs)`
@@ -203,7 +211,7 @@ def slope(
         >>> R.checks.slope(R.sine_round, torch.tensor([0., 0.25, 0.5]))
         tensor([0.0000, 1.0000, 2.0000])
     """
-    check_callable(f, 'slope', 'f', 1, knobs)
+    f = answering(check_callable(f, 'slope', 'f', 1, knobs), 'slope', 'f')
     leaf = check_input(x, 'slope').detach().clone().requires_grad_()
     return torch.autograd.grad(f(leaf, **knobs).sum(), leaf)[0]
 
@@ -211,7 +219,7 @@ def _check_pair(a, b, fn):
     "Raises unless both are tensors with values."
     for arg,t in dict(a=a, b=b).items():
         if not isinstance(t, Tensor):
-            raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {_what(t)}')
+            raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {what_came(t)}')
         if torch.nn.parameter.is_lazy(t) or t.layout != torch.strided or t.is_meta:
             got = f'{type(t).__name__}, {t.layout}, {t.device}'
             raise TypeError(f'{fn}: {arg} must be dense and have values, got {got}')
@@ -490,17 +498,17 @@ def rounds_halves_once(f, r, dtype):
 def is_the_same_in_pieces(f, r, dtype, shape=(3, 7, 59)):
     "A tensor that is cut into pieces gives what its rows give; its gradient too."
     x = _normal(shape).to(dtype)
-    whole = pieces._PIECE
+    whole = pieces.PIECE
     def rows(t): return torch.stack([f(v) for v in t])
     g = _normal(shape[::-1], seed=1).to(dtype).permute(2, 1, 0)
-    if x.numel() < whole: pieces._PIECE = 64
+    if x.numel() < whole: pieces.PIECE = 64
     try:
         with _Places() as at:
             for t in (x, x.transpose(0, 1)):
                 at.equal(f(t), rows(t), t, 'the value in pieces', _few)
             want = _back(rows, x, g.contiguous())
             at.equal(_back(f, x, g), want, x, 'the gradient in pieces', _few)
-    finally: pieces._PIECE = whole
+    finally: pieces.PIECE = whole
 
 def is_the_same_when_large(f, r, dtype):
     "262,149 numbers at once give what 64 parts of them give."
@@ -634,6 +642,21 @@ def keeps_float64(f, r, dtype):
                 at.equal(f(t), f(ties + s*2**-18), t, what, _equal)
 
 # %% ../nbs/estimators/50_checks.ipynb #b61d4743
+def lies_on_any_grid(f, r, dtype):
+    "With a step s and an offset o it is o + s f((x-o)/s), and its slope that of f there."
+    # Multiples of 1/1024 go to steps and back exactly. Half of an offset is no offset.
+    x = (_points(800, -9., 9.)*1024).round().to(dtype)/1024
+    kinds = dict(offset=.375),dict(step=2., offset=-.625),dict(step=.25, offset=.0625)
+    with _Places() as at:
+        for kw in kinds:
+            s,o,told = kw.get('step', 1.),kw['offset'],_with(kw)
+            v,tensors = (x-o)/s,{k: x.new_tensor(n) for k,n in kw.items()}
+            for said,given in {told: kw, f'{told} in tensors': tensors}.items():
+                with at(said, detail=not _described(r)):
+                    at.equal(f(x, **given), o + s*f(v), x, f'the value{said}', _few)
+                    steep = slope(f, x, **given)
+                    at.equal(steep, slope(f, v), x, f'the slope{said}', _close_to(steep))
+
 def has_a_slope(f, r, dtype):
     "1 at every point if the row says so, else at one of them another than 0."
     x = torch.arange(-100_000, 200_000, dtype=dtype)/100_000 + 5e-6
@@ -881,6 +904,7 @@ def _tuned(r):
     return any([k.hard is not None or k.soft is not None and not r.on_grid for k in r.knobs])
 def _tunable(r):
     return r.grid or any([k.learns and isinstance(k.default, float) for k in r.knobs])
+def _gridded(r): return r.grid
 def _jumps(r): return not (r.continuous or r.random)
 def _far(r): return r.unbounded and not r.random
 def _random(r): return r.random
@@ -898,7 +922,8 @@ LAWS = (
     Law(is_the_same_in_pieces, _SOME, _single), Law(is_the_same_when_large, _F32, _single),
     Law(is_the_same_again, _F32), Law(is_the_same_without_grad, _SOME),
     Law(keeps_its_claims, _F64), Law(is_on_its_grid, _F64, _jumps),
-    Law(stays_close, _F64, _far), Law(keeps_float64, _F64), Law(has_a_slope, _F32),
+    Law(stays_close, _F64, _far), Law(keeps_float64, _F64),
+    Law(lies_on_any_grid, _F64, _gridded), Law(has_a_slope, _F32),
     Law(scales_the_gradient, _F32), Law(reaches_its_ends, _F64, _tuned),
     Law(survives_transforms, _F32), Law(learns, _F64, _tunable), Law(refuses, detail=True),
     Law(comes_again, FLOATS, _random), Law(has_its_mean, FLOATS[1:], _fair),
@@ -908,7 +933,7 @@ LAWS = (
 def _laws_to_try(skip, compile):
     "The laws to try."
     if isinstance(skip, Tensor) or not isinstance(skip, Iterable):
-        raise TypeError(f'check_estimator: skip must be names of laws, got {_what(skip)}')
+        raise TypeError(f'check_estimator: skip must be names of laws, got {what_came(skip)}')
     skip = (skip,) if isinstance(skip, str) else tuple(skip)
     all_laws = *LAWS,Law(compiles, _F32)
     known = sorted(law.name for law in all_laws)

@@ -19,21 +19,27 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 import torch
 from torch import Tensor
-from .engine.arguments import missing_package
+from .engine.arguments import (
+    check_callable,
+    check_count,
+    check_input,
+    missing_package,
+    what_came,
+)
 from .estimators.cubic import cubic_round
 from .estimators.soft import soft_round
 from .estimators.ste import round_ste
-from shok_nb.studies.jpeg import (
-    _from_pil,
-    _pil,
-    _to_pil,
+from .studies.jpeg import (
     correlate,
     embed,
+    from_pil,
     jpeg,
     jpeg_tables,
     mark_pattern,
+    pillow,
     pillow_jpeg,
     psnr,
+    to_pil,
 )
 
 # %% ../nbs/studies/20_demo.ipynb #c700d3f0
@@ -72,6 +78,9 @@ def main(
             ...
         SystemExit: 2
     """
+    words = isinstance(argv, (list, tuple)) and all(isinstance(a, str) for a in argv)
+    if argv is not None and not words:
+        raise TypeError(f'main: argv must be a list of strings or None, got {what_came(argv)}')
     parser = argparse.ArgumentParser('python -m shok_nb.demo',
         description='Hides 256 bits in a photo, trained through a differentiable JPEG.')
     add = parser.add_argument
@@ -124,19 +133,22 @@ def load(
         >>> load().shape                  # a portrait that comes with matplotlib
         torch.Size([1, 3, 512, 512])
     """
-    Image = _pil('load')
+    if not isinstance(path, (str, os.PathLike, type(None))):
+        raise TypeError(f'load: path must be that of an image, got {what_came(path)}')
+    Image = pillow('load')
     if path is None: path = _sample()
-    if not Path(path).exists(): raise FileNotFoundError(f'no such image: {path}')
+    if not Path(path).exists(): raise FileNotFoundError(f'load: no such image, path {path}')
     broken = OSError,SyntaxError,ValueError,Image.DecompressionBombError
     try:
         with Image.open(path) as im: im = im.convert('RGB')
-    except broken as e: raise ValueError(f'cannot read {path} as an image: {e}') from None
+    except broken as e:
+        raise ValueError(f'load: cannot read path {path} as an image: {e}') from None
     w,h = (min(s//_side, 4)*_side for s in im.size)
     if not w or not h:
         need = f'256 bits need at least {_side}x{_side}'
-        raise ValueError(f'{path} has {im.width}x{im.height} pixels; {need}')
+        raise ValueError(f'load: path {path} has {im.width}x{im.height} pixels; {need}')
     left,top = (im.width-w)//2,(im.height-h)//2
-    return _from_pil(im.crop((left, top, left+w, top+h)))[None].float()
+    return from_pil(im.crop((left, top, left+w, top+h)))[None].float()
 
 # %% ../nbs/studies/20_demo.ipynb #cdb43881
 message = 'Differentiable rounding survives'
@@ -158,8 +170,12 @@ def to_bits(
         >>> to_bits('any text of thirty-two letters..').shape
         torch.Size([1, 1, 16, 16])
     """
+    if not isinstance(text, str):
+        raise TypeError(f'to_bits: text must be a string, got {what_came(text)}')
     if len(text) != 32:
         raise ValueError(f'to_bits: text must have 32 characters, got {len(text)}')
+    strange = [c for c in text if ord(c) > 255]
+    if strange: raise ValueError(f'to_bits: text must be Latin-1, got {strange[0]!r}')
     bits = [b >> i & 1 for b in text.encode('latin-1') for i in range(7, -1, -1)]
     return torch.tensor(bits, dtype=torch.bool).view(1, 1, 16, 16)
 
@@ -180,6 +196,11 @@ def to_text(
         >>> to_text(to_bits('any text of thirty-two letters..'))
         'any text of thirty-two letters..'
     """
+    if not isinstance(bits, Tensor) or bits.dtype != torch.bool:
+        got = bits.dtype if isinstance(bits, Tensor) else what_came(bits)
+        raise TypeError(f'to_text: bits must be a torch.Tensor of bools, got {got}')
+    if bits.numel() != 256:
+        raise ValueError(f'to_text: bits must be 256, got {bits.numel()}')
     flat = bits.flatten().tolist()
     letters = (chr(sum(b << 7-i for i,b in enumerate(flat[k:k+8]))) for k in range(0, 256, 8))
     return ''.join(c if c.isprintable() else '·' for c in letters)
@@ -231,6 +252,24 @@ def _read(photo, mark, quality, pattern, spread):
 # %% ../nbs/studies/20_demo.ipynb #b9562999
 _files = (10, 8.),(25, 4.)   # quality of a file, and how far a pixel may move, in grey levels
 
+def _check_photo(photo, fn):
+    "Raises unless it is one as `load` gives."
+    check_input(photo, fn, 'photo')
+    shape = photo.shape
+    whole = photo.ndim == 4 and not any(n % _side for n in shape[2:])
+    if whole and shape[:2] == (1, 3): return
+    wanted = f'(1, 3, H, W), H and W multiples of {_side}'
+    raise ValueError(f'{fn}: photo must be {wanted}, got shape {tuple(shape)}')
+
+def _check_results(results, fn):
+    "Raises unless all are of `trial`."
+    listed = isinstance(results, (list, tuple)) and not isinstance(results, Result)
+    def made(r): return all(hasattr(r, k) for k in Result._fields)
+    strange = [r for r in results if not made(r)] if listed else [results]
+    if not strange: return
+    wanted = 'a list of Results, from trial'
+    raise TypeError(f'{fn}: results must be {wanted}, got {what_came(strange[0])}')
+
 def trial(
     photo:Tensor, # From `load`; its device does the work
     name:str,     # For the table
@@ -259,6 +298,12 @@ def trial(
         >>> r.name, len(r.psnr)
         ('soft_round', 2)
     """
+    _check_photo(photo, 'trial')
+    if not isinstance(name, str):
+        raise TypeError(f'trial: name must be a string, got {what_came(name)}')
+    if rounding is not None: check_callable(rounding, 'trial', 'rounding')
+    check_count(steps, 'trial', 'steps', 1)
+    if bar is not None: check_callable(bar, 'trial', 'bar', 2)
     luma,bits = _luma(photo),to_bits(message).to(photo.device)
     copies = luma.shape[2]//_side,luma.shape[3]//_side
     pattern = mark_pattern(luma.shape, torch.Generator().manual_seed(0)).to(photo)
@@ -306,6 +351,7 @@ def table(
         estimator                           q10    q25          q10    q25     q10    q25   seconds
         soft                              10.0%   5.0%            3      0    40.0   41.0       2.0
     """
+    _check_results(results, 'table')
     def both(form, pair): return ''.join(form.format(v) for v in pair)
     two = both('{:>7}', ('q10', 'q25'))
     lines = [f'{"":32}{"bit errors":>14}{"of 256 after vote":>20}{"PSNR of mark":>15}',
@@ -353,6 +399,9 @@ def bar(
         >>> file = io.StringIO()
         >>> for step in bar(1, file)('soft', 3): pass
     """
+    check_count(trainings, 'bar', 'trainings')
+    if file is not None and not hasattr(file, 'isatty'):
+        raise TypeError(f'bar: file must be a text file or None, got {what_came(file)}')
     count = iter(range(trainings))
     def steps(label, n):
         return _progress(next(count)*n, trainings*n, file or sys.stderr, label, n)
@@ -401,7 +450,7 @@ td.text { font-family: ui-monospace, monospace; white-space: pre }
 def _png(image):
     "An image (1, C, H, W) as a `data:` address."
     file = io.BytesIO()
-    _to_pil(image[0], 'page').save(file, 'PNG')
+    to_pil(image[0], 'page').save(file, 'PNG')
     return 'data:image/png;base64,' + base64.b64encode(file.getvalue()).decode()
 
 def _figure(image, caption, alt, kind=''):
@@ -474,7 +523,10 @@ def page(
         >>> page(photo, [trial(photo, 'round_ste', R.round_ste, steps=1)])[:15]
         '<!doctype html>'
     """
-    from shok_nb.show.widgets import player
+    _check_photo(photo, 'page')
+    _check_results(results, 'page')
+    if not results: raise ValueError('page: results is empty; run trial')
+    from .show.widgets import player
     sliders = ''.join(f'<div>{player(f)}</div>' for f in (round_ste, soft_round, cubic_round))
     made = f'torch {torch.__version__} on {photo.device.type}'
     return f'''<!doctype html>

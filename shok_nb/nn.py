@@ -13,20 +13,22 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from inspect import Parameter, Signature, signature
-from typing import Literal, get_args, get_origin
+from itertools import combinations
+from typing import Literal, NamedTuple, get_args, get_origin
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from shok_nb.engine.arguments import (
-    _beyond_float,
-    _what,
+from .engine.arguments import (
+    beyond_float,
     check_callable,
     check_choice,
     check_flag,
     check_input,
     check_model,
+    what_came,
 )
-from .engine.parts import _name
+from .engine.compat import forget_compiled
+from .engine.parts import name_of
 from .estimators.cubic import cubic_round
 from .estimators.ratio import ratio_round
 from .estimators.soft import logistic_round, soft_round
@@ -36,7 +38,7 @@ from .estimators.stochastic import stochastic_round
 # %% ../nbs/training/20_nn.ipynb #e0f585ed
 def _tensor(v):
     if isinstance(v, Tensor): return v
-    return torch.tensor(float('inf') if _beyond_float(v) and v > 0 else float(v))
+    return torch.tensor(float('inf') if beyond_float(v) and v > 0 else float(v))
 
 def _arguments(f):
     "The arguments of `f` by name; none where Python cannot tell."
@@ -89,13 +91,16 @@ def _try(f, knobs, fn):
         if isinstance(v, Tensor) and nn.parameter.is_lazy(v): check_input(v, fn, k)
     x = _nothing(knobs)
     if x is None: return
-    try: f(x, **knobs)
+    try: y = f(x, **knobs)
     except (TypeError, ValueError, IndexError) as e:
         said = str(e).partition(': ')[2]                    # fn: what is wrong, and how
         about = said.split()
         if about and about[0] in (knobs or _arguments(f)):
             raise type(e)(f'{fn}: {said}') from None
     except Exception: pass
+    else:
+        if isinstance(y, Tensor): return
+        raise TypeError(f'{fn}: f must return a Tensor, got {what_came(y)}')
 
 def _check_functions(f, deployed, knobs, fn):
     "Can both be called as they will be?"
@@ -106,7 +111,8 @@ def _check_functions(f, deployed, knobs, fn):
 def _check_modes(f, deployed, takes, fn):
     "Raises unless there is something for evaluation to run."
     if deployed is not None or 'hard' in takes: return
-    raise ValueError(f'{fn}: {_name(f)} takes no hard=; pass deployed=, what evaluation runs')
+    raise ValueError(f'{fn}: {name_of(f)} takes no hard=; pass deployed=, '
+        'what evaluation runs')
 
 def _unwrapped(f, deployed, knobs):
     "A function and its knobs: those of a partial are knobs like others."
@@ -124,7 +130,7 @@ def _is_whole(f):
     with torch.no_grad(), torch.random.fork_rng(devices=[]): a,b = f(x),f(x)
     return torch.equal(a, b) and torch.equal(a, a.round())
 
-def _hard_in_evaluation(rounding, fn):
+def hard_in_evaluation(rounding, fn):
     "The rounding inside a quantizer: itself if it is hard, or a layer that is in `.eval()`."
     check_callable(rounding, fn, 'rounding')
     if not isinstance(rounding, nn.Module) and 'hard' in _arguments(rounding):
@@ -135,7 +141,7 @@ def _hard_in_evaluation(rounding, fn):
         hard = rounding.deployed
     elif isinstance(rounding, nn.Module): hard = copy.deepcopy(rounding).eval()
     if _is_whole(hard): return rounding
-    raise ValueError(f'{fn}: rounding={_name(rounding)} gives soft or random values in '
+    raise ValueError(f'{fn}: rounding={name_of(rounding)} gives soft or random values in '
         'evaluation, and takes no hard=; pass a layer, such as nn.SoftRound()')
 
 # %% ../nbs/training/20_nn.ipynb #3c79bc21
@@ -177,11 +183,11 @@ class Rounding(nn.Module):
         floats = [k for k,v in knobs.items() if _is_float(v, takes.get(k))]
         _check_modes(f, deployed, takes, fn)
         if learnable and not floats:
-            told = f'learnable=True, but {_name(f)} was given no float knob to learn'
+            told = f'learnable=True, but {name_of(f)} was given no float knob to learn'
             raise ValueError(f'{fn}: {told}')
         _try(f, knobs, fn)
         if 'rounding' in knobs:
-            knobs['rounding'] = _hard_in_evaluation(knobs['rounding'], fn)
+            knobs['rounding'] = hard_in_evaluation(knobs['rounding'], fn)
         self.f,self.deployed,self.names = f,deployed,tuple(knobs)
         learns = floats[:1] if learnable else []
         for k,v in knobs.items(): _hold(self, k, _as_knob(k, v, k in floats, k in learns))
@@ -241,7 +247,7 @@ class Rounding(nn.Module):
             Rounding(soft_round, alpha=5 (learns))
         """
         default = dict(step=1., offset=0., hard=False, seed=None, ties='even')
-        shown = [_name(self.f)] if type(self) is Rounding else []
+        shown = [name_of(self.f)] if type(self) is Rounding else []
         for k in self.names:
             v = getattr(self, k)
             if not isinstance(v, Tensor) and k in default and v == default[k]: continue
@@ -473,7 +479,7 @@ def _refill(v, contents):
     (v.extend if isinstance(v, list) else v.update)(contents)
 
 @contextmanager
-def _all_or_nothing(model):
+def all_or_nothing(model):
     "What is done to `model` in here is done whole or, if an error ends it, not at all."
     modules = [(m, type(m), [(k, v, _contents(v)) for k,v in vars(m).items()])
         for m in model.modules()]
@@ -491,6 +497,7 @@ def _all_or_nothing(model):
             if t.requires_grad != learns: t.requires_grad = learns
             t.data = was
         raise
+    finally: forget_compiled()
 
 def _replacement(old, new, model):
     "A copy of `new`, or what it makes, in the mode, on the device and on the grid of `old`."
@@ -513,13 +520,13 @@ def _check_classes(kinds, fn, arg):
     "A class or a tuple of them."
     if _are_classes(kinds): return
     wanted = f'{arg} must be a class or a tuple of them'
-    raise TypeError(f'{fn}: {wanted}, got {_what(kinds)}')
+    raise TypeError(f'{fn}: {wanted}, got {what_came(kinds)}')
 
 def _check_kinds(kinds, fn, arg):
     "A class, a tuple of them, or a function."
     if callable(kinds) or _are_classes(kinds): return
     wanted = f'{arg} must be a class, a tuple of them or a function'
-    raise TypeError(f'{fn}: {wanted}, got {_what(kinds)}')
+    raise TypeError(f'{fn}: {wanted}, got {what_came(kinds)}')
 
 def swap_rounding(
     model:nn.Module,         # Any model, changed in place
@@ -549,14 +556,16 @@ def swap_rounding(
         return m is not None and getattr(m, 'f', None) is old
     check_model(model, 'swap_rounding')
     _check_kinds(old, 'swap_rounding', 'old')
-    if not isinstance(new, (nn.Module, type)): check_callable(new, 'swap_rounding', 'new')
+    if isinstance(new, type) and not issubclass(new, nn.Module):
+        raise TypeError(f'swap_rounding: new must make layers, got {what_came(new)}')
+    if not isinstance(new, type): check_callable(new, 'swap_rounding', 'new')
     children = ((p, name, m) for p in model.modules() for name,m in p._modules.items())
     places = [(p, name, m) for p,name,m in children if wanted(m)]
     if not places:
-        raise ValueError(f'swap_rounding: no {_name(old)} inside {type(model).__name__}; '
+        raise ValueError(f'swap_rounding: no {name_of(old)} inside {type(model).__name__}; '
             'it replaces layers, no call within a forward')
     made = {m: _replacement(m, new, model) for _,_,m in places}
-    with _all_or_nothing(model):
+    with all_or_nothing(model):
         for parent,name,m in places: setattr(parent, name, made[m])
     return model
 
@@ -570,7 +579,7 @@ def _own_class(m):
 
 def _looked_up(m): return [getattr(m, n, None) for n in m._flat_weights_names]
 
-def _parametrize(m, name, layer):
+def parametrize_weight(m, name, layer):
     """Let `layer` make this weight. A recurrent layer keeps a list of its weights: from now on
     it looks them up in every call, and writes nothing down that another thread could read."""
     if parametrize.is_parametrized(m): _own_class(m)        # a copy of `m` may share the class
@@ -590,14 +599,14 @@ def _enters(m, args, kwargs):
     if args: return (m.input_quantizer(args[0]), *args[1:]),kwargs
     return args,kwargs | dict(input=m.input_quantizer(kwargs['input']))
 
-def _quantize_input(m, quantizer):
+def quantize_input(m, quantizer):
     "Let `quantizer` round what enters this layer."
     m.input_quantizer = quantizer
     m._quantizes = m.register_forward_pre_hook(_enters, with_kwargs=True),
 
 def _ours(q): return getattr(q, 'rounds', False) or bool(getattr(q, 'of_a_model', False))
 
-def _rounded(m, name):
+def is_rounded(m, name):
     "Does one of ours make this weight?"
     return parametrize.is_parametrized(m, name) and any(map(_ours, m.parametrizations[name]))
 
@@ -633,9 +642,8 @@ def round_weights_(
     check_model(model, 'round_weights_')
     _check_classes(layers, 'round_weights_', 'layers')
     if not isinstance(name, str):
-        raise TypeError(f'round_weights_: name must be a str, got {_what(name)}')
-    if not isinstance(rounding, nn.Module):
-        check_callable(rounding, 'round_weights_', 'rounding')
+        raise TypeError(f'round_weights_: name must be a str, got {what_came(name)}')
+    check_callable(rounding, 'round_weights_', 'rounding')
     kind = [m for m in model.modules() if isinstance(m, layers)]
     found = [m for m in kind if isinstance(getattr(m, name, None), Tensor)]
     if not found:
@@ -643,7 +651,7 @@ def round_weights_(
         told = f'no layer of these kinds with a {name} in {where}'
         raise ValueError(f'round_weights_: {told}; see layers= and name=')
     for m in found:
-        if _rounded(m, name):
+        if is_rounded(m, name):
             raise ValueError(f'round_weights_: {name} of {type(m).__name__} is rounded '
                 'already; use swap_rounding, or remove_rounding_ first')
     made = []
@@ -652,9 +660,59 @@ def round_weights_(
         else: r = check_model(rounding(m), 'round_weights_', 'what rounding makes')
         r.__dict__['rounds'] = True                     # `remove_rounding_` may take it away
         made.append(r.train(m.training).to(getattr(m, name).device))
-    with _all_or_nothing(model):
-        for m,r in zip(found, made): _parametrize(m, name, r)
+    with all_or_nothing(model):
+        for m,r in zip(found, made): parametrize_weight(m, name, r)
     return model
+
+# %% ../nbs/training/20_nn.ipynb #71ed0001
+class Owner(NamedTuple):
+    "A weight of a module, as the names of both say, whatever makes it of what is stored."
+    name:str
+    module:nn.Module
+    weight:str
+
+def _stored(model):
+    "The tensors of a model, each with its owner; a module with two names is one."
+    for name,m in model.named_modules():
+        if isinstance(m, parametrize.ParametrizationList): continue
+        own = [*m._parameters.items(), *m._buffers.items()]
+        for w,made in getattr(m, 'parametrizations', {}).items():
+            own += [(w, t) for t in (*made._parameters.values(), *made._buffers.values())]
+        for w,t in own:
+            if t is not None: yield Owner(f'{name}.{w}' if name else w, m, w),t
+
+def _memory(t):
+    "Where a tensor lies; a tensor that lies nowhere is alone."
+    try: at = t.untyped_storage().data_ptr()
+    except (AttributeError, NotImplementedError, RuntimeError): at = 0
+    return (t.device, at) if at else id(t)
+
+def _overlap(a, b):
+    "Have two tensors of one memory a number in common?"
+    if a is b or a.dtype != b.dtype: return True
+    def reach(t):
+        strides = ((n-1)*s for n,s in zip(t.shape, t.stride()))
+        return t.storage_offset(),t.storage_offset()+sum(strides)+1
+    (first,end),(other,others_end) = reach(a),reach(b)
+    if end <= other or others_end <= first: return False
+    taken = torch.zeros(max(end, others_end)-min(first, other), dtype=torch.bool)
+    start = min(first, other)
+    def of(t): return taken.as_strided(t.shape, t.stride(), t.storage_offset()-start)
+    of(a).fill_(True)
+    return bool(of(b).any())
+
+def tied_weights(model):
+    "Weights that share memory with others: (module, name) -> the owners of the others."
+    places,tied = {},{}
+    for owner,t in _stored(model):
+        if t.numel(): places.setdefault(_memory(t), []).append((owner, t))
+    for found in places.values():
+        for (a, s),(b, t) in combinations(found, 2):
+            if a[1:] == b[1:] or not _overlap(s, t): continue
+            tied.setdefault(a[1:], []).append(b)
+            tied.setdefault(b[1:], []).append(a)
+    return tied
+
 
 # %% ../nbs/training/20_nn.ipynb #e9e1e5eb
 def _free_weight(m, name, leave_rounded):
@@ -668,7 +726,7 @@ def _free_weight(m, name, leave_rounded):
 
 def _free(m, leave_rounded):
     "Takes what is ours from one layer. Was there anything?"
-    names = [n for n in getattr(m, 'parametrizations', ()) if _rounded(m, n)]
+    names = [n for n in getattr(m, 'parametrizations', ()) if is_rounded(m, n)]
     for name in names: _free_weight(m, name, leave_rounded)
     hooks = m.__dict__.pop('_quantizes', ())
     for h in hooks: h.remove()
@@ -684,6 +742,27 @@ def _check_not_deployed(model):
         where = n.partition('.parametrizations.')[0] or type(model).__name__
         raise ValueError(f'remove_rounding_: {where} holds codes, as deploy_ made it; its '
             'float weights are gone, so copy a model before deploy_')
+
+def _made_of_tied(model):
+    "What evaluation makes of weights that share memory, where it rounds one of them."
+    made = {}
+    for (m, w),others in tied_weights(model).items():
+        if not any(is_rounded(*slot) for slot in ((m, w), *(o[1:] for o in others))): continue
+        if is_rounded(m, w): m.parametrizations[w].eval()
+        made[m, w] = getattr(m, w).detach().clone(),others
+    return made
+
+@torch.no_grad()
+def _keep_tied(model, made):
+    "Weights that share memory are what they were made. Raises where that is not one tensor."
+    for (m, w),(value,_) in made.items(): getattr(m, w).data.copy_(value)
+    for (m, w),(value,others) in made.items():
+        if torch.equal(getattr(m, w), value): continue
+        names = [f'{n}.{w}' if n else w for n,k in model.named_modules() if k is m]
+        both = f'{names[0]} and {others[0].name}'
+        raise ValueError(f'remove_rounding_: {both} share memory, and '
+            'evaluation makes different values of it; use leave_rounded=False, or give each '
+            'a Parameter of its own')
 
 def remove_rounding_(
     model:nn.Module,        # What `round_weights_` or `quantize_model_` has changed, in place
@@ -713,9 +792,11 @@ def remove_rounding_(
     check_model(model, 'remove_rounding_')
     leave_rounded = check_flag(leave_rounded, 'remove_rounding_', 'leave_rounded')
     _check_not_deployed(model)
-    with _all_or_nothing(model):
+    with all_or_nothing(model):
         modules = [*model.modules()]
+        made = _made_of_tied(model) if leave_rounded else {}
         found = [_free(m, leave_rounded) for m in modules]
+        _keep_tied(model, made)
         for m in modules:
             if again := vars(m).pop('whole_again', None): again(m)
     if any(found): return model

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
@@ -34,7 +35,13 @@ def chrome(folder):
     opts.set_capability('goog:loggingPrefs', dict(performance='ALL', browser='ALL'))
     driver = webdriver.Chrome(opts, webdriver.ChromeService(chromedriver))
     driver.set_page_load_timeout(60)
+    driver.set_script_timeout(120)                            # the longest page, on a machine that does other work too
     return driver
+
+def alive(driver):
+    "Does its page still answer?"
+    try: return driver.execute_script('return document.readyState') is not None
+    except WebDriverException: return False
 
 @contextlib.contextmanager
 def screen(browser, page, width=1280, height=900, **more):

@@ -72,12 +72,18 @@ def site():
     return build_site()
 
 @pytest.fixture(scope='module')
-def browser(tmp_path_factory):
-    "A headless chromium that logs every request."
-    from browser import chrome
-    driver = chrome(tmp_path_factory.mktemp('chromium'))
-    yield driver
-    driver.quit()
+def started(tmp_path_factory):
+    "The chromiums of a file of tests."
+    drivers = []
+    yield drivers
+    for driver in drivers: driver.quit()
+
+@pytest.fixture
+def browser(started, tmp_path_factory):
+    "A headless chromium that logs every request: that of the test before, unless it is dead."
+    from browser import alive, chrome
+    if not (started and alive(started[-1])): started.append(chrome(tmp_path_factory.mktemp('chromium')))
+    return started[-1]
 
 def pytest_collection_finish():
     "What there is before the first test stays: to look through it for garbage took a third of the time of some files."

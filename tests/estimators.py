@@ -8,16 +8,12 @@ import torch
 from shok_nb import round_ste
 from shok_nb.catalog import catalog, row
 from shok_nb.checks import FLOATS, near, same, slope  # noqa: F401, for the tests
-from shok_nb.quantization.deploy import _HOOKS
+from shok_nb.networks.layers import HOOKS
 
 
 def older(version):
     "Is this torch older?"
     return torch.__version__ < version
-
-def since(version, why):
-    "A mark: skipped in an older torch, which cannot do it, and why."
-    return pytest.mark.skipif(older(version), reason=f'needs torch {version}: {why}')
 
 HALVES = FLOATS[:2]
 
@@ -178,7 +174,7 @@ def look(model):
     "Everything about a model that a call may change; values as words, in which nan is nan."
     modules = [(n, id(m), type(m), m.training, sorted(vars(m)), [*m._modules], [*m._parameters], [*m._buffers])
         for n,m in model.named_modules()]
-    hooks = [[*getattr(m, k)] for m in model.modules() for k in (*_HOOKS, '_forward_pre_hooks_with_kwargs')]
+    hooks = [[*getattr(m, k)] for m in model.modules() for k in (*HOOKS, '_forward_pre_hooks_with_kwargs')]
     tensors = [(n, id(t), t.requires_grad, t.dtype, t.is_meta or f'{t.tolist()}')
         for n,t in (*model.named_parameters(), *model.named_buffers())]
     return modules,hooks,tensors

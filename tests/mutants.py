@@ -2,7 +2,7 @@
 
     make mutants                               300 changes, both cores
     make mutants ARGS="core --count 40"        some of one module
-    make mutants ARGS="core --show _slope_one"      the changes in a function, without running them
+    make mutants ARGS="core --show slope_one"      the changes in a function, without running them
     make mutants ARGS="--stale"                     the lines of mutants.txt that no change has any more
 
 Changes are made in the syntax tree: an operator, a comparison, a constant, a condition, an argument, a statement, what
@@ -288,13 +288,11 @@ def main(argv=None):
     p.add_argument('--show', metavar='TEXT', help='only list the changes whose name has this text')
     p.add_argument('--stale', action='store_true', help='only list the lines of mutants.txt without a change')
     p.add_argument('--only', metavar='TEXT', help='try those alone')
-    p.add_argument('--tests', metavar='ARGS', help="what pytest gets in place of the module's own tests")
     a = p.parse_args(argv)
     for m in a.modules:
         if m not in AIMED: p.error(f'{m} has no tests in {TESTS.name}/mutants.json')
     if a.stale: return print('\n'.join(stale()))
     modules = a.modules or list(AIMED)
-    if a.tests: AIMED.update({m: a.tests.split() for m in modules})
     found = [c for m in modules for c in changes(m)]
     if a.show is not None: return print('\n'.join(f'{c.line:4} {c.name}' for c in found if a.show in c.name))
     todo = [c for c in found if a.only in c.name] if a.only else drawn(found, a.count, a.seed)

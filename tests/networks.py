@@ -414,7 +414,7 @@ class Shake:
 
     def turns(self, q, args, out):
         low = q.to_codes(args[0]) == q.range()[0]
-        step = q._laid_beside(q.grid()[0], out)
+        step = q.kind.beside(q.grid()[0], out)
         return out + step*(low & (self.uniform(out) < .5))
 
 @contextmanager

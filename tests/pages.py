@@ -96,8 +96,12 @@ def fork_kernel(cmd, cwd=None, env=None, **_):
     "`jupyter_client.launcher.launch_kernel` without the imports."
     job = dict(cmd=[*map(str, cmd)], cwd=str(cwd or os.getcwd()), env=dict(os.environ if env is None else env))
     with _asking:
-        print(json.dumps(job), file=warm().stdin, flush=True)
-        return Kernel(int(warm().stdout.readline()))
+        for _ in range(2):                                              # one that has died is started again
+            with contextlib.suppress(BrokenPipeError):
+                print(json.dumps(job), file=warm().stdin, flush=True)
+                if pid := warm().stdout.readline(): return Kernel(int(pid))
+            warm.cache_clear()
+    raise RuntimeError('no kernel started: tests/warm_kernel.py ends before it says which process it is')
 
 async def ready(client, timeout=60):
     """`wait_for_ready` without a wait for silence: once IOPub has answered a request of ours, the client hears all that

@@ -23,7 +23,7 @@ from torch import nn
 import shok_nb as R
 from shok_nb import catalog, jpeg, plots
 from shok_nb import nn as layers
-from shok_nb.quantization import integers
+from shok_nb.deployment import integer_layers
 
 PLACES = {p.stem: '.'.join(p.relative_to(Path(R.__file__).parents[1]).with_suffix('').parts)
     for p in Path(R.__file__).parent.rglob('*.py')}
@@ -85,7 +85,8 @@ def soft(): return nn.Sequential(nn.Linear(3, 3), R.nn.SoftRound(5.))
 def ready(): return R.Quantizer(4, init='minmax').calibrate_(X)
 def integer():
     codes = torch.ones(2, 3, dtype=torch.int8)
-    return integers.IntegerLayer(nn.Linear(3, 2), codes, torch.ones(2), None, torch.tensor(.5), torch.tensor(0).byte())
+    grid = torch.tensor(.5), torch.tensor(0).byte()
+    return integer_layers.IntegerLayer(nn.Linear(3, 2), codes, torch.ones(2), None, *grid)
 def scheduler(): return R.KnobScheduler(torch.tensor(0.), R.linear_schedule(transition_steps=9))
 
 def method(name):
@@ -371,12 +372,13 @@ def of_models():
         ends=kind('none zero'), skip=kind('list tuple set dict iterator'), batches=NONE, kinds=kind('none dict'))
     yield 'parameter_groups', lambda: dict(model=network(), weight_decay=.01), dict(model=NOTHING,
         weight_decay=POSITIVE | COUNT)
-    yield 'LayerReport', dict(rows=[], note=''), dict(rows=kind('list'), note=kind('word empty'))
 
-def of_integers():
+def of_report(): yield 'LayerReport', dict(rows=[], note=''), dict(rows=kind('list'), note=kind('word empty'))
+
+def of_integer_layers():
     codes = torch.tensor([1, -1, 7, -8], dtype=torch.int8)
     yield 'pack_int4', dict(codes=codes), dict(codes=kind('ints'))
-    yield 'unpack_int4', dict(packed=integers.pack_int4(codes), shape=(2, 2)), dict(packed=NOTHING, shape=NOTHING)
+    yield 'unpack_int4', dict(packed=integer_layers.pack_int4(codes), shape=(2, 2)), dict(packed=NOTHING, shape=NOTHING)
 
 def of_deploy():
     yield 'deploy_', lambda: dict(model=quantized(), example=X, pack=True), dict(model=NOTHING,
@@ -398,8 +400,8 @@ def written():
 def of_runtime():
     yield 'to_onnx', lambda: dict(model=network(), example=X, file=place('x.onnx'), any_batch=True, dynamic=None), dict(
         model=NOTHING, example=NOTHING, file=kind('word'), any_batch=FLAG, dynamic=kind('none dict'))
-    yield 'onnx_session', lambda: dict(file=written(), vnni=True, optimized=None), dict(file=kind('word'), vnni=FLAG,
-        optimized=kind('none word'))
+    yield 'onnx_session', lambda: dict(file=written(), vnni=True, optimized=None), dict(file=kind('word'),
+        vnni=FLAG | {'none'}, optimized=kind('none word'))
 
 def four_bits():
     "A layer with weights in MXFP4."
@@ -433,20 +435,21 @@ def methods():
     yield of('schedules', 'KnobScheduler', lambda: dict(self=scheduler(), state=dict(last_epoch=3)), dict(
         state=NOTHING), member='load_state_dict')
     scale = torch.ones(2)
-    yield of('integers', 'Dequantize', lambda: dict(scale=scale, zero_point=None, axis=0, block=None, packed=None,
+    yield of('integer_layers', 'Dequantize', lambda: dict(scale=scale, zero_point=None, axis=0, block=None, packed=None,
         dtype=torch.float32, levels=None, tensor_scale=None), dict(scale=TENSOR | ELSEWHERE,
         zero_point=kind('none ints'), axis=kind('none zero minus'), block=NONE, packed=kind('none list tuple'),
         dtype=NOTHING, levels=NONE, tensor_scale=NONE))
-    yield of('integers', 'Dequantize', lambda: dict(self=integers.Dequantize(scale, axis=0),
+    yield of('integer_layers', 'Dequantize', lambda: dict(self=integer_layers.Dequantize(scale, axis=0),
         codes=torch.ones(2, 3).char()), dict(codes=kind('ints', ELSEWHERE)), member='forward')
-    yield of('integers', 'IntegerLayer', lambda: dict(layer=nn.Linear(3, 2), codes=torch.ones(2, 3).char(),
+    yield of('integer_layers', 'IntegerLayer', lambda: dict(layer=nn.Linear(3, 2), codes=torch.ones(2, 3).char(),
         scale=torch.ones(2), bias=None, input_scale=torch.tensor(.5), input_zero_point=torch.tensor(0).byte(),
         input_top=15), dict(layer=NOTHING, codes=NOTHING, scale=NOTHING, bias=NONE, input_scale=NOTHING,
         input_zero_point=NOTHING, input_top=NOTHING))
-    yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), scale=torch.tensor(.5),
+    yield of('integer_layers', 'IntegerLayer', lambda: dict(self=integer(), scale=torch.tensor(.5),
         zero_point=torch.tensor(0).byte(), top=15), dict(scale=NOTHING, zero_point=NOTHING, top=NOTHING),
         member='feeds')
-    yield of('integers', 'IntegerLayer', lambda: dict(self=integer(), input=X), dict(input=NOTHING), member='forward')
+    yield of('integer_layers', 'IntegerLayer', lambda: dict(self=integer(), input=X), dict(input=NOTHING),
+        member='forward')
     yield of('nn', 'Rounding', lambda: dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1.,
         offset=0.), dict(f=NOTHING, deployed=NONE, learnable=FLAG, **{n: legal
         | TENSOR | kind('nested') for n,legal in grid(alpha=SHARP).items()}))
@@ -477,8 +480,8 @@ def calls():
     found = [*methods(), *rows()]
     for module in ('ste', 'floats', 'blocks', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'neighbours',
             'dither', 'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
-            'models', 'integers', 'deploy', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct',
-            'harness', 'gradient_quality', 'which', 'source_coding', 'core', 'random'):
+            'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed',
+            'reconstruct', 'harness', 'gradient_quality', 'which', 'source_coding', 'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from browser import (
+    alive,
     ask,
     drag,
     errors,
@@ -32,6 +33,7 @@ from browser import (
     wait,
 )
 from pages import ROOT  # and the way to literate
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.support.ui import Select
 from shok_nb import widgets
@@ -49,6 +51,12 @@ def both(where):
     "The pixels of all drawings of one player or column."
     seen = [picture(svg) for svg in every(where, 'svg[role=img]')]
     return np.concatenate([p.ravel() for p in seen])
+
+def test_a_page_that_dies_ends_one_test(browser):
+    with pytest.raises(WebDriverException): browser.get('chrome://crash')
+    assert not alive(browser)
+
+def test_the_next_test_has_a_browser(browser): assert alive(browser)
 
 # --- a page of one or more players
 def page_of(folder, *html):
@@ -185,8 +193,8 @@ def test_explore_draws_what_torch_returns(browser, two):
         assert not knobs or knobs['step'] < .6 and knobs['offset'] > .2
         seen = []
         for run in points(d):
-            x,y = run[:, 0]/widgets._WIDE*(hi-lo)+lo,(top-bottom)*unit*(1-run[:, 1]/widgets._TALL)+bottom*unit
-            pixel = (top-bottom)*unit/(widgets._TALL/10)
+            x,y = run[:, 0]/widgets.WIDE*(hi-lo)+lo,(top-bottom)*unit*(1-run[:, 1]/widgets.TALL)+bottom*unit
+            pixel = (top-bottom)*unit/(widgets.TALL/10)
             inside = (x > lo) & (x < hi)
             seen += x.tolist()
             def f(x): return r.f(torch.tensor(x[inside]), **knobs).numpy()

@@ -41,11 +41,14 @@ def no_bfloat16(x, alpha=5., **kw):
     if x.dtype == torch.bfloat16: raise TypeError('no bfloat16')
     return R.soft_round(x, alpha, **kw)
 
+def half_the_offset(x, alpha=5., offset=0., **kw): return R.soft_round(x, alpha, offset=offset/2, **kw)
+
 def two_up(x, seed=None, generator=None): return R.stochastic_round(x, seed=seed, generator=generator) + (x > 3.5)
 def chance(f): return Row(f, '1', 'mine', on_grid=True, random=True, monotone=False, unbiased=True, grid=False)
 
 BROKEN = dict(keeps_the_sign_of_zero=no_zero, fixes_integers=off_integers, is_the_same_in_pieces=by_size,
-    reaches_its_ends=no_end, learns=fixed, refuses=takes_all, takes_every_dtype=no_bfloat16, lands_on_neighbours=two_up)
+    reaches_its_ends=no_end, learns=fixed, refuses=takes_all, takes_every_dtype=no_bfloat16, lands_on_neighbours=two_up,
+    lies_on_any_grid=half_the_offset)
 
 def test_every_law_is_broken():
     "Here, or by a planted fault."
@@ -209,6 +212,31 @@ def test_planted_fault_is_wrong(name):
     report = check_estimator(f, given, raises=False)
     assert LAW_OF[name] in {law for law,_,_ in report.broken} and not report.ok, report
     assert re.search('(?s)laws hold\n *wrong', f'{report}')
+
+def on_a_grid(x, step, offset): return offset + step*R.soft_round((x-offset)/step)
+def steeper_on_it(x, step, offset):
+    v = (x-offset)/step
+    return R.straight_through(on_a_grid(x, step, offset), R.soft_round(v))
+WRONG_GRIDS = dict(half_of_it=lambda x, s, o: on_a_grid(x, s, o/2), none=lambda x, s, o: on_a_grid(x, s, 0*o),
+    the_other_way=lambda x, s, o: on_a_grid(x, s, -o), in_steps=lambda x, s, o: on_a_grid(x, s, o*s),
+    not_added_again=lambda x, s, o: on_a_grid(x, s, o) - o, its_square=lambda x, s, o: on_a_grid(x, s*s, o),
+    # a number it takes right
+    a_tensor=lambda x, s, o: on_a_grid(x, s, o/2 if isinstance(o, torch.Tensor) else o), slope_over_step=steeper_on_it)
+
+@pytest.mark.parametrize('name', WRONG_GRIDS)
+def test_a_wrong_grid_is_named(name):
+    "With a row and without; and the grid itself is right."
+    def f(x, step=1., offset=0.): return WRONG_GRIDS[name](x, step, offset)
+    def g(x, step=1., offset=0.): return on_a_grid(x, step, offset)
+    for r in (None, replace(row(R.soft_round), f=f, smooth=False, knobs=())):
+        report = check_estimator(f, r, raises=False)
+        assert 'lies_on_any_grid' in {law for law,_,_ in report.broken}, report
+    assert check_estimator(g).ok
+
+def test_a_step_alone_is_no_fault():
+    def f(x, step=1.): return R.round_ste(x, step=step)
+    report = check_estimator(f)
+    assert 'lies_on_any_grid' in {law for law,_,_ in report.details}, report
 
 # --- right functions of other people: details at most
 class OldSTE(torch.autograd.Function):

@@ -8,7 +8,7 @@ from estimators import FLOATS, lumped, on_grid, seeded, slope, variants
 import shok_nb as R
 from shok_nb import clipped_round, trust_round
 from shok_nb.catalog import catalog, row
-from shok_nb.checks import LAWS, _edges, _points, hard_row, is_the_same_in_pieces
+from shok_nb.checks import LAWS, _edges, _ends_of, _points, hard_row, is_the_same_in_pieces
 
 all_variants = pytest.mark.parametrize('r, f', variants())
 
@@ -56,6 +56,19 @@ def test_far_beyond_the_slider(r, f, k, v, dtype):
         return
     g,large = slope(f, x, **{k.name: v}),slope(f, x.double(), **{k.name: v}) > torch.finfo(dtype).max
     assert f(x, **{k.name: v}).isfinite().all() and (g.isfinite() | large).all()
+
+@all_variants
+def test_one_slope_at_the_ends_of_knobs(r, f):
+    "At ties too, where the hard end is a jump: `torch.func` and a second derivative get the slope of backward."
+    x = torch.tensor([0., .5, -.5, 1., 1.5, 2.5, -1.5, .25, .3, -1., 1.7])
+    for kw in _ends_of(r):
+        numbers = {k: v for k,v in kw.items() if isinstance(v, float)}
+        for knobs in (kw, {k: torch.tensor(v) for k,v in numbers.items()}):
+            def total(x, knobs=knobs): return f(x, **knobs).sum()
+            want,leaf = slope(f, x, **knobs),x.clone().requires_grad_()
+            again, = torch.autograd.grad(total(leaf), leaf, create_graph=True)
+            for got in (torch.func.grad(total)(x), again.detach()):
+                assert torch.allclose(got, want, rtol=1e-3, atol=1e-3), (knobs, x[(got-want).abs() > 1e-3])
 
 @all_variants
 def test_default_device_elsewhere(r, f):

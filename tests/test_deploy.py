@@ -14,17 +14,15 @@ import pytest
 import torch
 from estimators import generator, saved, slow_after
 from torch import nn
+from shok_nb.deployment.deploy import deploy_
+from shok_nb.deployment.integer_layers import IntegerLayer, pack_int4, unpack_int4
+from shok_nb.deployment.runtime import onnx_session, to_onnx
+from shok_nb.engine.compat import has_vnni
+from shok_nb.networks.flow import quietly
+from shok_nb.networks.models import quantize_model_
 from shok_nb.nn import SoftRound, remove_rounding_
-from shok_nb.quantization.deploy import deploy_
-from shok_nb.quantization.flow import _quiet
-from shok_nb.quantization.integers import IntegerLayer, pack_int4, unpack_int4
-from shok_nb.quantization.models import quantize_model_
 from shok_nb.quantization.quantizer import Quantizer
-from shok_nb.quantization.runtime import onnx_session, to_onnx
 
-# An x86 processor without VNNI, whose kernels add two products in 16 bits unless told otherwise
-FLAGS = Path('/proc/cpuinfo').read_text() if Path('/proc/cpuinfo').exists() else ''
-SATURATES = 'avx2' in FLAGS and 'vnni' not in FLAGS
 
 def mlp(): return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 10))
 
@@ -58,7 +56,7 @@ def session(model, example, folder):
     onnx = pytest.importorskip('onnx')
     pytest.importorskip('onnxruntime')
     file = to_onnx(model, example, folder/'model.onnx')
-    run = onnx_session(file, vnni=not SATURATES, optimized=folder/'optimized.onnx')
+    run = onnx_session(file, optimized=folder/'optimized.onnx')
     def names(file): return [n.op_type for n in onnx.load(folder/file).graph.node]
     def call(x): return run.run(None, {run.get_inputs()[0].name: x.numpy()})[0]
     return call,names('model.onnx'),names('optimized.onnx')
@@ -279,7 +277,7 @@ def test_the_exporter_is_quiet():
     before = log.getEffectiveLevel()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
-        with pytest.raises(OSError), _quiet('torch.onnx', 'ERROR'):
+        with pytest.raises(OSError), quietly('torch.onnx', 'ERROR'):
             warnings.warn('about itself')
             assert not log.isEnabledFor(logging.WARNING) and log.isEnabledFor(logging.ERROR)
             raise OSError
@@ -292,9 +290,28 @@ def test_session_is_exact(tmp_path):
     def said(key, **kw):
         return onnx_session(file, **kw).get_session_options().get_session_config_entry(f'session.{key}')
     assert said('qdq_matmulnbits_accuracy_level') == said('x64quantprecision', vnni=False) == '1'
-    with pytest.raises(RuntimeError): said('x64quantprecision')
+    with pytest.raises(RuntimeError): said('x64quantprecision', vnni=True)
+    if not has_vnni(): assert said('x64quantprecision') == '1'
     assert onnx_session(file).get_session_options().intra_op_num_threads == torch.get_num_threads()
     assert onnx_session(file).get_providers() == ['CPUExecutionProvider']
+
+def test_processor_is_known():
+    "As the system says of it, where it has a file that does."
+    told = Path('/proc/cpuinfo')
+    if not told.exists(): pytest.skip('no /proc/cpuinfo here')
+    words = set(told.read_text('utf-8').split())
+    assert has_vnni() == ('avx' not in words or bool(words & {'avx512_vnni', 'avx_vnni'}))
+
+def test_processor_of_an_older_torch(monkeypatch):
+    "One word is asked there; without it an x86 is taken to have no VNNI."
+    monkeypatch.delattr(torch.cpu, 'get_capabilities', raising=False)
+    monkeypatch.setattr(torch.cpu, '_is_vnni_supported', lambda: True, raising=False)
+    assert has_vnni()
+    monkeypatch.setattr('platform.machine', lambda: 'x86_64')
+    monkeypatch.delattr(torch.cpu, '_is_vnni_supported')
+    assert not has_vnni()
+    monkeypatch.setattr('platform.machine', lambda: 'arm64')
+    assert has_vnni()
 
 def test_to_onnx_messages(tmp_path, monkeypatch):
     pytest.importorskip('onnxscript')

@@ -13,11 +13,11 @@ from networks import Made
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
-import shok_nb.quantization.deploy as deploy
-import shok_nb.quantization.flow as flow
-from shok_nb.quantization.deploy import deploy_
-from shok_nb.quantization.integers import IntegerLayer
-from shok_nb.quantization.models import quantize_model_
+import shok_nb.deployment.deploy as deploy
+import shok_nb.networks.flow as flow
+from shok_nb.deployment.deploy import deploy_
+from shok_nb.deployment.integer_layers import IntegerLayer
+from shok_nb.networks.models import quantize_model_
 from shok_nb.quantization.quantizer import Quantizer
 
 
@@ -323,7 +323,7 @@ def test_the_proof_finds_a_wrong_layer(what, monkeypatch):
 def test_the_proof_finds_a_wrong_flow(monkeypatch):
     "A normalization that is folded though a ReLU lies between, or codes handed on though somebody else looks."
     model,x = prepared('relu_between')
-    monkeypatch.setattr(deploy, '_behind', lambda flow, m, norms: model[2] if m is model[0] else None)
+    monkeypatch.setattr(deploy, 'norm_behind', lambda flow, m, norms: model[2] if m is model[0] else None)
     with pytest.raises(ValueError, match='^deploy_: 0 differs by .* more than its roundings explain'):
         deploy_(model, x)
     monkeypatch.undo()
@@ -408,7 +408,7 @@ def apart(monkeypatch):
 @pytest.mark.parametrize('name', slow_after(WRITES, 10))
 def test_writes_are_taken_apart(name, apart):
     "So are steps that are composed of others, unless the graph is read with them."
-    flow._flow(of_two_layers(WRITES[name]), rows(), [])
+    flow.flow_of(of_two_layers(WRITES[name]), rows(), [])
     assert len(apart) == 1
 
 def test_others_are_read_as_they_are(apart, monkeypatch):
@@ -417,7 +417,7 @@ def test_others_are_read_as_they_are(apart, monkeypatch):
     model = Made(lambda m, x: [m(x) for m in models], models=models).eval()
     layers = [layer for m in models for layer in (m.a, m.d)]
     def asked():
-        found = flow._flow(model, rows(), layers)
+        found = flow.flow_of(model, rows(), layers)
         def told(m):
             [entering],[leaving] = found.inputs(m),found.outputs(m)
             return found.only_user(leaving),found.reached([leaving]),found.origin(entering),len(leaving.users)

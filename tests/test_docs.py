@@ -9,7 +9,7 @@ from importlib import import_module
 import literate
 import nbformat
 import pytest
-from measure import imported
+from measure import imported, modules
 from nbformat.v4 import new_markdown_cell
 from pages import FOLDERS, NBS, ROOT, cells, notebook, slug
 import shok_nb
@@ -34,8 +34,8 @@ def test_everything_public_is_in_the_catalog():
                 assert f in rows, f'{name}: {n} has no row'
 
 # Each may use what stands above it. The modules without a folder have their place among the folders.
-FLOORS = ('engine', 'estimators', 'grids', 'nn functions', 'training', 'quantization', 'catalog checks', 'show',
-    'studies', 'demo')
+FLOORS = ('engine', 'estimators', 'grids', 'nn functions', 'training', 'quantization', 'networks', 'deployment',
+    'post_training', 'catalog checks', 'show', 'studies', 'demo')
 
 def test_folder_may_use_folder():
     "A folder uses those before it; inside a folder no page imports itself by way of others."
@@ -48,6 +48,37 @@ def test_folder_may_use_folder():
             assert floor[there] <= floor[here], f'{name} imports {u}, and {there} stands above {here}'
     list(TopologicalSorter(arrows).static_order())                              # a CycleError names them
     assert 'engine.replay' in arrows['engine.pieces'] and 'estimators.ste' in arrows['studies.jpeg']
+
+def crossings(source, module, known):
+    "The private names of other modules that a module imports, or reads from one that it has imported."
+    package,held = ['shok_nb', *module.split('.')[:-1]],{}
+    for n in ast.walk(ast.parse(source)):
+        if isinstance(n, ast.Import): held |= {a.asname: a.name for a in n.names if a.asname}
+        if not isinstance(n, ast.ImportFrom): continue
+        above = package[:len(package)+1-n.level] if n.level else []
+        base = '.'.join([*above, *filter(None, [n.module])])
+        for a in n.names:
+            name = f'{base}.{a.name}'
+            if name in known: held[a.asname or a.name] = name
+            elif base in known and a.name.startswith('_'): yield name
+    for n in ast.walk(ast.parse(source)):
+        if not isinstance(n, ast.Attribute) or not n.attr.startswith('_') or n.attr.endswith('__'): continue
+        whole = ast.unparse(n.value)
+        of = held.get(whole, whole)
+        if of in known: yield f'{of}.{n.attr}'
+
+def test_an_underscore_means_this_module_only():
+    "What another module needs has a name without one. No exception is left; one would need its reason here."
+    files = modules()
+    known = {'shok_nb', *(f'shok_nb.{m}' for m in files)}
+    assert [c for m,f in files.items() for c in crossings(f.read_text('utf-8'), m, known)] == []
+    for source in ('from .widgets import tune, _frame', 'from . import widgets as w\nw._frame(f)',
+            'from shok_nb.show.widgets import _frame as f', 'import shok_nb.show.widgets as w\nw._frame',
+            'import shok_nb.show.widgets\nshok_nb.show.widgets._frame(f)',
+            'def late(): from ..show.widgets import _frame'):
+        assert [*crossings(source, 'show.try_it', known)] == ['shok_nb.show.widgets._frame'], source
+    for source in ('from . import widgets as _w\n_w.tune, _w.__name__', 'self._frame', 'from torch import _C\n_C._jit'):
+        assert [*crossings(source, 'show.try_it', known)] == [], source
 
 def test_a_page_is_called_what_its_module_is():
     "And lies in the folder that it lies in. A module of no folder has its page in any; no two pages have one name."

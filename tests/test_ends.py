@@ -6,7 +6,7 @@ import math
 from functools import partial
 import pytest
 import torch
-from estimators import back, slow_after
+from estimators import back
 import shok_nb as R
 from shok_nb import fsq
 from shok_nb.estimators.gradient import normalize_grad
@@ -313,8 +313,9 @@ def test_ends_of_halves(name, dtype):
 # But one, which compiles for half as long as all others.
 DOUBLES = [k for k in CASES if k[1] == torch.float64 and k[0] != 'sigmoid_sum_round']
 
+@pytest.mark.slow
 @pytest.mark.parametrize('slopes', ('other' if own() == 1 else 'own',), indirect=True)             # those of 2.14
-@pytest.mark.parametrize('group', slow_after([DOUBLES[i:i+8] for i in range(0, len(DOUBLES), 8)]),
+@pytest.mark.parametrize('group', [DOUBLES[i:i+8] for i in range(0, len(DOUBLES), 8)],
     ids=lambda group: group[0][0])
 def test_ends_compiled(group):
     "Eight functions to a graph; compiled gradients, and the gradients of compiled functions."
@@ -403,3 +404,171 @@ def test_second_derivative_of_normalize_grad():
         x,v = (torch.tensor([k], dtype=torch.float64, requires_grad=True) for k in (1., g))
         out, = torch.autograd.grad(normalize_grad(x, eps=.5), x, v, create_graph=True)
         assert torch.autograd.grad(out, v)[0].item() == pytest.approx(want, abs=1e-9)
+
+# --- learned knobs beyond their range
+# The range of each, and a place inside where the loss is to lead.
+KNOBS = [
+    (R.dsq_round, 'alpha', 0, 1, .4), (R.stable_round, 'amplitude', 0, .225, .1), (R.clipped_sign, 'clip', 0, None, 1.),
+    (R.ede_sign, 't', 0, None, 2.), (R.swish_sign, 'beta', 0, None, 2.), (R.reste_sign, 'o', 1, None, 2.),
+    (R.reste_sign, 'clip', 0, None, 1.), (R.soft_round, 'alpha', 0, None, 4.), (R.logistic_round, 'beta', 0, None, 8.),
+    (R.soft_round_inverse, 'alpha', 0, None, 4.), (R.soft_round_conditional_mean, 'alpha', 0, None, 4.),
+    (R.sigmoid_round, 'steepness', 0, None, 4.), (R.sigmoid_sum_round, 'temperature', 0, None, .1),
+    (R.poisson_round, 'rho', 0, 1, .5), (R.ramp_round, 'gain', 0, None, 2.), (R.noisy_soft_round, 'alpha', 0, None, 4.),
+    (R.sga_round, 'temperature', 0, None, .5), (R.pact, 'alpha', 0, None, 1.),
+]
+SIZES = R.ede_sign,R.soft_round,R.logistic_round,R.soft_round_inverse,R.soft_round_conditional_mean, \
+    R.sigmoid_sum_round,R.noisy_soft_round,R.sga_round
+POINTS = torch.cat([torch.linspace(-1.7, 1.7, 41), torch.tensor([.5, 0., 1., .25])])
+
+def of_knob(f, arg):
+    "`f` as a function of `x` and this knob, with noise that does not change."
+    kw = dict(seed=torch.tensor(0)) if f in (R.noisy_soft_round, R.sga_round) else {}
+    return lambda x, k: f(x, **{arg: k}, **kw)
+
+def beyond(lo, hi): return [lo-2., lo-1e-3] if hi is None else [lo-2., lo-1e-3, hi+1e-3, hi+2.]
+
+def knob_cases(f): return pytest.mark.parametrize('f, arg, lo, hi, inside', KNOBS,
+    ids=[f'{k[0].__name__}-{k[1]}' for k in KNOBS])(f)
+
+@knob_cases
+def test_knobs_beyond_their_ends_are_finite(f, arg, lo, hi, inside):
+    g = of_knob(f, arg)
+    for k in (*beyond(lo, hi), lo, -0., hi or 1e4, math.inf, -math.inf):
+        y,*slopes = back(g, POINTS, torch.tensor(float(k)), materialize_grads=True)
+        assert all(t.isfinite().all() for t in (y, *slopes)), k
+        if f not in SIZES and not math.isinf(k) and k < lo: assert slopes[1] != 0, k
+
+@knob_cases
+def test_knobs_beyond_their_ends_are_the_end_or_their_size(f, arg, lo, hi, inside):
+    "What a tensor means there, by its value and its slope in `x`."
+    g = of_knob(f, arg)
+    for k in beyond(lo, hi):
+        same = abs(k) if f in SIZES else max(k, lo) if hi is None else min(max(k, lo), hi)
+        if f is R.dsq_round: same = 1e-3 if k < lo else .9
+        for a,b in zip(back(g, POINTS, torch.tensor(k))[:2], back(g, POINTS, torch.tensor(float(same)))[:2]):
+            assert torch.equal(a, b), k
+
+@knob_cases
+def test_knobs_come_back(f, arg, lo, hi, inside):
+    "The gradient is that of the place where the knob is held and leads back. A size is at no end."
+    if f in SIZES: return
+    g = of_knob(f, arg)
+    x = torch.rand(64, generator=torch.Generator().manual_seed(0))*.8 - .4
+    for start in beyond(lo, hi):
+        k = torch.tensor(start, requires_grad=True)
+        sure = -1. if start < lo else 1.
+        optimizer = torch.optim.Adam([k], lr=.1)
+        for _ in range(40):
+            optimizer.zero_grad()
+            held = g(x, k)
+            # asks for the way in, whatever the slope of the knob is
+            towards = torch.autograd.grad(held.sum(), k, retain_graph=True)[0]
+            (held.sum()*(towards.sign()*sure)).backward()
+            assert k.grad.isfinite() and sure*k.grad >= 0
+            optimizer.step()
+            if (k > lo) and (hi is None or k < hi): break
+        assert k.isfinite() and (k > lo and (hi is None or k < hi)), (start, k)
+
+def test_knobs_beyond_their_ends_under_transforms():
+    for f,arg,lo,hi,_ in (KNOBS[0], KNOBS[1], KNOBS[5], KNOBS[7], KNOBS[13]):
+        g = of_knob(f, arg)
+        points = POINTS[:41].double()                # without ties, where an end has a slope for each side
+        for k in torch.tensor(beyond(lo, hi), dtype=torch.float64):
+            want = back(g, points, k)
+            slopes = torch.func.grad(lambda x, k: g(x, k).sum(), (0, 1))(points, k)
+            tangent = torch.func.jvp(lambda k: g(points, k).sum(), (k,), (torch.ones_like(k),))[1]
+            many = torch.vmap(torch.func.grad(lambda k: g(points, k).sum()))(k.expand(3).clone())
+            for a,b in ((slopes[0], want[1]), (slopes[1], want[2]), (tangent, want[2]), (many, want[2].expand(3))):
+                assert torch.allclose(a, b, rtol=1e-4, atol=1e-4), (f.__name__, k)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('slopes', ('own',), indirect=True)
+def test_knobs_beyond_their_ends_compiled():
+    def f(x, a, b): return R.soft_round(x, a) + R.poisson_round(x, b)
+    ts = POINTS,torch.tensor(-2.),torch.tensor(-.5)
+    for a,b in zip(back(torch.compile(f, backend='aot_eager', fullgraph=True), *ts), back(f, *ts)):
+        assert torch.allclose(a, b, rtol=1e-4, atol=1e-4)
+
+def test_knobs_inside_are_the_number():
+    for f,arg,lo,hi,inside in KNOBS:
+        g = of_knob(f, arg)
+        number,tensor = g(POINTS, inside),g(POINTS, torch.tensor(inside, requires_grad=True))
+        assert torch.allclose(number, tensor.detach(), rtol=1e-4, atol=1e-5), f.__name__
+
+# --- learned ends, and places on the line
+def _between(f, **kw): return lambda x, l, u: f(x, lower=l, upper=u, **kw)
+SPANS = dict(clipped=_between(R.clipped_round), clipped_half=_between(R.clipped_round, step=.5, offset=.25),
+    trust=_between(R.trust_round), trust_all=_between(R.trust_round, trust=9.), dsq=_between(R.dsq_round),
+    dsq_two=_between(R.dsq_round, levels=2))
+
+@pytest.mark.parametrize('name', SPANS)
+@pytest.mark.parametrize('lower, upper', ((-1., 2.), (-3., -1.), (.3, .7), (-math.inf, 1.), (0., math.inf),
+    (1., 1.+2**-20)))
+def test_ends_that_crossed_change_places(name, lower, upper):
+    "Values, and slopes for `x` and both ends, by every road; also if one is a number, or each element has its own."
+    f = SPANS[name]
+    if 'dsq' in name and math.isinf(upper-lower): return
+    a,b = (torch.tensor(k, dtype=torch.float64) for k in (lower, upper))
+    x = POINTS.double()*2
+    want = back(f, x, a, b, materialize_grads=True)
+    y,to_x,to_b,to_a = back(f, x, b, a, materialize_grads=True)
+    by_func = torch.func.grad(lambda *ts: f(*ts).sum(), (0, 2, 1))(x, b, a)
+    each = torch.vmap(f)(x, b.expand_as(x), a.expand_as(x))
+    found = y,to_x,to_a,to_b,*by_func,each
+    for w,g in zip((*want, *want[1:], want[0]), found): assert torch.allclose(w, g, rtol=1e-6)
+    assert all(t.isfinite().all() for t in want)
+    for l,u in ((b, lower), (upper, a)): assert torch.equal(f(x, l, u), want[0])
+    wide = x[:, None]
+    assert torch.equal(f(wide, torch.stack([a, b]), torch.stack([b, a])), want[0][:, None].expand(-1, 2))
+
+@pytest.mark.parametrize('name', SPANS)
+@pytest.mark.parametrize('at', (-1., 0., .5))
+def test_ends_that_meet(name, at):
+    "One value, and each end has the gradient of what lies on its side, so that they part again."
+    f = SPANS[name]
+    x = torch.tensor([-3., -2., -1.75, 3., 4.])
+    y,to_x,low,high = back(f, x, torch.tensor(at), torch.tensor(at))
+    assert (y == y[0]).all() and (name == 'trust_all' or not to_x.any()) and low > 0 and high > 0
+    if 'dsq' not in name: assert low.item() == pytest.approx(1.5*high.item())
+    z = back(f, torch.tensor([at]), torch.tensor(at), torch.tensor(at))
+    assert all(t.isfinite().all() for t in z)
+
+@pytest.mark.parametrize('name', SPANS)
+def test_learned_ends_find_their_range(name):
+    "From crossed ends and from ends that meet, by plain gradient descent: those that made the data."
+    f = SPANS[name]
+    x = torch.linspace(-4, 4, 201)
+    for start in ((3., -3.), (0., 0.), (2.5, 1.)):
+        l,u = (torch.tensor(k, requires_grad=True) for k in start)
+        for _ in range(300):
+            to_l,to_u = torch.autograd.grad((f(x, l, u) - f(x, -1., 2.)).square().mean(), (l, u))
+            with torch.no_grad():
+                l -= .2*to_l
+                u -= .2*to_u
+        assert (f(x, l, u) - f(x, -1., 2.)).square().mean() < .04, (start, l, u)
+
+PLACES = [(R.sigmoid_round, 'steepness', 'center'), (R.ramp_round, 'gain', 'threshold')]
+@pytest.mark.parametrize('f, sharpness, place', PLACES, ids=('sigmoid', 'ramp'))
+@pytest.mark.parametrize('sharp', (0., 1., 1000., math.inf))
+def test_places_anywhere_on_the_line(f, sharpness, place, sharp):
+    "Finite, with the slope of backward by every road: at infinity, at the largest number, and on `x` itself."
+    most = torch.finfo(torch.float32).max
+    x = torch.tensor([-math.inf, -most, -1., 0., .5, 1., most, math.inf])
+    for k in (math.inf, -math.inf, most, -most, 0., .5, 1e-45):
+        for s in (sharp, torch.tensor(sharp)):
+            def g(x, k, s=s): return f(x, **{sharpness: s, place: k})
+            y,*slopes = back(g, x, torch.tensor(k), materialize_grads=True)
+            assert y.isfinite().all() and (y >= 0).all() and (y <= 1).all()
+            others = torch.func.grad(lambda x, k: g(x, k).sum(), (0, 1))(x, torch.tensor(k))
+            for a,b in zip(slopes, others):
+                assert a.isfinite().all() and torch.allclose(a, b, rtol=1e-4, atol=1e-4), (k, a, b)
+
+@pytest.mark.parametrize('arg', ('alpha', 'beta'))
+def test_shares_of_a_range_come_back(arg):
+    "From 0 and below: the scale is that of the least share, and the gradient that of a share."
+    w = torch.tensor([[-1.3, 0., .4, 2.], [-.5, .1, .3, 1.]])
+    least = back(lambda k: signround_range(w, **{arg: k}, axis=0)[0], torch.tensor(1e-30))
+    for k in (0., -1e-3, -2., -math.inf):
+        scale,slope = back(lambda k: signround_range(w, **{arg: k}, axis=0)[0], torch.tensor(k))
+        assert torch.equal(scale, least[0]) and (math.isinf(k) or torch.equal(slope, least[1])) and least[1] > 0
+        assert signround_range(w, **{arg: torch.tensor(k)}, axis=0)[1].abs().max() <= 15

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.function import BackwardCFunction
 import shok_nb as R
 from shok_nb.catalog import catalog
-from shok_nb.engine.pieces import _fuse
+from shok_nb.engine.pieces import fused_kernel
 from shok_nb.engine.random import fold_in, noise_like, uniform_like
 from shok_nb.studies.jpeg import jpeg, psnr
 
@@ -272,9 +272,9 @@ def kernels(monkeypatch):
             graph.run(*inputs)
             written.append(graph.codegen()[0].value)
         return gm
-    monkeypatch.setattr('shok_nb.engine.core._fusible', lambda x: x.is_cuda)
-    monkeypatch.setattr('shok_nb.engine.pieces._ordinary', lambda *ts: True)
-    monkeypatch.setattr('shok_nb.engine.core._fuse', partial(_fuse, backend=backend))
+    monkeypatch.setattr('shok_nb.engine.core.can_fuse', lambda x: x.is_cuda)
+    monkeypatch.setattr('shok_nb.engine.pieces.is_ordinary', lambda *ts: True)
+    monkeypatch.setattr('shok_nb.engine.core.fused_kernel', partial(fused_kernel, backend=backend))
     yield written
     torch._dynamo.reset()
 

@@ -15,16 +15,16 @@ from shok_nb.engine import core, parts, pieces
 from shok_nb.engine.arguments import check_count, check_input, check_knob
 from shok_nb.engine.core import estimator, straight_through
 from shok_nb.engine.parts import (
-    _broadcast_with,
-    _cached,
-    _name,
-    _nan_to_zero,
-    _saturate,
-    _scalar,
-    _sign,
+    as_scalar,
+    broadcast_with,
     by_mode,
+    cached,
     maths,
+    name_of,
+    nan_to_zero,
     pick,
+    saturate,
+    sign_of,
 )
 from shok_nb.engine.staircases import staircase
 
@@ -411,21 +411,21 @@ def test_a_slope_without_a_plain_form():
 
 def test_scalar_sign_finite_spread():
     v = torch.tensor([INF, -INF, NAN, 2., -.5, 0., -0.])
-    assert same(_sign(v), torch.tensor([1., -1., NAN, 1., -1., 1., 1.]))
-    assert _nan_to_zero(v)[2] == 0 and torch.equal(_nan_to_zero(v)[3:], v[3:]) and _nan_to_zero(v).isnan().sum() == 0
+    assert same(sign_of(v), torch.tensor([1., -1., NAN, 1., -1., 1., 1.]))
+    assert nan_to_zero(v)[2] == 0 and torch.equal(nan_to_zero(v)[3:], v[3:]) and nan_to_zero(v).isnan().sum() == 0
     for dtype in FLOATS:
         k = torch.tensor(.1, dtype=torch.float64)
-        assert _scalar(k, v.to(dtype)).dtype == _scalar(.1, v.to(dtype)).dtype == dtype
-        assert _scalar(.1, v.to(dtype)) == k.to(dtype)
-        assert _scalar(.1, v).shape == ()
+        assert as_scalar(k, v.to(dtype)).dtype == as_scalar(.1, v.to(dtype)).dtype == dtype
+        assert as_scalar(.1, v.to(dtype)) == k.to(dtype)
+        assert as_scalar(.1, v).shape == ()
     y = torch.zeros(3, 1)
-    assert _broadcast_with(y, 1., torch.ones(3, 1)) is y and _broadcast_with(y) is y
-    z = _broadcast_with(y, torch.ones(4), 2.)
+    assert broadcast_with(y, 1., torch.ones(3, 1)) is y and broadcast_with(y) is y
+    z = broadcast_with(y, torch.ones(4), 2.)
     assert z.shape == (3, 4) and z.is_contiguous()
 
 def test_what_a_function_is_called():
-    assert _name(soft_round) == _name(partial(partial(soft_round, alpha=2.), alpha=3.)) == 'soft_round'
-    assert [_name(f) for f in (plain, lambda x: x, torch.nn.Identity())] == ['plain', 'f', 'Identity']
+    assert name_of(soft_round) == name_of(partial(partial(soft_round, alpha=2.), alpha=3.)) == 'soft_round'
+    assert [name_of(f) for f in (plain, lambda x: x, torch.nn.Identity())] == ['plain', 'f', 'Identity']
 
 def test_each_way_runs_its_own_form():
     "Two forms that could not be confused: what runs as it is, and what code is generated from; a step learns by both."
@@ -436,7 +436,7 @@ def test_each_way_runs_its_own_form():
     ways = (two, 1.), (compiled(two), 3.), (compiled(one), 1.)
     for f,by in ways: assert (f(x)-x).tolist() == [by, by]
     assert grads(two(x, step=step), step)[0] == 2.
-    kernel = pieces._fuse(partial(core._vjp, two, (True, True, False)), 'two_vjp', True, 'eager')
+    kernel = pieces.fused_kernel(partial(core._vjp, two, (True, True, False)), 'two_vjp', True, 'eager')
     assert kernel(torch.empty(2), [x, torch.ones(2)], [torch.tensor(1.), 0.])[0] == 6.
 
 def test_gradients_of_a_batch():
@@ -450,7 +450,7 @@ def test_gradients_of_a_batch():
 
 def test_cached():
     "A thing is made once for equal arguments."
-    make = _cached(lambda *args: object())
+    make = cached(lambda *args: object())
     assert make(1) is make(1) and make(2) is not make(1)
 
 def test_one_kernel_for_each_job(monkeypatch):
@@ -464,8 +464,8 @@ def test_one_kernel_for_each_job(monkeypatch):
             to.copy_(y)
             return sums
         return run
-    monkeypatch.setattr(core, '_fuse', fuse)
-    monkeypatch.setattr(core, '_fusible', lambda x: True)
+    monkeypatch.setattr(core, 'fused_kernel', fuse)
+    monkeypatch.setattr(core, 'can_fuse', lambda x: True)
     monkeypatch.setattr(pieces, '_FUSED', ('cpu',))
     job = staircase('job', lambda q, a: a*q, lambda q, a: a*torch.ones_like(q), odd=True, a={}).soft
     x = torch.tensor([.3, 1.7])
@@ -612,20 +612,20 @@ def test_saturate(ends):
     learned = [t.clone().requires_grad_() if isinstance(t, torch.Tensor) else t for t in ends]
     x = v.clone().requires_grad_()
     for args in (ends, learned):
-        assert torch.equal(_saturate(v, *args), want) and torch.equal(_saturate(x, *args), want)
-        with torch.no_grad(): assert not _saturate(x, *args).requires_grad
-        g, = torch.autograd.grad(_saturate(x, *args).sum(), x)
+        assert torch.equal(saturate(v, *args), want) and torch.equal(saturate(x, *args), want)
+        with torch.no_grad(): assert not saturate(x, *args).requires_grad
+        g, = torch.autograd.grad(saturate(x, *args).sum(), x)
         assert torch.equal(g, inside.float())
-        slope = torch.func.grad(lambda x: _saturate(x, *args).sum())
+        slope = torch.func.grad(lambda x: saturate(x, *args).sum())
         assert torch.equal(slope(v), inside.float())
-        assert torch.equal(torch.func.vmap(lambda x: _saturate(x[None], *args)[0])(v), want)
+        assert torch.equal(torch.func.vmap(lambda x: saturate(x[None], *args)[0])(v), want)
     for t,beyond in zip(learned, (v < low, v > high)):
         if not isinstance(t, torch.Tensor): continue
-        for given in (v, x): assert torch.autograd.grad(_saturate(given, *learned).sum(), t)[0].sum() == beyond.sum()
-    assert not _saturate(v, *ends).requires_grad
+        for given in (v, x): assert torch.autograd.grad(saturate(given, *learned).sum(), t)[0].sum() == beyond.sum()
+    assert not saturate(v, *ends).requires_grad
     nested = torch.nested.nested_tensor([v, v[1:3]], layout=torch.jagged)
     if any(isinstance(t, torch.Tensor) for t in ends): return
-    for got,part in zip(_saturate(nested, *ends).unbind(), (v, v[1:3])): assert torch.equal(got, part.clamp(low, high))
+    for got,part in zip(saturate(nested, *ends).unbind(), (v, v[1:3])): assert torch.equal(got, part.clamp(low, high))
 
 def test_knobs_by_place_and_by_name():
     "Some by position, the rest by name or by default."
@@ -645,5 +645,6 @@ def test_nested_staircases_at_integers():
 
 @pytest.mark.parametrize('bad, got', [(2., '2.0'), (dict(default=2., min=1.), "'min'"), (None, 'None')], ids=str)
 def test_a_range_is_a_dict_of_known_words(bad, got):
-    with pytest.raises(TypeError, match=f'^mine: p must be a dict of lo, hi, open, finite, default, got {got}$'):
+    told = f'^mine: p must be a dict of lo, hi, open, finite, default, size, held, got {got}$'
+    with pytest.raises(TypeError, match=told):
         staircase('mine', lambda q, p: q, lambda q, p: q**0, p=bad)

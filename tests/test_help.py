@@ -1,5 +1,6 @@
 "What `help(f)` says of everything public: what goes in, what comes out, and an example that runs."
 import ast
+import builtins
 import doctest
 import inspect
 import pydoc
@@ -9,9 +10,13 @@ from importlib import import_module
 from importlib.util import find_spec
 import nbformat
 import pytest
+import torch
 from estimators import lumped
 from pages import ROOT, notebook
-from docs.docstrings import Notes, described, examples, exported, notebooks, of_nothing
+import shok_nb as R
+from docs.docstrings import Notes, described, everything, examples, exported, notebooks, of_nothing
+from shok_nb.engine import core
+from shok_nb.engine.arguments import check_knob
 
 MODULES = {p.stem: '.'.join(p.relative_to(ROOT).with_suffix('').parts) for p in (ROOT/'shok_nb').rglob('[!_]*.py')}
 
@@ -105,6 +110,38 @@ def test_example(name, monkeypatch, tmp_path):
     finally: plt.close('all')
     assert not said, ''.join(said)
 
+GIVEN = dict(x='torch.ones(2, 4)', tensors='[torch.ones(2)]', dim='0', dims='(0, 1)', block='2', alpha='5.', beta='3.',
+    loss='torch.square', r='R.catalog.row(R.soft_round)')
+
+def spans(text):
+    "The calls among the words of a docstring: the code in its text, without what calls an argument of the function."
+    for code in re.findall(r'`([^`]+)`', re.sub(r'\s*\n\s+', ' ', text)):
+        try: tree = ast.parse(code, mode='eval')
+        except SyntaxError: continue                                      # a formula, or a part of a call
+        called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+        if any(isinstance(n, ast.Call) for n in ast.walk(tree)): yield code,called
+
+def ran(code, called, arguments):
+    "Whether it runs: what it calls is of the package or of Python, not an argument."
+    import functools
+    import shok_nb as R
+    names = {n: getattr(m, n) for m in (R, R.nn) for n in getattr(m, '__all__', ())}
+    names |= dict(R=R, torch=torch, nn=torch.nn, partial=functools.partial)
+    if called & arguments or not called <= names.keys() | vars(builtins).keys(): return False
+    eval(code, names | {k: eval(v, names) for k,v in GIVEN.items()})
+    return True
+
+def test_code_in_the_text_runs():
+    "Not the examples alone: what the words of a docstring say to call is called. One that raises is found."
+    done = []
+    for name,o in PUBLIC.items():
+        sig = signature(o)
+        for code,called in spans((inspect.getdoc(o) or '').partition('\nExample:\n')[0]):
+            if ran(code, called, set(sig.parameters if sig else ())): done.append(code)
+    assert 'Rounding(dorefa_weight, deployed=dorefa_weight, bits=2)' in done and len(done) >= 10, done
+    (code,called), = spans('such as `Rounding(dorefa_weight,\n    bits=2)`, of `x`')
+    with pytest.raises(ValueError, match='pass deployed='): ran(code, called, set())
+
 def test_no_example_of_nothing(tmp_path):
     """Each in the file is of something public, and the export names one of a function that is gone; while a cell is not
     Python it says nothing."""
@@ -126,3 +163,25 @@ def test_help():
         text = pydoc.render_doc(f, renderer=pydoc.plaintext)
         assert [w for w in words if w not in text] == [], text
     assert 'internal Module state' not in inspect.getdoc(R.nn.SoftRound.__init__)
+
+def test_types_are_written_out():
+    "The words that one chooses from, not what the package calls them."
+    assert "gradient ('saturated'|'clipped'|'ste' = 'saturated')" in R.fake_quantize.__doc__
+    ours = {n for n,(node,_) in everything(str(ROOT/'nbs')).items() if isinstance(node, ast.Assign)}
+    line = re.compile(r'(?m)^    \w+ \((\w+)(?: = .*)?\): ')
+    kinds = {k for o in PUBLIC.values() for k in line.findall(inspect.getdoc(o) or '')}
+    assert not kinds & ours, kinds & ours
+
+def test_every_word_of_a_range_is_explained():
+    "What `estimator` and `staircase` take of a knob, and what they say it means; and that it means so."
+    for f in (R.estimator, R.staircase):
+        for word in core._RANGE: assert re.search(rf'\b{word}\b', f.__doc__ + check_knob.__doc__), (f, word)
+        for word in ('size=True', 'held=(.001, .9)'): assert word in f.__doc__, (f, word)
+    def made(**kw): return R.estimator('mine', lambda v, k: 0*v + k, None, lambda v, k: 0*v + k, k=dict(hi=1., **kw))
+    ways = dict(held=(dict(held=(.001, .9)), (.001, .9)), size=(dict(size=True), (2., 1.)), end=({}, (0., 1.)))
+    for kw,want in ways.values():
+        for k,y in zip((-2., 3.), want):
+            knob = torch.tensor(k, requires_grad=True)
+            got = made(**kw)(torch.zeros(1), knob)
+            assert got.item() == pytest.approx(min(y, 1.))
+            assert torch.autograd.grad(got.sum(), knob)[0] != 0

@@ -76,7 +76,12 @@ def tracked():
 def names(reqs): return {canonicalize_name(Requirement(r).name): Requirement(r).specifier for r in reqs}
 
 # --- notebooks
-@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
+TRAINS = set('''without_training digits residual quantization_recipes foreign reconstruct equalize rotate runtime
+    source_coding weights aware binary updates lattice demo speed'''.split())      # pages of ten seconds and more
+
+def late(nb): return pytest.param(nb, marks=[pytest.mark.slow]*(slug(nb) in TRAINS))
+
+@pytest.mark.parametrize('nb', [*map(late, NBS)], ids=lambda p: p.stem)
 def test_notebook_runs(nb, ran):
     "Each in a kernel of its own, hidden cells too: the run that the site shows."
     execute(nb, ran)
@@ -307,7 +312,8 @@ def wheel(tmp_path_factory):
         tmp = copy(tmp_path_factory.mktemp('wheel'), 'shok_nb')
         ini = (tmp/'settings.ini').read_text('utf-8')
         (tmp/'settings.ini').write_text(re.sub(r'(?m)^git_url =.*$', f'git_url = {git_url}', ini), 'utf-8')
-        run('-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation', '--no-index', '-w', 'out', '.', cwd=tmp)
+        (tmp/'out').mkdir()
+        run('-c', "from setuptools.build_meta import build_wheel; build_wheel('out')", cwd=tmp)  # as pip asks for one
         path, = (tmp/'out').iterdir()
         with zipfile.ZipFile(path) as z:
             meta, = (z.read(n).decode() for n in z.namelist() if n.endswith('.dist-info/METADATA'))
@@ -504,24 +510,25 @@ def test_each_page_has_one_place():
         assert len({*numbers}) == len(numbers), f'{folder}: {numbers}'
 
 def test_the_menu_is_the_folders(tmp_path, caplog):
-    "As they stand in conf.py, and within one by number; a folder without a title is named."
+    "As conf.py has them, and by number; what tells how it is made is last. A folder without a title is named."
     def page(path, text):
         (tmp_path/'nbs'/path).parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook(new_markdown_cell(text)), tmp_path/'nbs'/path)
     def menu(name): return (tmp_path/name).read_text('utf-8').partition('hidden:')[2].partition('```')[0].split()
     config = SimpleNamespace(literate_package='shok_nb', literate_nbs=tmp_path/'nbs', literate_git_url='',
         literate_branch='main', literate_folders=dict(start='Start', floor='The floor'), literate_more={},
-        literate_titles=dict(c='See here'))
+        literate_titles=dict(c='See here'), literate_inside=('e',))
     def made(): literate.write_pages(SimpleNamespace(config=config, confdir=ROOT/'docs', srcdir=tmp_path))
     page('index.ipynb', '# Top\n> All.')
     page('floor/20_b.ipynb', '# The B\n> Second\n> of two.\n\nMore. <!-- search: bee -->')
     page('floor/10_c.ipynb', '# The C\n> First; see [B](20_b.ipynb).')
     page('start/10_a.ipynb', '# The A\n> With [B](../floor/20_b.ipynb) and [it](../../README.md).')
+    page('start/20_e.ipynb', '# The E')
     made()
     assert [*literate.grouped(tmp_path/'nbs', ['start', 'floor'])] == ['', 'start', 'floor'] and not caplog.records
     index = cells(tmp_path/'index.ipynb')[-1]['source']
     assert index.split()[2:-1] == ['Overview', '<self>', 'start', 'floor']
-    assert menu('floor.md') == ['See', 'here', '<c>', 'b']
+    assert menu('floor.md') == ['See', 'here', '<c>', 'b', 'e'] and menu('start.md') == ['a']
     assert (tmp_path/'floor.md').read_text().startswith('# The floor\n')
     assert '- **[The B](b.ipynb)** Second of two.' in (tmp_path/'floor.md').read_text()
     assert '[B](b.ipynb) and it.' in (tmp_path/'a.ipynb').read_text()
@@ -616,6 +623,14 @@ def test_what_a_kernel_says_first_arrives(tmp_path):
     for _ in range(4):
         cells = played('print(0)', 'print(1)', cwd=tmp_path)
         assert [[o['text'] for o in c.outputs] for c in cells] == [['0\n'], ['1\n']]
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='elsewhere no kernel is a fork')
+def test_kernels_start_after_their_starter_has_died(tmp_path):
+    import pages
+    pages.warm().kill()
+    pages.warm().wait()
+    cell, = played('print(0)', cwd=tmp_path)
+    assert cell.outputs[0]['text'] == '0\n' and pages.warm().poll() is None
 
 def test_a_page_runs_once(tmp_path, monkeypatch, ran):
     """What ran is found by its code: it runs again when a cell, the library or an installed package is another, and not
@@ -791,9 +806,10 @@ def test_site_shows_no_directives(site):
 
 @site_group
 def test_next_page_is_the_readers(site):
-    "From each page one goes on to the next of its folder, and from the last to the page of the next folder."
-    groups,more = ({k: v for k,v in conf()[f'literate_{name}'].items() if k in FOLDERS} for name in ('folders', 'more'))
-    pages = ['index', *(n for f in groups for n in (f, *more.get(f, []), *map(slug, FOLDERS[f])))]
+    "From each page one goes on to the next of its group, and from the last to the page of the next group."
+    titles,more = conf()['literate_folders'],conf()['literate_more']
+    menu = literate.by_reader({f: FOLDERS[f] for f in titles if f in FOLDERS}, titles, conf()['literate_inside'])
+    pages = ['index', *(n for f in menu for n in (f, *more.get(f, []), *map(slug, menu[f])))]
     for page,after in zip(pages, pages[1:]):
         link = re.search(r'<a class="next-page" href="([^"#]+)', (site/f'{page}.html').read_text('utf-8'))
         assert link[1] == f'{after}.html', f'{page} leads to {link[1]}'
@@ -879,7 +895,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'fixed point': 'fake_quantize glossary', 'fp8': 'floats glossary', 'mxfp4': 'blocks', 'codebook': 'codebooks'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
-    quantize_model_='shok_nb.quantization.models.quantize_model_', Quantizer='shok_nb.quantization.quantizer.Quantizer')
+    quantize_model_='shok_nb.networks.models.quantize_model_', Quantizer='shok_nb.quantization.quantizer.Quantizer')
 
 @site_group
 def test_search_leads(site):
@@ -919,7 +935,7 @@ def test_links_to_torch(site):
     docs = 'href="https://docs.pytorch.org/docs/stable/generated/torch.'
     assert f'{docs}round.html#torch.round"' in (site/'ste.html').read_text('utf-8')
     assert f'{docs}nn.Module.html#torch.nn.Module"' in (site/'models.html').read_text('utf-8')
-    assert f'{docs}cat.html#torch.cat"' in (site/'operators.html').read_text('utf-8')          # of a docstring
+    assert f'{docs}cat.html#torch.cat"' in (site/'integer_operations.html').read_text('utf-8')          # of a docstring
 
 @site_group
 def test_terms_lead_to_the_glossary(site):

@@ -12,11 +12,11 @@ import torch
 from estimators import generator, slow_after
 from networks import Made
 from torch import nn
-from shok_nb.quantization.deploy import deploy_
-from shok_nb.quantization.integers import Dequantize, pack_int4, unpack_int4
-from shok_nb.quantization.models import quantize_model_
+from shok_nb.deployment.deploy import deploy_
+from shok_nb.deployment.integer_layers import Dequantize, pack_int4, unpack_int4
+from shok_nb.deployment.runtime import onnx_session, to_onnx
+from shok_nb.networks.models import quantize_model_
 from shok_nb.quantization.quantizer import Quantizer
-from shok_nb.quantization.runtime import onnx_session, to_onnx
 
 onnx = pytest.importorskip('onnx')
 ort = pytest.importorskip('onnxruntime')

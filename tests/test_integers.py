@@ -10,14 +10,11 @@ import pytest
 import torch
 from estimators import generator, saved, slow_after
 from networks import Made
-from test_deploy import SATURATES, session
+from test_deploy import session
 from torch import nn
-from shok_nb.nn import remove_rounding_
-from shok_nb.quantization.between import Add
-from shok_nb.quantization.deploy import deploy_
-from shok_nb.quantization.integers import IntegerLayer
-from shok_nb.quantization.models import quantize_model_
-from shok_nb.quantization.operators import (
+from shok_nb.deployment.deploy import deploy_
+from shok_nb.deployment.integer_layers import IntegerLayer
+from shok_nb.deployment.integer_operations import (
     IntegerAdd,
     IntegerAveragePool,
     IntegerConcatenate,
@@ -25,8 +22,11 @@ from shok_nb.quantization.operators import (
     IntegerMean,
     IntegerMultiply,
 )
+from shok_nb.deployment.runtime import onnx_session, to_onnx
+from shok_nb.networks.models import quantize_model_
+from shok_nb.networks.operations import Add
+from shok_nb.nn import remove_rounding_
 from shok_nb.quantization.quantizer import Quantizer
-from shok_nb.quantization.runtime import onnx_session, to_onnx
 
 F = nn.functional
 onnx = pytest.importorskip('onnx')
@@ -159,6 +159,7 @@ def test_close_to_before(whole):
     step = 1/255                               # of the largest output: that of a sum may lie on a tie
     assert all(float(r.gap) < (1e-4 if r.weights == 'int8' else 1.1*step) for r in report.rows)
 
+@pytest.mark.slow
 def test_copies_pickles_and_compiles(whole):
     _,_,model,*_ = whole
     x = inputs(8, 3)
@@ -224,7 +225,8 @@ def waiting(block=Basic, strides=(1, 1, 2)):
     quantize_model_(model)
     return model
 
-@pytest.mark.parametrize('block', slow_after([Basic, Functional, Masked]))
+@pytest.mark.slow
+@pytest.mark.parametrize('block', [Basic, Functional, Masked])
 def test_a_state_places_what_it_names(block):
     "A network that was quantized without batches is the calibrated one, bit for bit, once it has its state."
     model,fresh = calibrated(block),waiting(block)
@@ -272,6 +274,7 @@ def test_a_state_that_does_not_fit():
     with pytest.raises(RuntimeError, match='Unexpected key.*operations'): bare.load_state_dict(state)
     assert repr(bare) == said
 
+@pytest.mark.slow
 def test_a_network_as_it_was():
     "What is taken away leaves no trace; a call that fails has changed nothing."
     model = residual(strides=(1, 2)).eval()
@@ -455,7 +458,8 @@ def check_other(make, want, model, report, folder, never):
     moves = {'DequantizeLinear'} if make in (Shuffles, Enlarges) else set()    # codes that are only moved
     assert never & {*found} <= moves
 
-@pytest.mark.parametrize('make, want', slow_after(OTHERS), ids=['mobile', 'branches', 'shuffles', 'enlarges'])
+@pytest.mark.slow
+@pytest.mark.parametrize('make, want', OTHERS, ids=['mobile', 'branches', 'shuffles', 'enlarges'])
 def test_other_networks(make, want, tmp_path):
     model = seen(make())
     quantize_model_(model, calibrate=[inputs(128)])
@@ -482,7 +486,8 @@ WEIGHING = dict(efficient=(lambda: nn.SiLU(inplace=True), lambda: weighs(by_modu
     functions=(nn.GELU, lambda: weighs(by_functions)),
     leaky=(lambda: nn.LeakyReLU(.1), lambda: weighs(by_modules, nn.Tanh())))
 
-@pytest.mark.parametrize('kind', slow_after(WEIGHING))
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', WEIGHING)
 def test_networks_that_weigh_channels(kind, tmp_path):
     "Every convolution computes with integers, whatever curve lies behind it, and gives the runtime's codes."
     curve,block = WEIGHING[kind]
@@ -506,7 +511,8 @@ def in_codes(model, activations, x):
     quantize_model_(model.eval(), 4, activations, calibrate=[x])
     return deploy_(model, x[:16])
 
-@pytest.mark.parametrize('of', slow_after(FEW))
+@pytest.mark.slow
+@pytest.mark.parametrize('of', FEW)
 def test_few_codes(of, tmp_path):
     "Nothing computes with floats, each grid of few codes has one Clip, and inputs beyond the range are equal too."
     model = residual(strides=(1, 2))
@@ -553,6 +559,7 @@ OPERATORS = dict(add=(IntegerAdd, MANY, MANY), multiply=(IntegerMultiply, PICTUR
     windows=(lambda a: IntegerAveragePool(a, nn.AvgPool2d(2)), (2500, 4, 4, 4)),
     convolution=(a_convolution, (2500, 4, 4, 4)), linear=(a_linear, (2500, 4)))
 
+@pytest.mark.slow
 def test_operators_on_few_codes(tmp_path):
     """At least 10,000 values enter each: all codes, ties between them and what lies beyond. Scales of 2**n leave ties
     too. All of them stand in one file."""
@@ -568,7 +575,7 @@ def test_operators_on_few_codes(tmp_path):
                 for s,(scale,*_) in zip(shapes, grids)])
             leave.append((f'{name}, {seed}', leaves, last))
     model = Parallel(ops).eval()
-    run = onnx_session(to_onnx(model, [xs], tmp_path/'model.onnx', any_batch=False), vnni=not SATURATES)
+    run = onnx_session(to_onnx(model, [xs], tmp_path/'model.onnx', any_batch=False))
     given = dict(zip((i.name for i in run.get_inputs()), chain(*xs), strict=True))
     found = run.run(None, {k: x.numpy() for k,x in given.items()})
     wanted = out(model, xs)
@@ -614,6 +621,7 @@ def test_readers_with_other_largest_codes():
         model.c.input_quantizer = Quantizer((0, other)).set_grid_(scale)
         assert deploy_(model, inputs(16)).rows[0].activations == way
 
+@pytest.mark.slow
 def test_a_state_of_few_codes():
     "A network that waits takes 8 bits for sums and 4 for layers from a state; integers of other grids are refused."
     model,fresh = residual(strides=(1, 2)).eval(),residual(seed=1, strides=(1, 2)).eval()
@@ -717,6 +725,7 @@ def test_dense(tmp_path):
     assert not {'BatchNormalization', *FLOATS} & {*found}
     loaded_again(dense(), state, model)
 
+@pytest.mark.slow
 def test_lists_as_inputs():
     "A layer was read with a list of two; other lists are refused, and a state of other lists."
     model = dense()
@@ -746,6 +755,7 @@ def test_a_list_that_is_written_to():
     quantized(model, 32)
     assert 'forward' not in vars(inner)
 
+@pytest.mark.slow
 def test_normalizations_before_convolutions(tmp_path):
     "In a residual block, and behind a ReLU. One behind a convolution becomes part of it, as ever."
     def before(m, x): return x + m.conv2(F.relu(m.norm2(m.conv1(F.relu(m.norm1(x))))))
@@ -772,7 +782,8 @@ def test_a_curve_alone_stays_a_curve():
 
 def tanh_gelu(x): return F.gelu(x, approximate='tanh')
 
-@pytest.mark.parametrize('curves', slow_after([[F.gelu, tanh_gelu], [F.silu, F.hardswish], [F.mish, F.gelu]]),
+@pytest.mark.slow
+@pytest.mark.parametrize('curves', [[F.gelu, tanh_gelu], [F.silu, F.hardswish], [F.mish, F.gelu]],
     ids=lambda fs: '-'.join(f.__name__ for f in fs))
 def test_zero_points_in_the_runtime(curves, tmp_path):
     """What a smooth function gives has a zero point of its own, neither 0 nor 128 in uint8. Padding is that code too.
@@ -789,6 +800,7 @@ def test_zero_points_in_the_runtime(curves, tmp_path):
     assert found['QLinearConv'] == 3 and not {'Conv', 'FusedConv'} & {*found}
     assert all(int(m.input_zero_point) not in (0, 128) for m in (model.b, model.c))
 
+@pytest.mark.slow
 def test_layers_of_floats_take_codes(tmp_path):
     """The runtime has no integer kernel for a transposed convolution, and the report says so. What comes before it
     gives codes all the same: those of the quantizer that stays. A layer that is called twice is two integer kernels."""
@@ -827,6 +839,7 @@ FLOAT_LAYERS = {
     'ConvTranspose2d': (nn.ConvTranspose2d(3, 5, 3), (3, 5, 5)),
     'affine': (nn.Sequential(nn.Conv2d(3, 5, 3), Affine()), (3, 9, 9))}
 
+@pytest.mark.slow
 def test_layers_of_floats_between_codes(tmp_path):
     """The runtime rounds the weights and the bias of such a layer to 8 and 32 bits with ranges of its own; then 4 to
     15 % of the outputs of ten of these layers were one code away. Sums in another order change a code in some millions.
@@ -968,6 +981,7 @@ def normalized(m, x):
     x = m.down(m.norm3(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
     return m.head((m.norm4(x)+x).mean((1, 2)))
 
+@pytest.mark.slow
 def test_a_convolution_before_a_normalization_gives_codes(tmp_path):
     """Where the normalization alone reads it. That computes with floats, whose last bits differ between torch and the
     runtime, so a code beside a tie may be the next one: in one of 2,000 outputs here."""

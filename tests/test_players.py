@@ -53,7 +53,7 @@ def test_script_is_readable(name):
 def test_both_read_the_same_numbers():
     "What Python packs, the script unpacks; and the sheet and all scripts are in the page."
     runs = [[[0, 0], [5, -7], [4095, 100000]], [[-3, 2]], [[1, 1], [1, 2**40]]]
-    packed = widgets._packed([torch.tensor(r).numpy() for r in runs])
+    packed = widgets.packed_runs([torch.tensor(r).numpy() for r in runs])
     code = 'console.log(JSON.stringify(require("./shok_nb/show/js/curves.js").unpack(process.argv[1])))'
     assert json.loads(node('-e', code, packed)) == runs
     page = player(soft_round)

@@ -28,10 +28,8 @@ from estimators import (
     same,
     seeded,
     side_by_side,
-    since,
     slope,
     slopes,
-    slow_after,
     some_quickly,
     variants,
     with_knobs,
@@ -140,8 +138,9 @@ def check_transform(group, inner, backend):
         want = slope(f, X)
         assert torch.allclose(g, want, atol=1e-5*want.abs().max(), rtol=0), r.name
 
-@pytest.mark.parametrize('inner', slow_after(['vmap of grad', 'jvp', 'grad']))
-@grouped(variants(lambda r: r.linear), quick=1)
+@pytest.mark.slow
+@pytest.mark.parametrize('inner', ['vmap of grad', 'jvp', 'grad'])
+@grouped(variants(lambda r: r.linear))
 def test_compiled_transform(group, inner):
     check_transform(group, inner, 'aot_eager')
 
@@ -157,7 +156,8 @@ def test_inductor_transform(group, inner):
     "The derivative taken inside the compiled function, or a batched function differentiated outside of it."
     check_transform(group, inner, 'inductor')
 
-@grouped(quick=1)
+@pytest.mark.slow
+@grouped()
 def test_dynamic_shapes(group):
     "At most two graphs for any number of sizes."
     counter = torch._dynamo.testing.CompileCounter()
@@ -188,7 +188,6 @@ def test_export(r, f):
 
 def exported_ops(f): return [n.target for n in exported(f, X).graph.nodes if n.op == 'call_function']
 
-@since('2.7', 'torch.compiler.is_exporting')
 @pytest.mark.parametrize('r, f', variants(only=on_grid))
 def test_export_is_bare(r, f):
     "A hard estimator leaves no trace of its gradient (`torch.round` is one node)."
@@ -279,7 +278,8 @@ def test_knob_gradient(r):
 LEARNED = with_knobs(lambda r, f, k: isinstance(k.default, float) and f is r.f)
 LEARNED.sort(key=lambda p: p.values[0].name not in KINDS)
 
-@grouped([p for p in LEARNED if p.values[2].learns], quick=1)
+@pytest.mark.slow
+@grouped([p for p in LEARNED if p.values[2].learns])
 def test_knob_gradient_compiled(group):
     vs = [torch.tensor(k.default, requires_grad=True) for *_,k in group]
     def f(x, *vs): return [g(x, **{k.name: v}) for (_,g,k),v in zip(group, vs)]
@@ -287,7 +287,8 @@ def test_knob_gradient_compiled(group):
     for got,want in zip(grads(compiled(f, 'aot_eager')), grads(f)):
         assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
 
-@grouped(LEARNED, quick=1)
+@pytest.mark.slow
+@grouped(LEARNED)
 def test_annealing_recompiles_nothing(group):
     """A buffer that changes: one graph. A Python float that changes: two, then it is symbolic. (A third where it meets
     the end of what it may be, which is checked apart.)"""
@@ -314,7 +315,8 @@ def check_learned_grid(group, backend):
     for (r, f),got,want in zip(group, learn(fs, lambda g: compiled(g, backend)), learn(fs)):
         for a,b in zip(got, want): assert torch.allclose(a, b, atol=1e-4), r.name
 
-@grouped(variants(lambda r: r.grid), quick=1)
+@pytest.mark.slow
+@grouped(variants(lambda r: r.grid))
 def test_learned_grid_compiled(group):
     "A step and an offset that learn, per channel: compiled equals eager."
     check_learned_grid(group, 'aot_eager')

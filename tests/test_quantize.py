@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from estimators import FLOATS, Calls, back, generator, slow_after
+from estimators import FLOATS, Calls, back, generator
 from shok_nb.estimators.soft import soft_round
 from shok_nb.estimators.ste import floor_ste, round_ste
 from shok_nb.quantization.fake_quantize import (
@@ -156,8 +156,7 @@ def test_bits():
     assert fake_quantize(x, .1, bits=1, signed=False).unique().tolist() == pytest.approx([0., .1])
     assert torch.equal(fake_quantize(x, .1), fake_quantize(x, .1, 0, (-128, 127)))
     assert torch.equal(fake_quantize(x, .1, bits=np.int8(8)), fake_quantize(x, .1))
-    for bits,words in (((1, 7), 'the smallest code must be in'), ((-8, 0), 'the largest code must be in'),
-            ((1, 2, 3), 'bits must be a number or two codes')):
+    for bits,words in (((7, 3), 'the largest code must be in'), ((1, 2, 3), 'bits must be a number or two codes')):
         with pytest.raises(ValueError, match=f'^fake_quantize: {words}'): fake_quantize(x, .1, bits=bits)
     for bits,signed in ((1, True), (0, False), (25, True)):
         with pytest.raises(ValueError, match='^fake_quantize: bits must be in'):
@@ -256,7 +255,8 @@ FS = dict(
     blend=lambda x, s, z, bits: alpha_blend(x, round_ste(x), s)+z,
 )
 
-@pytest.mark.parametrize('name', slow_after(FS, 7))
+@pytest.mark.slow
+@pytest.mark.parametrize('name', FS)
 def test_transforms(name):
     """The gradient of eager mode under func.grad, compiled, compiled func.grad and forward
     mode; vmap and export give its value."""

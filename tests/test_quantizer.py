@@ -17,11 +17,13 @@ from shok_nb.catalog import catalog
 from shok_nb.estimators.soft import soft_round
 from shok_nb.estimators.ste import floor_ste
 from shok_nb.estimators.surrogates import clipped_round
+from shok_nb.networks import models
+from shok_nb.networks.models import quantize_model_
+from shok_nb.networks.report import LayerReport
 from shok_nb.nn import FloorSTE, Rounding, RoundSTE, SignSTE, SoftRound, remove_rounding_, round_weights_, swap_rounding
-from shok_nb.quantization import models
+from shok_nb.quantization import quantizer
 from shok_nb.quantization.calibrate import minmax_init, mse_init, percentile_init, sample_init
 from shok_nb.quantization.fake_quantize import dorefa_weight, fake_quantize, lsq_init, pact
-from shok_nb.quantization.models import LayerReport, quantize_model_
 from shok_nb.quantization.quantizer import Quantizer
 from shok_nb.training.schedules import KnobScheduler, linear_schedule
 
@@ -162,7 +164,7 @@ def test_codes_are_values(kind):
     codes = q.to_codes(W)
     assert codes.dtype == torch.int32 and low <= codes.min() and codes.max() <= high
     v = W if q.block is None else W.unflatten(-1, (-1, q.block))
-    scale,code = q._laid_beside(scale, v),0 if code is None else q._laid_beside(code, v)
+    scale,code = q.kind.beside(scale, v),0 if code is None else q.kind.beside(code, v)
     back = ((codes.view(v.shape)-code)*scale).view(W.shape)
     assert torch.allclose(q(W), back, atol=1e-6)
     inside = (codes > low) & (codes < high)
@@ -178,6 +180,7 @@ def test_round_trips(kind):
         assert [n for n,_ in twin.named_parameters()] == [n for n,_ in q.named_parameters()]
     assert all(p.ndim > 0 for p in q.parameters())
 
+@pytest.mark.slow
 def test_compiled_and_exported():
     "Every kind of grid, side by side in one graph; what chose a grid and which codes it has are numbers there."
     kinds = [kind for kind in KINDS.values() if not {*kind} & {'init', 'signed', 'bits'}]
@@ -311,6 +314,27 @@ def test_an_uncalibrated_state():
     assert not q.ready
     q.calibrate_(W).load_state_dict(state)
     with pytest.raises(RuntimeError, match='has no grid yet'): q(W)
+
+@pytest.mark.parametrize('format', ['e4m3', 'nf4', 'mxfp4', 'float16'])
+def test_a_format_whose_sign_the_data_may_say(format):
+    "It has a sign, so a state of its own fits and one of integers does not."
+    x = W.reshape(-1, 16).repeat(1, 2)
+    q,integers = Quantizer(format=format, signed=None).calibrate_(x.abs()),Quantizer().calibrate_(x)
+    twin = Quantizer(format=format, signed=None)
+    twin.load_state_dict(q.state_dict())
+    assert torch.equal(twin(x), q(x)) and (q(x) < 0).any()
+    with refused(twin, f'has another grid; this one has format={format}', RuntimeError):
+        twin.load_state_dict(integers.state_dict())
+
+class MyQuantizer(Quantizer): pass
+
+@pytest.mark.parametrize('format', [None, 'e4m3', 'nf4', 'mxfp4', 'float16', torch.float8_e5m2])
+def test_a_format_makes_no_other_class(format):
+    "What one wrote is what it is, in copies and pickles too."
+    for kind in (Quantizer, MyQuantizer):
+        q = kind(format=format)
+        assert type(q) is type(copy.deepcopy(q)) is type(pickle.loads(pickle.dumps(q))) is kind
+        assert repr(q).startswith(kind.__name__)
 
 def test_loading_keeps_parameters():
     "An optimizer made before goes on, and what is frozen stays frozen; the shape may change."
@@ -459,7 +483,7 @@ def test_evaluation_gives_the_codes(row):
         q.calibrate_(x)
         training = q.to_codes(x)
         scale,code = q.eval().grid()
-        scale,code = q._laid_beside(scale.detach(), x),0 if code is None else code.detach()
+        scale,code = q.kind.beside(scale.detach(), x),0 if code is None else code.detach()
         v = torch.cat([x, torch.arange(-40, 40, .5)*scale.expand(10, 1)], 1)
         assert torch.equal(torch.round(q(v).detach()/scale)+code, q.to_codes(v).float())
         assert torch.equal(training, q.to_codes(x))
@@ -524,7 +548,8 @@ def test_axis_of_what_comes():
     with pytest.raises(ValueError, match='^Quantizer: axis 0 is not in x'): Quantizer(axis=0).calibrate_(one)
     with pytest.raises(ValueError, match='^Quantizer: block needs an axis'): Quantizer(block=2).calibrate_(one)
 
-@pytest.mark.parametrize('name', ['bits', 'signed', 'axis', 'block', 'learn', 'has_zero_point', 'zero_point', 'ready'])
+@pytest.mark.parametrize('name', ['bits', 'signed', 'axis', 'block', 'format', 'learn', 'has_zero_point',
+    'zero_point', 'ready'])
 def test_set_once(name):
     q = Quantizer(4, learn=True).calibrate_(W)
     before = q(W)
@@ -702,7 +727,8 @@ def test_weights_without_values():
     quantize_model_(bag, 8, None)
     bag(torch.arange(6)).square().sum().backward()
 
-@pytest.mark.parametrize('kind', slow_after([nn.LSTM, nn.GRU, nn.RNN]))
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_in_threads(kind):
     "Four threads, 400 passes: each the same as alone; copies, casts and undoing work too."
     model,x = kind(4, 3, num_layers=2, bidirectional=True),torch.randn(5, 2, 4, generator=generator())
@@ -783,9 +809,9 @@ def test_all_or_nothing(call, owner, name, monkeypatch):
 def test_calibrating_fails_whole(monkeypatch):
     q = Quantizer(4, learn=True, zero_point=True, signed=None).calibrate_(W.abs())
     codes = q.range()
-    for name in ('_checked', '_sound', '_along'):
+    for name in ('_sound', '_as_pair', '_length_along'):
         with monkeypatch.context() as patch:
-            failing(patch, Quantizer, name, 1)
+            failing(patch, quantizer, name, 1)
             with refused(q, 'planted', OSError): q.calibrate_(W)
         assert q.range() == codes
 

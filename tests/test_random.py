@@ -115,8 +115,9 @@ def test_uniform_on_every_path(dtype):
     for shape in ((), (0,), (3, 0), (1,), (5,)): assert f(torch.empty(shape, dtype=dtype), SEED).shape == shape
     assert f(x.to('meta'), SEED).is_meta
 
-@pytest.mark.parametrize('backend, dtype, dynamic', slow_after(
-    itertools.product(('aot_eager', 'eager', 'inductor'), (torch.float64, torch.float32), (True, False))), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize('backend, dtype, dynamic',
+    itertools.product(('aot_eager', 'eager', 'inductor'), (torch.float64, torch.float32), (True, False)), ids=str)
 def test_uniform_compiled(backend, dtype, dynamic):
     "Bit for bit, by every compiler."
     x = torch.empty(37, 41, 130, dtype=dtype)
@@ -131,6 +132,7 @@ def test_uniform_fills_its_cells():
         counts = torch.histc(v.double(), 256, 0, 1)
         assert abs(((counts-4096)**2/4096).sum()-255) < 4.5*22.6
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backend', BACKENDS)
 def test_noise_kinds_compile(backend):
     """Uniform and triangular noise bit for bit, Gaussian to 4 units in the last place of 1. Compiled `expm1` errs by
@@ -196,8 +198,9 @@ def in_one_graph(group, backend, **kw):
     g = compiled(lambda s, *xs: tuple(r.f(x, seed=s) for (r,),x in zip(group, xs)), backend, **kw)
     return lambda *xs, seed=SEED: g(seed, *xs)
 
+@pytest.mark.slow
 @together
-@pytest.mark.parametrize('backend', slow_after(['aot_eager', 'eager', 'inductor']))
+@pytest.mark.parametrize('backend', ['aot_eager', 'eager', 'inductor'])
 def test_compiled(group, backend):
     "Compiled equals eager: the value, the slope, and both under torch.func."
     n,x = len(group),torch.cat([X, torch.tensor([math.inf, -math.inf, math.nan])])
@@ -215,6 +218,7 @@ def test_compiled(group, backend):
     half = X.bfloat16()
     for (r,),y in zip(group, in_one_graph(group, backend)(*[half]*n)): assert equal(r, y, seeded(r)(half))
 
+@pytest.mark.slow
 @together
 def test_compiled_sizes(group):
     "Torch's own generator in compiled code: one graph for all sizes, and other noise at each call."
@@ -300,6 +304,7 @@ def test_knobs(r):
             knob = torch.full(shape, k.default, dtype=torch.float64, requires_grad=True)
             assert torch.autograd.gradcheck(f, (x, knob))
 
+@pytest.mark.slow
 @together
 def test_learned_grid_compiled(group):
     "A step, and an offset where there is one, that learn per channel: compiled equals eager."
@@ -319,7 +324,8 @@ MEANS = {
     'expected_noise_grad': lambda x: expected_noise_grad(torch.exp, x, seed=SEED),
 }
 
-@pytest.mark.parametrize('backend', slow_after(['aot_eager', 'eager', 'inductor']))
+@pytest.mark.slow
+@pytest.mark.parametrize('backend', ['aot_eager', 'eager', 'inductor'])
 @pytest.mark.parametrize('name', MEANS)
 def test_exact_gradients_compiled(name, backend):
     f,x = MEANS[name],X[:-1]

@@ -1,6 +1,6 @@
 """The soft family against mpmath at 50 digits: value, slope and derivative in alpha, written from the paper's tanh form
 and not from ours. Points: seed 0. float64 bounds are 1e-11 relative; float32 bounds are stated at each test.
-The hard ones against gfloat, bit for bit."""
+The hard ones against gfloat, and the classes of shok against its own, bit for bit."""
 import math
 from functools import partial
 import mpmath
@@ -9,6 +9,7 @@ import torch
 from estimators import FLOATS, generator, same, slope
 from gfloat import Domain, FormatInfo, RoundMode, round_float
 import shok_nb as R
+from shok_nb.functions import PassRound, ScaleGrad, SoftRound
 
 ALPHAS = 1e-6,1e-3,.05,.0699,.0701,.5,1.,3.,5.,12.,20.,50.,79.
 mp = mpmath.mp.clone() if hasattr(mpmath.mp, 'clone') else mpmath.mp
@@ -130,3 +131,79 @@ def test_stochastic_rounding(dtype, step, monkeypatch):
     assert torch.equal(got.double().mean(1), x.double())
     limits = torch.tensor([[math.inf], [-math.inf], [math.nan]], dtype=dtype).expand(-1, sides)
     assert same(R.stochastic_round(limits, step=step), limits)
+
+class ShokPassRound(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return torch.round(x)
+    @staticmethod
+    def backward(ctx, grad_output): return grad_output
+
+class ShokScaleGrad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input): return input
+    @staticmethod
+    def backward(ctx, grad_output):
+        grad_max = grad_output.abs().max()
+        return grad_output / grad_max if grad_max > 0 else grad_output
+
+class ShokSoftRound(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        rounded = torch.round(x)
+        ratio = torch.where(rounded != 0, x / rounded, torch.zeros_like(x))
+        ctx.save_for_backward(torch.where(torch.logical_and(x == 0, rounded == 0), torch.ones_like(x), ratio))
+        return rounded
+    @staticmethod
+    def backward(ctx, grad_output):
+        ratio, *_ = ctx.saved_tensors
+        return grad_output * ratio
+
+SHOK = [(PassRound, ShokPassRound), (ScaleGrad, ShokScaleGrad), (SoftRound, ShokSoftRound)]
+shok = pytest.mark.parametrize('ours, theirs', SHOK, ids=lambda c: c.__name__)
+
+@pytest.mark.parametrize('dtype', FLOATS, ids=str)
+@shok
+def test_classes_of_shok(ours, theirs, dtype):
+    "Under their names, with `forward`, `backward` and `apply`: values and gradients. Seed 0."
+    assert issubclass(ours, torch.autograd.Function) and ours.__name__ == theirs.__name__.removeprefix('Shok')
+    x = (torch.randn(200, generator=generator(), dtype=torch.float64)*3).to(dtype)
+    x[:4] = torch.tensor([0., -.3, .5, 1.5])
+    def all_of(c):
+        leaf = x.clone().requires_grad_()
+        y = c.apply(leaf)
+        return y.detach(),torch.autograd.grad((y**2).sum(), leaf)[0]
+    once = ours is not PassRound and dtype in FLOATS[:2]        # a quotient of halves is rounded once here, twice there
+    bound = torch.finfo(dtype).eps if once else 0.
+    for a,b in zip(all_of(ours), all_of(theirs)): torch.testing.assert_close(a, b, rtol=bound, atol=bound)
+
+@shok
+def test_classes_of_shok_in_parts(ours, theirs):
+    "Code that calls the static methods itself, or makes a class of one."
+    x,g = torch.tensor([-2.5, .2, 1.4]),torch.tensor([1., -4., .5])
+    class Kept:
+        def save_for_backward(self, *t): self.saved_tensors = t
+    def by_hand(c):
+        ctx = Kept()
+        return c.forward(ctx, x),c.backward(ctx, g)
+    for a,b in zip(by_hand(ours), by_hand(theirs)): assert torch.equal(a, b)
+    class Halved(ours):
+        @staticmethod
+        def backward(ctx, g): return g/2
+    leaf = x.clone().requires_grad_()
+    assert torch.autograd.grad(Halved.apply(leaf).sum(), leaf)[0].tolist() == [.5, .5, .5]
+    with pytest.raises(RuntimeError, match='setup_context'): torch.func.grad(lambda x: Halved.apply(x).sum())(x)
+
+@shok
+def test_classes_of_shok_under_transforms(ours, theirs):
+    x = torch.tensor([[-2.5, .2, 1.4], [.6, -.4, 8.]])
+    def slope_of(c): return lambda x: torch.func.grad(lambda x: (c.apply(x)**2).sum())(x)
+    leaf = x.clone().requires_grad_()
+    want, = torch.autograd.grad((theirs.apply(leaf)**2).sum(), leaf)
+    assert torch.equal(slope_of(ours)(x), want)
+    assert torch.equal(torch.vmap(ours.apply)(x), theirs.apply(x))
+    assert torch.func.jvp(ours.apply, (x,), (torch.ones_like(x),))[0].equal(theirs.apply(x))
+    for f in (lambda x: ours.apply(x), ours.apply):
+        y = torch.compile(f, backend='eager', fullgraph=True)(leaf)
+        assert torch.equal(y, theirs.apply(x)) and torch.equal(torch.autograd.grad((y**2).sum(), leaf)[0], want)
+    if ours is ScaleGrad: return                # refused there by name
+    assert torch.equal(torch.compile(slope_of(ours), backend='eager', fullgraph=True)(x), want)

@@ -38,7 +38,7 @@ def early(monkeypatch):
     monkeypatch.setattr(replay, '_PAYS', 3)
     monkeypatch.setattr(replay, '_seen', {})
     monkeypatch.setattr(replay, '_programs', {})
-    monkeypatch.setattr(pieces, '_PIECE', 64)
+    monkeypatch.setattr(pieces, 'PIECE', 64)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
     return replay._programs
 

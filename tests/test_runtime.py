@@ -9,8 +9,8 @@ from test_deploy import session
 from torch import nn
 from torch.nn import functional as F
 from shok_nb import Quantizer, deploy_, quantize_model_, trunc_ste
-from shok_nb.quantization import runtime
-from shok_nb.quantization.operators import IntegerCurve
+from shok_nb.deployment import runtime
+from shok_nb.deployment.integer_operations import IntegerCurve
 
 onnx = pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
@@ -42,9 +42,10 @@ def in_file(model, x, folder):
 
 def as_before(monkeypatch):
     "Files as they are without these steps."
-    monkeypatch.setattr(runtime, '_fewest', lambda graph: None)
+    monkeypatch.setattr(runtime, '_fewest_operators', lambda graph: None)
     monkeypatch.setattr(runtime, '_write_silu', lambda model: None)
 
+@pytest.mark.slow
 def test_pools_and_relus_on_codes(tmp_path, monkeypatch):
     "Without these steps the runtime computes a pool in floats, and its codes are made twice; the outputs are the same."
     x = pictures(512)
@@ -160,3 +161,112 @@ def test_constants_of_one_name_both_stay(tmp_path):
     model = Made(readers, first=first, second=second).eval()
     *_,found = in_file(model, x, tmp_path)
     np.testing.assert_allclose(found, model(x).numpy(force=True), atol=1e-6)
+
+def conv_relu_norm_pool():
+    "Six blocks of padding, convolution, ReLU, normalization and pooling, and a Linear, as CREPE has."
+    def block(i, o): return [nn.ZeroPad2d((0, 0, 1, 2)), nn.Conv2d(i, o, (4, 1)), nn.ReLU(), nn.BatchNorm2d(o),
+        nn.MaxPool2d((2, 1))]
+    layers = [layer for i in range(6) for layer in block(4 if i else 1, 4)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4, 3))
+
+def trained_norms(model):
+    "Normalizations with statistics, factors of both signs among them."
+    g = generator(5)
+    for m in model.modules():
+        if not isinstance(m, nn.BatchNorm2d): continue
+        for t in (m.weight, m.bias, m.running_mean): t.data = torch.randn(len(t), generator=g)*.3
+        m.weight.data[1:] += 1
+        m.running_var = torch.rand(len(m.running_var), generator=g) + .5
+    return model.eval()
+
+@pytest.mark.slow
+def test_padding_and_normalization_behind_a_relu(tmp_path):
+    """Zeros around codes are codes: they are padding of the convolution in the file, with other numbers on each side,
+    and each convolution and each normalization is one of integers. Before, ten of these twelve were floats."""
+    model,x = trained_norms(conv_relu_norm_pool()),torch.randn(16, 1, 64, 1, generator=generator())
+    file,some,fused,found = in_file(deployed(model, x), x, tmp_path)
+    assert fused.count('QLinearConv') == 12 and not {'Conv', 'Pad', 'DequantizeLinear'} & {*fused}
+    assert 'Pad' not in some and np.array_equal(found, model(x).numpy(force=True))
+
+@pytest.mark.parametrize('how, many', [(lambda x: F.pad(x, (1, 2, 0, 1)), 0), (lambda x: F.pad(x, (1, -1, 0, 1)), 1),
+    (lambda x: F.pad(x, (1, 2), value=.5), 1), (lambda x: F.pad(x, (2, 1, 1, 1), mode='reflect'), 1),
+    (lambda x: F.pad(x, (0, 0, 1, 1, 0, 0)), 0)], ids=['zeros', 'cut', 'half', 'reflect', 'long'])
+def test_paddings(how, many, tmp_path):
+    "What stands around is padding of the convolution only if it is zeros; in each case the runtime computes the same."
+    def steps(m, x): return m.b(how(m.relu(m.a(x)))).flatten(1)
+    model = Made(steps, a=nn.Conv2d(3, 4, 3), relu=nn.ReLU(), b=nn.Conv2d(4, 2, 3, padding=1))
+    x = pictures(8)
+    _,some,fused,found = in_file(deployed(model, x), x, tmp_path)
+    assert some.count('Pad') == many
+    assert np.allclose(found, model(x).numpy(force=True), atol=1e-5)
+
+def unlike(found, want): return np.abs(found-want.numpy(force=True)).max()/want.abs().max().item()
+
+@pytest.mark.parametrize('mode', ['sum', 'mean', 'max'])
+def test_nodes_without_inputs(mode, tmp_path):
+    "The exporter begins an empty sequence for each EmbeddingBag: a node without inputs, which was an IndexError."
+    model,ids = nn.EmbeddingBag(9, 4, mode=mode).eval(),torch.randint(0, 9, (3, 5), generator=generator())
+    *_,found = in_file(model, ids, tmp_path)
+    assert unlike(found, model(ids)) < 1e-6
+
+def again(m, x): return m.a(F.relu(m.a(x)))
+def thrice(m, x): return m.b(m.a(F.relu(m.a(F.relu(m.a(x))))))
+def narrow(m, x): return torch.cat([m.a(x), m.a(x[:, :1]), m.b(x)], 1)
+
+@pytest.mark.parametrize('how, shape', [(again, (6, 8)), (thrice, (6, 8)), (narrow, (6, 3, 8))])
+def test_a_layer_called_twice_without_vnni(how, shape, tmp_path):
+    "Codes that two products read: the runtime wanted to write them twice by one name and did not load the file."
+    x = torch.randn(shape, generator=generator())
+    model = deployed(Made(how, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), x)
+    run = runtime.onnx_session(runtime.to_onnx(model, x, tmp_path/'model.onnx'), vnni=False)
+    found, = run.run(None, {run.get_inputs()[0].name: x.numpy()})
+    assert unlike(found, model(x)) < 1e-5
+
+def test_what_has_no_operator_is_named(tmp_path):
+    "The layer and the remedy stand in the message, before anything is exported."
+    x = torch.randn(2, 5, 4)
+    model = nn.Sequential(nn.LSTM(4, 6, batch_first=True, proj_size=3))
+    with pytest.raises(ValueError, match=r'^to_onnx: 0 is an LSTM with proj_size=3.*; use proj_size=0'):
+        runtime.to_onnx(model, x, tmp_path/'model.onnx')
+    rows = torch.randint(0, 4, (2, 5), generator=generator())
+    for layer,given in (nn.Linear(4, 3), x), (nn.Conv1d(5, 3, 1), x), (nn.Embedding(4, 3), rows):
+        model = deployed(nn.Sequential(layer), given).bfloat16()
+        given = given.bfloat16() if given.is_floating_point() else given
+        with pytest.raises(ValueError, match=r'^to_onnx: .*torch.bfloat16.*\.float\(\)'):
+            runtime.to_onnx(model, given, tmp_path/'model.onnx')
+    assert not [*tmp_path.iterdir()]
+
+@pytest.mark.parametrize('weights', [4, 8])
+@pytest.mark.parametrize('pools', [(nn.AvgPool2d(2), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2)),
+    (nn.AvgPool2d(3, 2, 1), nn.MaxPool2d(3, 1), nn.AdaptiveAvgPool2d((1, 3))),
+    (nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(4), nn.AvgPool2d(2))], ids=['halves', 'overlaps', 'last'])
+def test_a_grid_by_signed_and_unsigned_codes(pools, weights, tmp_path):
+    """A pooling whose windows differ in length stays in floats, and its quantizer has signed codes where the layer
+    before it gave unsigned ones, of the same grid: the runtime refused what it had made of both, with 4 bits."""
+    x = torch.randn(8, 4, 14, 14, generator=generator())
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), *pools, nn.Flatten(), nn.LazyLinear(3))
+    model(x)
+    quantize_model_(model.eval(), weights, calibrate=[x])
+    deploy_(model, x)
+    file = runtime.to_onnx(model, x, tmp_path/'model.onnx')
+    for vnni in (True, False): run = runtime.onnx_session(file, vnni=vnni)
+    found, = run.run(None, {run.get_inputs()[0].name: x.numpy()})
+    assert unlike(found, model(x)) < 1e-5
+
+def lines(*layers): return nn.Sequential(nn.Conv1d(4, 4, 5), nn.ReLU(), nn.BatchNorm1d(4), *layers, nn.Flatten())
+
+@pytest.mark.parametrize('make, shape, kernel, many', [
+    (lambda: lines(nn.MaxPool1d(2), nn.ConstantPad1d((1, 2), 0.), nn.Conv1d(4, 4, 4), nn.ReLU(), nn.BatchNorm1d(4),
+        nn.Conv1d(4, 2, 3)), (8, 4, 40), 'QLinearConv', 4),
+    (lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.ReLU6(),
+        nn.BatchNorm1d(8), nn.Linear(8, 3)), (32, 8), 'QGemm', 3)], ids=['conv', 'linear'])
+def test_normalizations_of_lines(make, shape, kernel, many, tmp_path):
+    """Behind a ReLU a BatchNorm1d of lines is one of integers; of matrices it takes floats, and the runtime, which
+    made floats of the product before it, too, computes that with codes, as the report says."""
+    model,x = make().eval(),torch.randn(shape, generator=generator())
+    quantize_model_(model, calibrate=[x])
+    report = deploy_(model, x)
+    *_,fused,found = in_file(model, x, tmp_path)
+    assert fused.count(kernel) == many == sum(row.kernel == kernel for row in report.rows)
+    assert not {'Gemm', 'FusedGemm'} & {*fused} and fused.count('Conv') == (kernel == 'QLinearConv')     # the last
+    assert unlike(found, model(x)) < 1e-5

@@ -20,7 +20,7 @@ from shok_nb.engine.replay import no_replay
 
 all_variants = pytest.mark.parametrize('r, f', variants())
 NUMBERED = [r for r in catalog if r.knobs and not r.random and not isinstance(r.knobs[0].default, int)]
-FUSE = pieces._fuse
+FUSE = pieces.fused_kernel
 EDGES = torch.tensor([0., -0., .5, -.5, 1.5, math.inf, -math.inf, math.nan, 1e10, -3e38])
 
 def sample(n, dtype=torch.float32):
@@ -32,13 +32,13 @@ def both(f, x, g): return back(f, x, g=g)
 @pytest.fixture
 def small(monkeypatch):
     "Pieces of 64 elements, one thread."
-    monkeypatch.setattr(pieces, '_PIECE', 64)
+    monkeypatch.setattr(pieces, 'PIECE', 64)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
 
 def whole(f, *args):
     "The same in one piece, operation by operation."
     with pytest.MonkeyPatch.context() as m, no_replay():
-        m.setattr(pieces, '_PIECE', 1<<40)
+        m.setattr(pieces, 'PIECE', 1<<40)
         return f(*args)
 
 @all_variants
@@ -64,7 +64,7 @@ def test_no_full_size_temporaries(r, f, monkeypatch):
     """Beyond the result, forward and backward hold a few pieces; but for the pull of
     `ewgs_round`, which is a second function."""
     from bench import Cpu
-    monkeypatch.setattr(pieces, "_PIECE", 1<<9)
+    monkeypatch.setattr(pieces, "PIECE", 1<<9)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
     x,g = torch.randn(1<<16, generator=generator()),torch.ones(1<<16)
     both(f, x, g)
@@ -101,14 +101,14 @@ def forget():
 @pytest.fixture
 def fusing(monkeypatch):
     "`fusing(backend)`: as on a GPU, kernels are compiled from now on. Returns a list of the graphs."
-    graphs,plain = [],pieces._fuse
+    graphs,plain = [],pieces.fused_kernel
     def start(backend='eager'):
         def count(gm, inputs):
             graphs.append(gm)
             return lookup_backend(backend)(gm, inputs)
-        monkeypatch.setattr(core, '_fusible', lambda x: True)
+        monkeypatch.setattr(core, 'can_fuse', lambda x: True)
         monkeypatch.setattr(pieces, '_FUSED', ('cpu',))
-        monkeypatch.setattr(core, '_fuse', lambda *args: plain(*args, backend=count))
+        monkeypatch.setattr(core, 'fused_kernel', lambda *args: plain(*args, backend=count))
         return graphs
     torch._dynamo.reset()
     forget()
@@ -169,7 +169,7 @@ def test_fused_falls_back(fusing, monkeypatch):
     want = both(soft_round, x, torch.ones_like(x))
     fusing()
     def broken(gm, inputs): raise RuntimeError('no compiler here')
-    monkeypatch.setattr(core, '_fuse', partial(FUSE, backend=broken))
+    monkeypatch.setattr(core, 'fused_kernel', partial(FUSE, backend=broken))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')
         for _ in range(3):

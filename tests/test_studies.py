@@ -196,7 +196,7 @@ def test_scores_in_a_picture():
 def test_the_best_way_of_each():
     records = [dict(study='s', estimator=e, way=w, **more) for e,w,more in (('a', 'hard', dict(score=.2)),
         ('a', 'soft', dict(score=.4)), ('', 'plain', dict(score=.9)), ('b', 'as it is', dict(failed='no')))]
-    assert harness._best(records) == {('s', 'a'): records[1]}
+    assert harness.best_records(records) == {('s', 'a'): records[1]}
 
 # --- the lattice
 def test_the_local_search_ends_where_no_move_gains():

@@ -181,8 +181,8 @@ def scenes():
 
 def test_a_move_costs_what_it_takes_to_the_tie(scenes):
     "A thousandth of a step less than the energy of a move leaves the coefficient, a thousandth more moves it."
-    moves,K,table = marks._moves(scenes),marks._cosine_waves(scenes.images),scenes.tables[:, 0].flatten(1)[:, None]
-    c = marks._blocks(scenes.images-128).flatten(1, 3)@K.mT/table
+    moves,K,table = marks._moves(scenes),marks.cosine_waves(scenes.images),scenes.tables[:, 0].flatten(1)[:, None]
+    c = marks.into_blocks(scenes.images-128).flatten(1, 3)@K.mT/table
     for count in (1, 2):
         steps = moves.energy[..., :count].sum(-1).sqrt()/table
         short,far = ((c+moves.towards*(steps+e)).round() for e in (-1e-3, 1e-3))

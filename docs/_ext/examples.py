@@ -3,6 +3,7 @@ it; and a call that must fail as a call, with the error that it raises.
 
 The notebooks hold the three together, as one writes them. `parts` takes them apart by their statements."""
 import ast
+import functools
 import re
 from dataclasses import dataclass
 from symtable import symtable
@@ -26,13 +27,16 @@ def is_check(node):
     call = getattr(node, 'value', None)
     return isinstance(node, ast.Assert) or isinstance(call, ast.Call) and getattr(call.func, 'id', '')[:5] == 'test_'
 
-def _names(node):
-    """The names that a statement reads and those that it binds, or has an item or an attribute set of. The variables of
-    a comprehension or of a function are its own."""
+def symbols(node):
+    "The names that a statement reads and those that it binds. Variables of a comprehension or a function are its own."
     scopes = [top := symtable(ast.unparse(node), 'cell', 'exec')]
     for s in scopes: scopes += s.get_children()
     reads = {v.get_name() for s in scopes for v in s.get_symbols() if v.is_referenced() and (s is top or v.is_global())}
-    binds = {v.get_name() for v in top.get_symbols() if v.is_assigned() or v.is_imported()}
+    return reads,{v.get_name() for v in top.get_symbols() if v.is_assigned() or v.is_imported()}
+
+def _changes(node):
+    "The names that a statement reads and those that it binds, or has an item or an attribute set of."
+    reads,binds = symbols(node)
     targets = [n for n in ast.walk(node) if isinstance(getattr(n, 'ctx', None), ast.Store)]
     return reads,binds | reads & {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
 
@@ -48,8 +52,8 @@ def _can_wait(check, later):
     bind, and none acts, but for the value that the cell ends in."""
     acts = [*filter(_acts, later)]
     if acts and (acts[0] is not later[-1] or not isinstance(acts[0], ast.Expr)): return False
-    reads,binds = _names(check)
-    return not any(r & binds or b & reads for r,b in map(_names, later))
+    reads,binds = _changes(check)
+    return not any(r & binds or b & reads for r,b in map(_changes, later))
 
 def _statements(code):
     """Each statement with its lines: comments above it are its own, those below the last one are the last one's. Of
@@ -75,6 +79,7 @@ def _quiet(examples):
     for p in examples:
         if isinstance(ast.parse(p.code).body[-1], ast.Expr): p.code += ';'
 
+@functools.cache                        # a page is made several times
 def parts(code):
     """The parts of a cell in the order in which they run. A check stands after the example that it is about: at the
     end, unless something changes before that what it looks at."""

@@ -7,15 +7,16 @@ example: what it checks is folded after it as "Check", and what must fail is sho
 What a cell that stands open needs stands open too: a reader may copy what he sees. So of the imports one sees those.
 
 A folder of notebooks is a group of the menu, with a page of its own that this writes: `literate_folders` has the titles
-in their order. Within a folder the order is that of the numbers in the file names. The site itself has no folders, so
-a page keeps its address when its notebook moves. Below the title of each page are links to its notebook."""
+in their order. Within a folder the order is that of the numbers in the file names. A page that tells how something is
+made stands in the last group, wherever its notebook lies: `literate_inside` names it. The site itself has no folders,
+so a page keeps its address when its notebook moves. Below the title of each page are links to its notebook."""
 import ast
+import functools
 import hashlib
 import html
 import importlib
 import json
 import re
-import symtable
 import sys
 import sysconfig
 import textwrap
@@ -23,7 +24,7 @@ from importlib import metadata
 from inspect import getsource
 from pathlib import Path
 from urllib.parse import quote
-from examples import is_check, parts
+from examples import is_check, parts, symbols
 
 HIDDEN = {'hide', 'default_exp'}
 LONG = 20      # lines; a longer cell is folded
@@ -65,6 +66,14 @@ def grouped(nbs, folders=()):
         where = p.relative_to(nbs).parent.parts
         if not any(w.startswith(('.', '_')) for w in where): found.setdefault('/'.join(where), []).append(p)
     return {f: pages for f,pages in found.items() if pages}
+
+def by_reader(folders, titles, inside):
+    "The groups of the menu: pages that `inside` names stand at the end of the last folder that has a title."
+    last = [*titles][-1]
+    moved = {f: [p for p in pages if f != last and slug(p) in inside] for f,pages in folders.items()}
+    groups = {f: [p for p in pages if p not in moved[f]] for f,pages in folders.items()}
+    groups[last] = [*groups.get(last, []), *(p for pages in moved.values() for p in pages)]
+    return {f: pages for f,pages in groups.items() if pages}
 
 NOTEBOOKS = '_notebooks'      # the folder of the site that they are downloaded from
 
@@ -307,21 +316,12 @@ def convert(nb, syms, pkg, base='', terms=()):
         cells = _pages_cells(again, syms, pkg, base, terms)
     return nb | dict(cells=part_imports(cells))
 
-def _symbols(code):
-    "What a statement binds, and what it reads of all that is bound outside its functions."
-    top = symtable.symtable(code, '<cell>', 'exec')
-    bound,read,todo = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()},set(),[top]
-    while todo:
-        table = todo.pop()
-        read |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (table is top or s.is_global())}
-        todo += table.get_children()
-    return bound,read
-
+@functools.cache
 def names(code):
     "What the code of a cell binds, and what it reads that was bound before it."
     bound,read = set(),set()
     for n in ast.parse(code).body:
-        made,wanted = _symbols(ast.unparse(n))
+        wanted,made = symbols(n)
         read |= wanted - bound - (made if hasattr(n, 'body') else set())        # a loop reads what it binds itself
         bound |= made
     return bound,read
@@ -424,7 +424,7 @@ def write_pages(app):
     lib = b''.join(f.read_bytes() for f in made_of) + installed() + getsource(relink).encode()
     base = f'{cfg.literate_git_url}/blob/{cfg.literate_branch}/' if cfg.literate_git_url else ''
     root = Path(app.confdir)/cfg.literate_nbs
-    folders = grouped(root, cfg.literate_folders)
+    folders = by_reader(grouped(root, cfg.literate_folders), cfg.literate_folders, cfg.literate_inside)
     nbs = [p for pages in folders.values() for p in pages]
     made = {f: [n for n in names if (dst/f'{n}.md').exists()] for f,names in cfg.literate_more.items()}
     menu = [slug(p) for p in folders.get('', [])] + [f for f in folders if f]
@@ -555,6 +555,7 @@ def setup(app):
     for k,v in dict(nbs='../nbs', package='', git_url='', branch='main').items():
         app.add_config_value(f'literate_{k}', v, 'env')
     for k in ('folders', 'more', 'titles', 'extras'): app.add_config_value(f'literate_{k}', {}, 'env')
+    app.add_config_value('literate_inside', (), 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
     app.connect('object-description-transform', fold_fields, priority=900)   # after autodoc has put the types in

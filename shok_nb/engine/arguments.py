@@ -7,6 +7,7 @@ __all__ = ['COMMON', 'check_input', 'check_knob', 'check_step', 'check_count', '
            'check_model']
 
 # %% ../../nbs/engine/80_arguments.ipynb #a5000003
+import functools
 import inspect
 import math
 import numbers
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from .grid import Grid
-from .pieces import _FLOATS, _PLAIN, wide_dtype
+from .pieces import PLAIN_TYPES, WHOLE_FLOATS, wide_dtype
 
 # %% ../../nbs/engine/80_arguments.ipynb #e2eed36c
 COMMON = dict(
@@ -56,8 +57,8 @@ def check_input(
             ...
         TypeError: my_round: x must be a torch.Tensor, got list; use torch.as_tensor(x)
     """
-    plain = type(x) in _PLAIN and x.layout == torch.strided and not x.is_nested
-    if plain and x.dtype in _FLOATS: return x
+    plain = type(x) in PLAIN_TYPES and x.layout == torch.strided and not x.is_nested
+    if plain and x.dtype in WHOLE_FLOATS: return x
     wrong = _unlike_a_tensor(x, fn, arg) or _unlike_a_float(x, arg) or _unlike_dense(x, arg)
     if wrong: raise TypeError(f'{fn}: {arg} must {wrong}')
     return x
@@ -77,7 +78,7 @@ def _unlike_a_tensor(x, fn, arg):
 def _unlike_a_float(x, arg):
     "What is wrong with the dtype of a tensor, or None."
     if x.is_quantized: do = f'use {arg}.dequantize()'
-    elif x.dtype in _FLOATS: return None
+    elif x.dtype in WHOLE_FLOATS: return None
     elif x.is_complex(): do = f'round {arg}.real and {arg}.imag separately'
     elif x.is_floating_point(): do = f'use {arg}.float()'
     else: do = f'it is on the grid already; use {arg}.float() if it needs a gradient'
@@ -191,13 +192,13 @@ def check_count(
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):
         raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
     n = int(k)
-    if not lo <= n <= hi or _beyond_float(n):
+    if not lo <= n <= hi or beyond_float(n):
         wanted = f'>= {lo}' if hi == math.inf else f'in [{lo}, {hi}]'
-        raise ValueError(f'{fn}: {arg} must be {wanted}, got {_shown(k)}')
+        raise ValueError(f'{fn}: {arg} must be {wanted}, got {shown(k)}')
     return n
 
 # %% ../../nbs/engine/80_arguments.ipynb #b9d669b4
-def _beyond_float(k):
+def beyond_float(k):
     if not isinstance(k, numbers.Rational): return False
     size:Any = abs(k)
     return size > 2**1023
@@ -205,17 +206,17 @@ def _beyond_float(k):
 def _in_dtype(k, dtype, lo):
     """The number `k` as a float: infinite where `dtype` holds nothing so large, and 0 where it
     holds nothing so small, if 0 is the end `lo`."""
-    if _beyond_float(k): return math.inf if k > 0 else -math.inf
+    if beyond_float(k): return math.inf if k > 0 else -math.inf
     k,limits = float(k),torch.finfo(dtype)
     if abs(k) > limits.max: return math.copysign(math.inf, k)
     return k*0. if lo == 0 and abs(k) <= limits.tiny*limits.eps/2 else k
 
-def _shown(k):
-    return f'an int of {int(k).bit_length()} bits' if _beyond_float(k) else f'{k}'
+def shown(k):
+    return f'an int of {int(k).bit_length()} bits' if beyond_float(k) else f'{k}'
 
 def _seen_as(k, number, dtype):
     "What the number `k` is in `dtype`, if that is another number."
-    if _beyond_float(k) or k != k or number == k: return ''
+    if beyond_float(k) or k != k or number == k: return ''
     return f', which is {number:g} in {dtype}'
 
 def _per_channel(k, x, arg):
@@ -232,9 +233,9 @@ def _in_range(k, x, what, lo, hi, open, finite):
     if not (lo < number < hi if open else lo <= number <= hi):
         ends = f'({lo:g}, {hi:g})' if open else f'[{lo:g}, {hi:g}]'
         seen = _seen_as(k, number, dtype)
-        raise ValueError(f'{what} must be in {ends}, got {_shown(k)}{seen}')
+        raise ValueError(f'{what} must be in {ends}, got {shown(k)}{seen}')
     if finite and math.isinf(number):
-        raise ValueError(f'{what} must be finite, got {_shown(k)}')
+        raise ValueError(f'{what} must be finite, got {shown(k)}')
     return number
 
 # %% ../../nbs/engine/80_arguments.ipynb #7d01e6b2
@@ -254,13 +255,14 @@ def _no_number_yet(k, arg):
     return isinstance(k, (torch.SymInt, torch.SymFloat))
 
 # %% ../../nbs/engine/80_arguments.ipynb #a5000008
-def _what(v): return f'the class {v.__name__}' if isinstance(v, type) else type(v).__name__
+def what_came(v): return f'the class {v.__name__}' if isinstance(v, type) else type(v).__name__
 
-def _must_have(v, name, told):
+def must_have(v, name, told):
     "Raises TypeError unless `v` has an attribute. Compiled code cannot ask it."
     if torch.compiler.is_compiling(): return
-    if not hasattr(v, name): raise TypeError(f'{told}, got {_what(v)}')
+    if not hasattr(v, name): raise TypeError(f'{told}, got {what_came(v)}')
 
+# %% ../../nbs/engine/80_arguments.ipynb #ba5584e5
 def check_flag(
     k:Any,  # What the user gave
     fn:str, # Name of the function the user called
@@ -285,7 +287,7 @@ def check_flag(
     """
     if isinstance(k, bool): return k
     if type(k).__module__ == 'numpy' and type(k).__name__ in ('bool', 'bool_'): return bool(k)
-    raise TypeError(f'{fn}: {arg} must be True or False, got {_what(k)}')
+    raise TypeError(f'{fn}: {arg} must be True or False, got {what_came(k)}')
 
 def check_choice(
     k:Any,                 # What the user gave
@@ -313,13 +315,27 @@ def check_choice(
     if isinstance(k, str) and k in words: return k
     wanted = f'{fn}: {arg} must be one of {", ".join(words)}'
     if isinstance(k, str): raise ValueError(f'{wanted}, got {k!r}')
-    raise TypeError(f'{wanted}, got {_what(k)}')
+    raise TypeError(f'{wanted}, got {what_came(k)}')
 
 _fitting = weakref.WeakKeyDictionary()      # how each function was found to be callable
 
 def _ways_that_fit(f):
     try: return _fitting.setdefault(f, set())
     except TypeError: return set()          # it has no hash, or no weak references
+
+def _taken_by(f):
+    "The signature of `f`, of a Module that of its forward; None where Python cannot tell."
+    torch_calls = isinstance(f, torch.nn.Module) and _of_torch(type(f).__call__)
+    try: forward = f.forward if torch_calls else f
+    except AttributeError: return None
+    if getattr(forward, '__func__', None) is torch.nn.Module.forward:
+        raise TypeError(f'{what_came(f)} has no forward')
+    try: return inspect.signature(forward)
+    except (TypeError, ValueError): pass
+    if isinstance(f, functools.partial) and _taken_by(f.func):
+        raise TypeError('the partial has arguments that its function does not take')
+
+def _of_torch(f): return getattr(f, '__module__', '').partition('.')[0] == 'torch'
 
 def check_callable(
     f:Any,             # What the user gave
@@ -348,15 +364,16 @@ def check_callable(
         TypeError: my_round: f must be callable, got str
     """
     if isinstance(f, type):
-        raise TypeError(f'{fn}: {arg} must be a function or an instance, got {_what(f)}')
+        raise TypeError(f'{fn}: {arg} must be a function or an instance, got {what_came(f)}')
     if not callable(f):
-        raise TypeError(f'{fn}: {arg} must be callable, got {_what(f)}')
+        raise TypeError(f'{fn}: {arg} must be callable, got {what_came(f)}')
     if torch.compiler.is_compiling(): return f
     way,ways = (count, tuple(knobs)),_ways_that_fit(f)
     if way in ways: return f
-    try: takes = inspect.signature(f)
-    except (TypeError, ValueError): return f          # written in C: it says so when called
-    try: takes.bind(*range(count), **dict.fromkeys(way[1]))
+    try:
+        takes = _taken_by(f)
+        if takes is None: return f                    # written in C: it says so when called
+        takes.bind(*range(count), **dict.fromkeys(way[1]))
     except TypeError as e:
         call = ', '.join([*'xyz'[:count], *(f'{k}=' for k in way[1])])
         told = f'{arg} cannot be called as {arg}({call}): {e}'
@@ -389,8 +406,42 @@ def check_model(
         TypeError: my_round: model must be a torch.nn.Module, got the class ReLU
     """
     if isinstance(m, torch.nn.Module): return m
-    raise TypeError(f'{fn}: {arg} must be a torch.nn.Module, got {_what(m)}')
+    raise TypeError(f'{fn}: {arg} must be a torch.nn.Module, got {what_came(m)}')
 
+# %% ../../nbs/engine/80_arguments.ipynb #a5000012
+def check_answer(y, x, fn, arg):
+    """What the function `arg` gave for `x`: a Tensor of that shape, or a larger one that `x`
+    broadcasts to. Else a TypeError."""
+    if torch.compiler.is_compiling(): return y
+    if isinstance(y, Tensor) and (y.shape == x.shape or _holds(y.shape, x.shape)): return y
+    wanted = f'a Tensor of the shape of x, {tuple(x.shape)}'
+    got = tuple(y.shape) if isinstance(y, Tensor) else what_came(y)
+    raise TypeError(f'{fn}: {arg} must return {wanted}, got {got}')
+
+def answering(f, fn, arg):
+    "`f`, and what it gives is looked at."
+    def checked(x, **knobs): return check_answer(f(x, **knobs), x, fn, arg)
+    return checked
+
+def _holds(large, small):
+    try: return torch.broadcast_shapes(large, small) == large
+    except RuntimeError: return False
+
+def real_tensor(v, fn, arg, dtype, device=None):
+    "Numbers of any kind as a Tensor, or a TypeError for what holds none."
+    if torch.compiler.is_compiling(): return torch.as_tensor(v, dtype=dtype, device=device)
+    strange = isinstance(v, (bool, str, bytes, bytearray)) or torch.nn.parameter.is_lazy(v)
+    try: t = None if strange else torch.as_tensor(v, device=device)
+    except (TypeError, ValueError, RuntimeError, OverflowError): t = None
+    if t is None or _no_numbers(t):
+        wanted = 'a number or a Tensor of real numbers'
+        raise TypeError(f'{fn}: {arg} must be {wanted}, got {what_came(v)}')
+    return t.to(dtype)
+
+def _no_numbers(t):
+    "Is it a tensor of something else, or one whose numbers cannot be looked at?"
+    if t.is_nested or t.is_meta or t.is_quantized or t.layout != torch.strided: return True
+    return t.is_complex() or t.dtype == torch.bool
 
 # %% ../../nbs/engine/80_arguments.ipynb #a5000011
 _EXTRAS = dict(matplotlib='widgets', ipywidgets='widgets', PIL='widgets', onnxscript='onnx',

@@ -6,6 +6,8 @@
 __all__ = []
 
 # %% ../../nbs/engine/70_compat.ipynb #c04a0003
+import platform
+import sys
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -77,9 +79,25 @@ def has_triton():
     except ImportError: return False
     return has_triton()
 
+def has_vnni():
+    "Does this processor sum products of bytes exactly? All do but an x86 without VNNI."
+    asked,word = _private('cpu.get_capabilities'),_private('cpu._is_vnni_supported') or bool
+    found = asked() if asked else dict(avx512_vnni=word())
+    x86 = platform.machine().lower() in ('x86_64', 'amd64', 'i386', 'i686')
+    return not x86 or any(found.get(k) for k in ('avx512_vnni', 'avx_vnni'))
+
 def compile_error():
     "What `torch.compile` raises when it fails."
     return _private('_dynamo.exc.TorchDynamoException') or RuntimeError
+
+def may_compile():
+    "Has this process loaded what compiles, so that something may be compiled?"
+    return 'torch._dynamo' in sys.modules
+
+def forget_compiled():
+    "What torch compiled is compiled again: it does not see new hooks and weights of a model."
+    dynamo = sys.modules.get('torch._dynamo')
+    if dynamo is not None: dynamo.reset()
 
 # %% ../../nbs/engine/70_compat.ipynb #c04a0019
 # a subclass with this sees operations only below autograd

@@ -16,34 +16,41 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.utils.checkpoint import checkpoint
-from .arguments import check_input, check_knob, check_step
-from .compat import mode, quick_apply
-from shok_nb.engine.grid import (
-    Grid,
-    _cut_as,
-    _default,
-    _in_steps,
-    _judged,
-    _on_grid,
-    _plainly_on,
-    _returned,
+from .arguments import (
+    check_callable,
+    check_flag,
+    check_input,
+    check_knob,
+    check_step,
+    what_came,
 )
-from .parts import by_mode
-from shok_nb.engine.pieces import (
-    _for_cpu,
-    _fuse,
-    _fusible,
-    _number,
-    _pieces,
-    _widen,
+from .compat import mode, quick_apply
+from .grid import (
+    Grid,
+    cut_as,
+    in_steps,
+    is_default_grid,
+    judged_by,
+    plainly_on_grid,
+    put_on_grid,
+    returned_gradient,
+)
+from .parts import by_mode, is_followed
+from .pieces import (
+    as_number,
+    can_fuse,
+    cut_in_pieces,
+    for_cpu,
+    fused_kernel,
     join_tensors,
     split_tensors,
     wide_dtype,
+    widen,
 )
 from .replay import Label
 
 # %% ../../nbs/engine/10_core.ipynb #2ccb0351
-def _slope_one(v, hard):
+def slope_one(v, hard):
     "Value of `hard`, slope 1 in `v`, as plain ops; infinity and -0 survive."
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
@@ -51,12 +58,12 @@ def _slope_one(v, hard):
 def _plain_of(value, slope, v, *knobs):
     "The plain form of an estimator without one: the slope is a number of each element."
     hard = value(v.detach(), *knobs)
-    if slope is None: return _slope_one(v, hard)
+    if slope is None: return slope_one(v, hard)
     return _plainly_through(hard, v*slope(v.detach(), *knobs).detach())
 
-def _recompute(f, *args):
+def recompute(f, *args):
     "`f(*args)`, done again for backward on a CPU: loading the bools it would keep is slower."
-    return checkpoint(f, *args, use_reentrant=False) if _for_cpu(args[0]) else f(*args)
+    return checkpoint(f, *args, use_reentrant=False) if for_cpu(args[0]) else f(*args)
 
 # %% ../../nbs/engine/10_core.ipynb #d4586dee
 def _keeps(op, step):
@@ -102,14 +109,14 @@ def _value(op, x, step, offset, *knobs):
         if near is not None: return near,*none
         cells = step.cells(x, offset)
         return cells.value(_form(op)(cells.v, *knobs)),*none
-    return _on_grid(_form(op), op.near, x, step, offset, *knobs),*none
+    return put_on_grid(_form(op), op.near, x, step, offset, *knobs),*none
 
 # %% ../../nbs/engine/10_core.ipynb #c1000006
 def _vjp(op, needs, x, g, step, offset, *knobs):
     "A gradient for `x` and for each of the rest that learns, None for the others."
     if isinstance(step, Grid): return _vjp_on(op, needs, x, g, step, offset, *knobs)
     _,step_learns,offset_learns,*learn = needs
-    v = _in_steps(x, step, offset)
+    v = in_steps(x, step, offset)
     slope = 1. if op.slope is None else op.slope(v, *knobs)
     to_x = g if op.slope is None else g*slope
     to_step = to_offset = None
@@ -123,10 +130,10 @@ def _vjp_on(op, needs, x, g, grid, own, *knobs):
     learn = needs[3:]
     if op.slope is None and grid.gradient == 'clipped' and not any(learn):
         at,ends = grid.judged(x, own)
-        return _returned(g, at, ends) if ends else g,None,None,*[None]*len(knobs)
+        return returned_gradient(g, at, ends) if ends else g,None,None,*[None]*len(knobs)
     cells = grid.cells(x, own)
     if grid.gradient != 'ste' and cells.ends:
-        g = _returned(g, _judged(_form(op), grid, cells, *knobs), cells.ends)
+        g = returned_gradient(g, judged_by(_form(op), grid, cells, *knobs), cells.ends)
     to_x = g if op.slope is None else g*op.slope(cells.v, *knobs)
     if not any(learn): return to_x,None,None,*[None]*len(knobs)
     return to_x,None,None,*_to_knobs(op, learn, cells.v, g*cells.worth, knobs)
@@ -152,16 +159,38 @@ def _to_knobs(op, learn, v, g, knobs):
 # %% ../../nbs/engine/10_core.ipynb #c1000010
 def _kernel(op, job, needs, f, x, rest):
     "The kernel of `f`, made when first it may be; None if there is none."
-    grid = not _default(*rest[:2])
+    grid = not is_default_grid(*rest[:2])
     key = job,needs,x.device.type,x.dtype,repr(rest[0]) if isinstance(rest[0], Grid) else grid
-    if key not in op.kernels and _fusible(x) and not any(needs[3:]):
-        op.kernels[key] = _fuse(f, op.name+job, grid)
+    if key not in op.kernels and can_fuse(x) and not any(needs[3:]):
+        op.kernels[key] = fused_kernel(f, op.name+job, grid)
     return op.kernels.get(key)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000012
 def _surely(lo=0., hi=math.inf, **_):
     "Numbers between these are in the range in every dtype."
     return max(lo, -1e37) or 1e-37, min(hi, 1e37)
+
+def _asked(kw):
+    "What `check_knob` is asked; the rest is about tensors."
+    return {k: v for k,v in kw.items() if k not in ('size', 'held')}
+
+def _last(end, way, open, held, dtype):
+    "The last number of a range, in `dtype`: next to its `end` if that is excluded."
+    limits = torch.finfo(dtype)
+    if held is None and math.isinf(end): held = end
+    if held is None: held = end + open*way*(abs(end)*limits.eps or max(limits.tiny, 1e-37))
+    return min(max(held, -limits.max), limits.max)
+
+def back_in_range(k, lo=0., hi=math.inf, open=False, size=False, held=(None, None), **_):
+    """The tensor `k` in its range: its size, or at an end, where its gradient passes as if it
+    were inside and so leads back. `held` stands for ends that cannot be had."""
+    if size: k,lo = torch.where(k < 0, -k, k),-math.inf    # unlike abs, slope 1 at 0
+    if lo == -math.inf and hi == math.inf and held == (None, None) and not open: return k
+    least,most = (_last(*end, open, h, k.dtype) for end,h in zip(((lo, 1), (hi, -1)), held))
+    at = k.detach()
+    below,above = (at <= lo, at >= hi) if open else (at < lo, at > hi)
+    within = torch.where(below, least, torch.where(above, most, at))
+    return slope_one(k, within) if is_followed(k) else within
 
 def _in_order(op, knobs, named):
     "All knobs in order, by position, by name or by default."
@@ -182,9 +211,11 @@ def _accepted(op, x, rest, how):
     for i,(k,(arg,kw,low,high)) in enumerate(zip(rest, op.ranges)):
         if not (type(k) is float and low < k < high):    # of the common case no more is asked
             if i == 0: k = check_step(k, x, op.name)
-            else: k = check_knob(k, x, op.name, arg, **kw)
+            else: k = check_knob(k, x, op.name, arg, **_asked(kw))
+            unread = how == 'export' and op.single       # a graph would hold it for nothing
+            if i > 1 and isinstance(k, Tensor) and not unread: k = back_in_range(k, **kw)
             if isinstance(k, Tensor) and k.requires_grad: learns = True
-            elif how == 'eager' and i > 1: k = _number(k)
+            elif how == 'eager' and i > 1: k = as_number(k)
         good.append(k)
     return good,learns
 
@@ -198,12 +229,12 @@ def _not_eager(op, how, x, rest, learns):
     "The value where an export, a transform or the compiler sees each operation."
     if how == 'export' and op.export_value: return op.forward(x, *rest)
     if torch.compiler.is_compiling(): rest[2:] = _constants(x, rest[2:])
-    if how != 'compile' or learns: return _recompute(op.composite, x, *rest)
+    if how != 'compile' or learns: return recompute(op.composite, x, *rest)
     recorded = torch.is_grad_enabled() and x.requires_grad
     return _Evaluate.apply(op, x, *rest) if recorded else op.forward(x, *rest)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000014
-_RANGE = 'lo','hi','open','finite','default'
+_RANGE = 'lo','hi','open','finite','default','size','held'
 
 def _defaults(name, ranges):
     "The defaults of knobs, and their ranges without them. Raises TypeError for what is none."
@@ -216,7 +247,16 @@ def _defaults(name, ranges):
     bare = {n: {k: v for k,v in kw.items() if k != 'default'} for n,kw in ranges.items()}
     return defaults,bare
 
-def _introduce(f, name, names, defaults, **options):
+def check_parts(fn, name, knobs, needed, others, **flags):
+    "Raises for what is no name, no formula of so many knobs, or no flag."
+    if torch.compiler.is_compiling(): return
+    if not isinstance(name, str):
+        raise TypeError(f'{fn}: name must be a string, got {what_came(name)}')
+    given = needed | {k: f for k,f in others.items() if f is not None}
+    for k,f in given.items(): check_callable(f, fn, k, 1+knobs)
+    for k,v in flags.items(): check_flag(v, fn, k)
+
+def introduce(f, name, names, defaults, **options):
     "Give `f` a name and a signature. Where Dynamo makes one at each call, it needs neither."
     if torch.compiler.is_compiling(): return
     place,word,none = Parameter.POSITIONAL_OR_KEYWORD,Parameter.KEYWORD_ONLY,Parameter.empty
@@ -229,11 +269,11 @@ def _introduce(f, name, names, defaults, **options):
 def _composite(op, x, rest):
     "The value as plain ops, in float32 at least."
     f = op.plain
-    if op.slope is None and _default(*rest[:2]): return f(x, *rest[2:])
+    if op.slope is None and is_default_grid(*rest[:2]): return f(x, *rest[2:])
     dtype = wide_dtype(x.dtype)
-    rest = [_widen(t, dtype) for t in rest]
-    if isinstance(rest[0], Grid): y = _plainly_on(f, x.to(dtype), *rest)
-    else: y = _on_grid(f, op.near, x.to(dtype), *rest)
+    rest = [widen(t, dtype) for t in rest]
+    if isinstance(rest[0], Grid): y = plainly_on_grid(f, x.to(dtype), *rest)
+    else: y = put_on_grid(f, op.near, x.to(dtype), *rest)
     return y.to(x.dtype)
 
 def _by_autograd(op, g, x, rest, needs):
@@ -250,8 +290,8 @@ def _in_pieces(op, job, needs, ts, rest):
     name = job.__name__
     kernel = partial(_kernel, op, name, needs)
     asked = (needs,) if needs else ()
-    key,flat = _cut_as(rest[0], (op.label, name, *asked) if op.pure else None)
-    return _pieces(partial(job, op, *asked), key, ts, rest, kernel, flat)
+    key,flat = cut_as(rest[0], (op.label, name, *asked) if op.pure else None)
+    return cut_in_pieces(partial(job, op, *asked), key, ts, rest, kernel, flat)
 
 # %% ../../nbs/engine/10_core.ipynb #76413f96
 class estimator:
@@ -268,7 +308,9 @@ class estimator:
         pure (bool = False): Do formulas depend on their arguments alone, and may be replayed?
         single (bool = False): Is the value one operation of torch? Then it is not run in
             pieces
-        **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+        **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`. A
+            tensor that has left the range is taken for its end, or for one of two numbers,
+            `held=(.001, .9)`; or with `size=True` for its size. Its gradient leads back
 
     Example:
         >>> import torch, shok_nb as R
@@ -290,9 +332,15 @@ class estimator:
         near:bool=True,  # Is the value never more than two from `v`?
         pure:bool=False, # Do formulas depend on their arguments alone, and may be replayed?
         single:bool=False, # Is the value one operation of torch? Then it is not run in pieces
-        **ranges:Any     # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+        # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`. A tensor that
+        # has left the range is taken for its end, or for one of two numbers,
+        # `held=(.001, .9)`; or with `size=True` for its size. Its gradient leads back
+        **ranges:Any
     ):
         "See `estimator`."
+        check_parts('estimator', name, len(ranges), dict(value=value),
+            dict(slope=slope, plain=plain, compiled=compiled),
+            export_value=export_value, near=near, pure=pure, single=single)
         self.name,self.value,self.slope = name,value,slope
         self.defaults,ranges = _defaults(name, ranges)
         self.names = *ranges,
@@ -305,7 +353,7 @@ class estimator:
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.
         known = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
         self.single,self.kernels = single or known,{}
-        _introduce(self, name, self.names, self.defaults, step=1., offset=0.)
+        introduce(self, name, self.names, self.defaults, step=1., offset=0.)
 
     def __repr__(self): return f'{self.name}{self.__signature__}'
 
@@ -338,7 +386,7 @@ class estimator:
         check_input(x, self.name)
         if named or len(knobs) != len(self.names): knobs = _in_order(self, knobs, named)
         how,rest,learns = mode(),[step, offset, *knobs],False
-        common = len(knobs) == 0 and _default(step, offset)
+        common = len(knobs) == 0 and is_default_grid(step, offset)
         if not common: rest,learns = _accepted(self, x, rest, how)
         if how != 'eager': return _not_eager(self, how, x, rest, learns)
         recorded = torch.is_grad_enabled() and (learns or x.requires_grad)
@@ -389,7 +437,7 @@ class estimator:
             >>> nearest.forward(torch.tensor([0.4, 1.7]), 1., 0.)
             tensor([0., 2.])
         """
-        if self.single and _default(*rest[:2]): return self.value(x, *rest[2:])
+        if self.single and is_default_grid(*rest[:2]): return self.value(x, *rest[2:])
         return _in_pieces(self, _value, (), (x,), rest)[0]
 
     def backward(self,

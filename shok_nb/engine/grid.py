@@ -12,23 +12,23 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from .compat import mode
-from .parts import _saturate, either
+from .parts import either, saturate
 
 # %% ../../nbs/engine/20_grid.ipynb #cd9265e0
-def _default(step, offset):
+def is_default_grid(step, offset):
     "Is this the common grid? Of tensors it is not asked."
     if type(step) is not float or step != 1.: return False
     return type(offset) is float and offset == 0.
 
 def _zero(k): return type(k) is float and k == 0.
 
-def _in_steps(x, step, offset):
-    if _default(step, offset): return x
+def in_steps(x, step, offset):
+    if is_default_grid(step, offset): return x
     return (x if _zero(offset) else x-offset)/step
 
-def _on_grid(f, near, x, step, offset, *knobs):
+def put_on_grid(f, near, x, step, offset, *knobs):
     "`offset + step*f((x-offset)/step)`, or `f(x)`. `near`: is f(v) at most two from v?"
-    if _default(step, offset): return f(x, *knobs)
+    if is_default_grid(step, offset): return f(x, *knobs)
     moved = not _zero(offset)
     y = f((x-offset if moved else x)/step, *knobs)*step
     if moved: y = y + offset
@@ -37,11 +37,11 @@ def _on_grid(f, near, x, step, offset, *knobs):
 def _beside(y, x, step):
     "`y` kept within two steps of `x`."
     margin = 2*(step.detach() if isinstance(step, Tensor) else step)
-    return _saturate(y, x-margin, x+margin)
+    return saturate(y, x-margin, x+margin)
 
 # %% ../../nbs/engine/20_grid.ipynb #b7000011
 # gradient 0 where the value is clipped, where its argument is beyond the range, or nowhere
-_Gradient = Literal['saturated', 'clipped', 'ste']
+GradientRule = Literal['saturated', 'clipped', 'ste']
 
 class Cells(NamedTuple):
     "How a grid lies around each element of a tensor. All but `v` and `x` is constant there."
@@ -55,7 +55,7 @@ class Cells(NamedTuple):
 class Grid:
     "Stands in the place of `step`. What its `repr` says is all there is to know of it."
     block:Any = None                            # how many neighbours it looks at together
-    gradient:_Gradient = 'ste'                  # beyond the range, as in `fake_quantize`
+    gradient:GradientRule = 'ste'               # beyond the range, as in `fake_quantize`
     fixed:bool = True                           # or is there a tensor in it?
     def cells(self, x, own=0.)->Cells:
         "`own`: a tensor that the grid needs, in the place of the offset."
@@ -69,16 +69,16 @@ class Grid:
         cells = self.cells(x, own)
         return cells.x,cells.ends
 
-def _step_at(step, x):
+def step_at(step, x, own:Any=0.):
     "The step around each `x`: of a grid that is not even it is a tensor."
-    return step.cells(x).worth if isinstance(step, Grid) else step
+    return step.cells(x, own).worth if isinstance(step, Grid) else step
 
-def _cut_as(step, key):
+def cut_as(step, key):
     "`key`, or None if the grid is more than its `repr`; and may rows be cut?"
     if not isinstance(step, Grid): return key,True
     return key if step.fixed else None,step.block is None
 
-def _judged(f, grid, cells, *knobs):
+def judged_by(f, grid, cells, *knobs):
     "What must be in the range for a gradient to come back: the value, or its argument."
     return cells.x if grid.gradient == 'clipped' else cells.raw(f(cells.v, *knobs))
 
@@ -89,23 +89,24 @@ def _returned_in_code(g, y, low, high):
 
 _returned_between = either(torch.ops.aten.hardtanh_backward, _returned_in_code)
 
-def _returned(g, y, ends):
+def returned_gradient(g, y, ends):
     "`g` where `y` is within the ends, else 0; in one operation if they are numbers."
     if isinstance(ends[0], Tensor): return torch.where((y < ends[0]) | (y > ends[1]), 0., g)
     eps = torch.finfo(y.dtype).eps
-    low,high = ends[0]-eps*_power(ends[0]),ends[1]+eps*_power(ends[1])  # the next floats
+    # the next floats
+    low,high = ends[0]-eps*power_of_two(ends[0]),ends[1]+eps*power_of_two(ends[1])
     return _returned_between(g, y, low, high)
 
-def _power(e):
+def power_of_two(e):
     "The largest power of two that is not above the magnitude of a number."
     return math.ldexp(.5, math.frexp(e)[1])
 
-def _plainly_on(f, x, grid, own, *knobs):
+def plainly_on_grid(f, x, grid, own, *knobs):
     "The value on a grid as plain ops that any transform can differentiate."
     cells = grid.cells(x, own)
     n = f(cells.v, *knobs)
     y,raw = cells.value(n.detach()),n*cells.worth
     through = torch.where(torch.isfinite(raw), y - (raw.detach()-raw), y)
     if grid.gradient == 'ste' or cells.ends is None: return through
-    judged,(low,high) = _judged(f, grid, cells, *knobs),cells.ends
+    judged,(low,high) = judged_by(f, grid, cells, *knobs),cells.ends
     return torch.where((judged < low) | (judged > high), y, through)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from .compat import mode
-from .pieces import _PLAIN
+from .pieces import PLAIN_TYPES
 
 # %% ../../nbs/engine/90_parts.ipynb #459e0776
 def either(eager, compiled):
@@ -30,37 +30,41 @@ def by_mode(eager, compile=None, transform=None, export=None):
     def choose(*args): return forms[mode()](*args)
     return choose
 
-def _cached(f):
+def cached(f):
     "`lru_cache`, hidden from Dynamo, which warns about a cache and does not use it."
     return either(lru_cache(f), f)
 
 def _where_known(t): return torch.where(t == t, t, 0.)
 
-_nan_to_zero = either(torch.nan_to_num, _where_known)   # infinity is finite in one form alone
+nan_to_zero = either(torch.nan_to_num, _where_known)   # infinity is finite in one form alone
 
 # %% ../../nbs/engine/90_parts.ipynb #bec286d8
-def _centre(v):
+def nearest_and_error(v):
     "The nearest integer to `v` and the error of rounding to it, 0 where `v` is infinite."
     n = torch.round(v)
-    return n, _nan_to_zero(n-v)
+    return n, nan_to_zero(n-v)
 
-def _sign(v):
+def sign_of(v):
     "1 or -1, never 0, and nan where `v` is."
     return 2*v.floor().clamp(-1, 0) + 1
 
-def _addcmul(a, b, c, value=1):
+def addcmul(a, b, c, value=1):
     "`torch.addcmul`, which nested tensors do not have."
     return a + value*b*c if c.is_nested else torch.addcmul(a, b, c, value=value)
 
-def _name(f):
+def name_of(f):
     "The name of `f`; a partial has that of its function, and a lambda is called f."
     f = getattr(f, 'func', f)
     return getattr(f, '__name__', type(f).__name__).replace('<lambda>', 'f')
 
-def _scalar(k, v):
+def as_scalar(k, v):
     "A knob as a tensor in the dtype of `v`; a number becomes a tensor on the CPU."
     if isinstance(k, Tensor): return k.to(v.dtype)
     return torch.full((), k, dtype=v.dtype, device='cpu')
+
+def flat_at_jump(y, k):
+    "`y` without a slope where the knob `k` is infinite, and a curve a jump."
+    return torch.where(torch.isinf(as_scalar(k, y)), y.detach(), y)
 
 def _as_numbers(c, v): return c.to(v.dtype)
 
@@ -69,9 +73,9 @@ def _as_branches(c, v):
     if v.device.type != 'cpu': return c.to(v.dtype)
     return torch.where(c, v.detach().clamp(1, 1), 0.)
 
-_indicator = either(_as_numbers, _as_branches)           # the bools `c` as 0. and 1.
+indicator = either(_as_numbers, _as_branches)           # the bools `c` as 0. and 1.
 
-def _broadcast_with(y, *knobs):
+def broadcast_with(y, *knobs):
     "`y`, broadcast to the shape that it has together with the knobs."
     shape = torch.broadcast_shapes(y.shape, *(k.shape for k in knobs if isinstance(k, Tensor)))
     return y if y.shape == shape else y.expand(shape).clone()
@@ -122,7 +126,7 @@ def maths(
     return torch if isinstance(k, Tensor) else math
 
 # %% ../../nbs/engine/90_parts.ipynb #b2537294
-def _followed(*args):
+def is_followed(*args):
     "Can a derivative be taken of what is computed from these now?"
     if torch.is_grad_enabled():
         for t in args:
@@ -136,17 +140,17 @@ def _held(v, lower, upper):
     if not (isinstance(lower, Tensor) and isinstance(upper, Tensor)):
         return v.clamp(min=lower).clamp(max=upper)
     # nested tensors have no clamp for tensors
-    if type(v) not in _PLAIN and v.is_nested:
+    if type(v) not in PLAIN_TYPES and v.is_nested:
         return torch.minimum(torch.maximum(v, lower), upper)
     # up to torch 2.13 it has no gradient for ends that broadcast each other
     if lower.shape != upper.shape: lower,upper = torch.broadcast_tensors(lower, upper)
     return v.clamp(lower, upper)
 
-def _saturate(v, lower:Any=None, upper:Any=None):
+def saturate(v, lower:Any=None, upper:Any=None):
     "`v` clamped between numbers or tensors; slope 1 at the ends, beyond them the end gets it."
     tensors = isinstance(lower, Tensor) or isinstance(upper, Tensor)
     hold = _held if tensors else torch.clamp
-    if not _followed(v, lower, upper): return hold(v, lower, upper)
+    if not is_followed(v, lower, upper): return hold(v, lower, upper)
     held = hold(v.detach(), lower, upper)
     return torch.where(held == v, v, held)
 
@@ -157,11 +161,11 @@ _SHORT = (
     0.644934054850146, -0.1668077580842265, 0.023938644096985196,
     -0.002190764865199312, 0.00012583556631289854)    # near Q on [0, 1]
 
-def _minus_sine(q):
+def minus_sine(q):
     "q - sin(2πq)/2π for q in [-½, ½]."
     w = 4*q*q
     first,second,*rest = reversed(_SINE if q.dtype == torch.float64 else _SHORT)
     s = w*first + second                                # Horner's scheme
     for c in rest:                                      # each in one pass
-        s = _addcmul(torch.full((), c, dtype=q.dtype, device=q.device), w, s)
+        s = addcmul(torch.full((), c, dtype=q.dtype, device=q.device), w, s)
     return q*w*((1-w)*s + 1)

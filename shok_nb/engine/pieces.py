@@ -9,7 +9,7 @@ __all__ = []
 import warnings
 import torch
 from torch import Tensor
-from shok_nb.engine.compat import (
+from .compat import (
     batched,
     compile_error,
     dispatch_modes,
@@ -20,21 +20,21 @@ from shok_nb.engine.compat import (
 from .replay import run
 
 # %% ../../nbs/engine/40_pieces.ipynb #00b00012
-_PIECE = 1<<16                              # elements of a piece, for each thread
+PIECE = 1<<16                              # elements of a piece, for each thread
 
 # %% ../../nbs/engine/40_pieces.ipynb #683dd654
 _HALVES = torch.float16,torch.bfloat16
-_FLOATS = *_HALVES,torch.float32,torch.float64
+WHOLE_FLOATS = *_HALVES,torch.float32,torch.float64
 _FUSED = 'cuda',                            # where a formula is compiled into one kernel
-_PLAIN = Tensor,torch.nn.Parameter
+PLAIN_TYPES = Tensor,torch.nn.Parameter
 
 def wide_dtype(dtype):
     "The dtype that formulas compute in: float32 for halves."
     return torch.float32 if dtype in _HALVES else dtype
 
-def _widen(t, dtype): return t.to(dtype) if isinstance(t, Tensor) else t
+def widen(t, dtype): return t.to(dtype) if isinstance(t, Tensor) else t
 
-def _number(k):
+def as_number(k):
     "A constant 0-d CPU tensor as a float (reading it stalls nothing), anything else as it is."
     if type(k) is not Tensor or k.ndim or not k.is_cpu or k.requires_grad: return k
     return k.item()
@@ -44,7 +44,7 @@ def _narrow(y, dtype):
     # in what torch 2.11 compiles, a cast that changes nothing loses the gradient
     return y if y.dtype == dtype else y.to(dtype)
 
-def _for_cpu(x):
+def for_cpu(x):
     "Is code being generated for a CPU, outside a transform and an export?"
     return mode() == 'compile' and x.is_cpu
 
@@ -63,17 +63,17 @@ def join_tensors(args, tensors):
     tensors = iter(tensors)
     return [next(tensors) if a is None else a for a in args]
 
-def _ordinary(*ts):
+def is_ordinary(*ts):
     "Are these plain strided tensors that nothing watches?"
     if mode() != 'eager' or dispatch_modes(): return False
     records = torch.is_grad_enabled()
     for t in ts:
-        if type(t) not in _PLAIN or t.layout != torch.strided: return False
+        if type(t) not in PLAIN_TYPES or t.layout != torch.strided: return False
         if t.requires_grad and records or batched(t) or empty(t) or t.is_neg(): return False
     return True
 
 # %% ../../nbs/engine/40_pieces.ipynb #ddc859aa
-def _run_into(f, to, ts, knobs, key=None):
+def run_into(f, to, ts, knobs, key=None):
     "`f(*ts, *knobs)` in the wide dtype: the first result goes into `to`, others are returned."
     numbers,tensors = split_tensors(knobs)
     n = len(ts)
@@ -86,8 +86,8 @@ def _run_into(f, to, ts, knobs, key=None):
 
 # %% ../../nbs/engine/40_pieces.ipynb #c9c2e481
 def _cut(f, key, size, to, ts, knobs):
-    "`_run_into` by pieces of about `size` elements, cut along the first dim longer than 1."
-    if to.numel() <= size: return _run_into(f, to, ts, knobs, key)
+    "`run_into` by pieces of about `size` elements, cut along the first dim longer than 1."
+    if to.numel() <= size: return run_into(f, to, ts, knobs, key)
     d = next(d for d in range(-to.ndim, 0) if to.shape[d] > 1)
     rows = max(1, size*to.shape[d]//to.numel())
     n = -(-to.shape[d]//rows)
@@ -118,7 +118,7 @@ def _as_vectors(flat, knobs, *ts):
     if not all([t.stride() == ts[0].stride() for t in ts]): return ts
     return [t.as_strided((t.numel(),), (1,)) for t in ts]
 
-def _pieces(f, key, ts, knobs, make=None, flat=True):
+def cut_in_pieces(f, key, ts, knobs, make=None, flat=True):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
     knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `flat` is False
     where rows must stay whole."""
@@ -126,24 +126,24 @@ def _pieces(f, key, ts, knobs, make=None, flat=True):
     x = ts[0]
     knobs = [k.to(wide_dtype(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
     _,tensors = split_tensors(knobs)
-    if not (_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return _whole(f, ts, knobs)
+    if not (is_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return _whole(f, ts, knobs)
     kernel = make(f, x, knobs) if make and x.device.type in _FUSED else None
     if not (kernel or x.is_cpu and x.numel()): return _whole(f, ts, knobs)
-    y,size = torch.empty_like(x),_PIECE*torch.get_num_threads()*(1 if flat else 2)
-    if not kernel and x.numel() <= size: return y,*_run_into(f, y, ts, knobs, key)
+    y,size = torch.empty_like(x),PIECE*torch.get_num_threads()*(1 if flat else 2)
+    if not kernel and x.numel() <= size: return y,*run_into(f, y, ts, knobs, key)
     to,*given = _as_vectors(flat, tensors, y, *ts)
     if kernel: return y,*kernel(to, given, knobs)
     return y,*_cut(f, key, size, to, given, knobs)
 
 # %% ../../nbs/engine/40_pieces.ipynb #70f91e90
-def _fusible(x):
+def can_fuse(x):
     "Can a kernel be compiled for the device of `x`, and can it be done now?"
     return x.is_cuda and has_triton() and not torch.cuda.is_current_stream_capturing()
 
-def _fuse(f, name, grid, backend='inductor'):
-    "`_run_into` of `f` as one kernel for any size. `grid`: are step and offset not 1 and 0?"
+def fused_kernel(f, name, grid, backend='inductor'):
+    "`run_into` of `f` as one kernel for any size. `grid`: are step and offset not 1 and 0?"
     def into(to, ts, knobs, step:float|Tensor=1., offset:float|Tensor=0.):
-        return _run_into(f, to, ts, [step, offset, *knobs])
+        return run_into(f, to, ts, [step, offset, *knobs])
     # a code object of its own, because Dynamo limits the graphs of each
     into.__code__ = into.__code__.replace(co_name=name)
     kernel = torch.compile(into, dynamic=True, fullgraph=True, backend=backend)
@@ -157,7 +157,7 @@ def _fuse(f, name, grid, backend='inductor'):
             except compile_error() as e:
                 kernel = None
                 warnings.warn(f'{name} runs unfused: {e}')
-        return _run_into(f, to, ts, knobs)
+        return run_into(f, to, ts, knobs)
     return fused
 
 def _as_tensor(k, like):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 import torch
 from torch import Tensor
-from shok_nb.engine.arguments import (
+from .arguments import (
     check_choice,
     check_count,
     check_input,
@@ -19,7 +19,14 @@ from shok_nb.engine.arguments import (
     check_step,
 )
 from .parts import either, maths, pick
-from .pieces import _PIECE, _PLAIN, _for_cpu, _ordinary, _run_into, wide_dtype
+from .pieces import (
+    PIECE,
+    PLAIN_TYPES,
+    for_cpu,
+    is_ordinary,
+    run_into,
+    wide_dtype,
+)
 
 # %% ../../nbs/engine/60_random.ipynb #7ddbd525
 _WORD = 2**32-1
@@ -70,7 +77,7 @@ def _positions(x, d):
 
 def _address(x):
     "The position of each element, row by row, in an int64 tensor laid out as `x`."
-    if type(x) in _PLAIN: return torch.arange(x.numel(), device=x.device).view(x.shape)
+    if type(x) in PLAIN_TYPES: return torch.arange(x.numel(), device=x.device).view(x.shape)
     i = torch.zeros_like(x, dtype=torch.int64, requires_grad=False)
     stride = 1
     for d in range(x.ndim-1, -1, -1):
@@ -115,22 +122,22 @@ def _one_by_one(x, seed, draw, dtype):
 
 def _by_fours(x, seed, draw, dtype):
     "Four from an address, in pieces where that is possible."
-    if type(x) not in _PLAIN or torch.jit.is_tracing():
+    if type(x) not in PLAIN_TYPES or torch.jit.is_tracing():
         return _one_by_one(x, seed, draw, dtype)
     keys,n = _keys(seed),x.numel()
     fours = (n+3)//4
-    if not _ordinary(seed):
+    if not is_ordinary(seed):
         at = torch.arange(fours, device=x.device)
         u = torch.stack(_numbers(at, keys, draw, dtype), -1)
         return u.flatten()[:n].view(x.shape)
     def four(at, *keys): return _numbers(at, keys, draw, dtype)
-    if x.is_cpu: size,key = _PIECE//4*torch.get_num_threads(),('philox', draw)
+    if x.is_cpu: size,key = PIECE//4*torch.get_num_threads(),('philox', draw)
     else: size,key = 2**21,None
     u = torch.empty(fours, 4, dtype=dtype, device=x.device)
     for i in range(0, fours, size):
         first,*others = u[i:i+size].unbind(1)
         at = torch.arange(i, i+len(first), device=x.device)
-        for t,r in zip(others, _run_into(four, first, [at], keys, key)): t.copy_(r)
+        for t,r in zip(others, run_into(four, first, [at], keys, key)): t.copy_(r)
     return u.flatten()[:n].view(x.shape)
 
 _look_up = either(_by_fours, _one_by_one)           # a number in [0, 1) for each element
@@ -238,19 +245,20 @@ def uniform_like(
     if seed is not None: return _look_up(x, seed, draw, dtype)
     if generator is not None:
         return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
-    if type(x) not in _PLAIN: return torch.rand_like(x, dtype=dtype)
+    if type(x) not in PLAIN_TYPES: return torch.rand_like(x, dtype=dtype)
     # naming a generator, if only None, would want known sizes
-    if not _for_cpu(x): return torch.rand(x.shape, dtype=dtype, device=x.device)
+    if not for_cpu(x): return torch.rand(x.shape, dtype=dtype, device=x.device)
     # compiled for a CPU, `rand` makes one number at a time
     return _look_up(x, torch.randint(2**63-1, (), device=x.device), draw, dtype)
 
 # %% ../../nbs/engine/60_random.ipynb #978d486e
-_WHOLE = torch.uint8,torch.int8,torch.int16,torch.int32,torch.int64,torch.uint16,torch.uint32
+WHOLE_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16,
+    torch.uint32)
 
 def _as_int64(n, seed):
     "A Tensor of integers as int64, or an error."
     dense = n.layout == torch.strided and not n.is_nested and not n.is_quantized
-    if not dense or n.dtype not in _WHOLE:
+    if not dense or n.dtype not in WHOLE_DTYPES:
         raise TypeError('fold_in: n must be an int or a dense Tensor of integers, '
             f'got {n.dtype}, layout {n.layout}; use n.long()')
     if not n.is_cpu and not seed.is_cpu and n.device != seed.device:
@@ -258,6 +266,7 @@ def _as_int64(n, seed):
             'use n.to(seed.device)')
     return n.long()
 
+# %% ../../nbs/engine/60_random.ipynb #6459913b
 def fold_in(
     seed:Tensor,  # int64, no dimensions
     n:int|Tensor  # Any int64, or integers: number of a layer, an iteration, a worker
@@ -310,14 +319,14 @@ def _peaked(u, shape):
 def _kumaraswamy(u, more, shape):
     return pick(shape > _PEAKED, _peaked, _broad, u, shape)
 
-_Kind = Literal['uniform', 'triangular', 'gaussian', 'kumaraswamy']
+NoiseKind = Literal['uniform', 'triangular', 'gaussian', 'kumaraswamy']
 _KINDS = dict(
     uniform=_uniform, triangular=_triangular, gaussian=_gaussian, kumaraswamy=_kumaraswamy)
 
 # %% ../../nbs/engine/60_random.ipynb #bc99424b
 def noise_like(
     x:Tensor,             # Gives shape, device and sharding; floating dtype
-    kind:_Kind='uniform', # Of the distribution
+    kind:NoiseKind='uniform', # Of the distribution
     *, shape:float|Tensor=2., # Of Kumaraswamy noise, >= 1, broadcasts with `x`: 1 is uniform
     generator:torch.Generator|None=None, seed:Tensor|None=None,
     fn:str='noise_like'   # Name of the function the user called, for messages
@@ -352,14 +361,14 @@ def noise_like(
     return _KINDS[kind](u, more, shape)
 
 # %% ../../nbs/engine/60_random.ipynb #64b27c77
-def _checked_grid(x, fn, step, offset):
+def checked_grid(x, fn, step, offset):
     "Step and offset, checked; and `x`."
     check_input(x, fn)
     step = check_step(step, x, fn)
     return step,check_knob(offset, x, fn, 'offset', -math.inf, open=True)
 
 # %% ../../nbs/engine/60_random.ipynb #8d972551
-def _toss(v, u):
+def toss_up(v, u):
     "The integer above `v` where `u` < its fraction, else the one below."
     wide = v if v.dtype == torch.float64 else v.float()
     n = wide.floor()

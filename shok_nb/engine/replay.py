@@ -18,7 +18,7 @@ from types import BuiltinFunctionType
 from typing import Any
 import torch
 from torch import Tensor
-from shok_nb.engine.compat import (
+from .compat import (
     can_stand_in,
     function_modes,
     no_torch_function,

@@ -13,30 +13,31 @@ import torch
 from torch import Tensor
 from .arguments import check_flag
 from .compat import dispatch_modes
-from .core import _introduce, estimator
-from shok_nb.engine.parts import (
-    _addcmul,
-    _broadcast_with,
-    _centre,
-    _nan_to_zero,
-    _sign,
+from .core import check_parts, estimator, introduce
+from .parts import (
+    addcmul,
+    broadcast_with,
     by_mode,
+    is_followed,
+    nan_to_zero,
+    nearest_and_error,
+    sign_of,
 )
 
 # %% ../../nbs/engine/30_staircases.ipynb #b8000005
-def _hard(v, *knobs): return _broadcast_with(torch.round(v), *knobs)
+def _hard(v, *knobs): return broadcast_with(torch.round(v), *knobs)
 
 class _Curve:
     "A curve of one rise and its slope, in all forms."
     def __init__(self, rise, slope, odd): self.rise,self.slope,self.odd = rise,slope,odd
 
     def value(self, v, *knobs):
-        n,e = _centre(v)
+        n,e = nearest_and_error(v)
         if self.odd: return n - self.rise(e, *knobs)
-        return _addcmul(n, self.rise(e.abs(), *knobs), e.sign(), value=-1)
+        return addcmul(n, self.rise(e.abs(), *knobs), e.sign(), value=-1)
 
     def compiled(self, v, *knobs):
-        n,e = _centre(v)
+        n,e = nearest_and_error(v)
         h = self.rise(e, *knobs) if self.odd else self.rise(e.abs(), *knobs)*e.sign()
         return torch.where(e == 0, v, n-h)
 
@@ -44,9 +45,16 @@ class _Curve:
         "The nearest integer, a constant, and the signed height above it."
         n = torch.round(v).detach()
         e = torch.where(torch.isfinite(v), n-v, 0.)
+        if is_followed(v, *knobs): e = self._still(e, knobs)
         if self.odd: return n,self.rise(-e, *knobs)
-        sign = _sign(-e.detach())
+        sign = sign_of(-e.detach())
         return n,sign*self.rise(-e*sign, *knobs)
+
+    def _still(self, e, knobs):
+        "`e`, constant at a tie where the slope is 0: the hard end of a rise is a jump there."
+        size = e.detach().abs()
+        flat = (size == .5) & (self.slope(size, *knobs) == 0)
+        return torch.where(flat, e.detach(), e)
 
     def plain(self, v, *knobs):
         n,h = self.height(v, *knobs)
@@ -58,7 +66,7 @@ class _Curve:
 
     def incline(self, v, *knobs):
         e = torch.round(v) - v
-        return _nan_to_zero(self.slope(e if self.odd else e.abs(), *knobs))
+        return nan_to_zero(self.slope(e if self.odd else e.abs(), *knobs))
 
 # %% ../../nbs/engine/30_staircases.ipynb #c8000002
 def _check_slope(name, rise, slope, knobs, h=1e-6):
@@ -86,7 +94,9 @@ class staircase:
         slope (Callable): `slope(q, *knobs)`: the derivative of `rise`
         odd (bool = False): Are both right for q in [-½, 0] too, the rise odd, the slope even?
         pure (bool = False): Do both depend on their arguments alone? Then they may be replayed
-        **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+        **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`. A
+            tensor that has left the range is taken for its end, or for one of two numbers,
+            `held=(.001, .9)`; or with `size=True` for its size. Its gradient leads back
 
     Example:
         >>> import torch, shok_nb as R
@@ -103,16 +113,21 @@ class staircase:
         /, *,
         odd:bool=False,  # Are both right for q in [-½, 0] too, the rise odd, the slope even?
         pure:bool=False, # Do both depend on their arguments alone? Then they may be replayed
-        **ranges:Any     # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`
+        # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`. A tensor that
+        # has left the range is taken for its end, or for one of two numbers,
+        # `held=(.001, .9)`; or with `size=True` for its size. Its gradient leads back
+        **ranges:Any
     ):
         "See `staircase`."
+        needed = dict(rise=rise, slope=slope)
+        check_parts('staircase', name, len(ranges), needed, {}, odd=odd, pure=pure)
         curve = _Curve(rise, slope, odd)
         self.soft = estimator(name, curve.value, curve.incline, curve.plain,
             compiled=curve.compiled, export_value=False, pure=pure, **ranges)
         self.hard = estimator(name, _hard, curve.incline, curve.through,
             pure=pure, single=True, **ranges)
         names,defaults = self.soft.names,self.soft.defaults
-        _introduce(self, name, names, defaults, hard=False, step=1., offset=0.)
+        introduce(self, name, names, defaults, hard=False, step=1., offset=0.)
         if len(names) == len(defaults): _verify(name, rise, slope, [*defaults.values()])
 
     def __repr__(self): return f'{self.__name__}{self.__signature__}'

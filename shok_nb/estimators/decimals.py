@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_count
 from ..engine.core import estimator
-from ..engine.parts import _addcmul, _cached, _nan_to_zero, _scalar, either
+from ..engine.parts import addcmul, as_scalar, cached, either, nan_to_zero
 
 # %% ../../nbs/estimators/26_decimals.ipynb #2d664253
-@_cached
+@cached
 def _digits(d):
     def value(v):
         y = torch.round(v, decimals=d)
         kept,lost = torch.nan_to_num(y, 0., 0., 0.),torch.nan_to_num(y-y, 1.)
-        return _addcmul(kept, v, lost)          # y + 0*v, or 0 + 1*v where y is not finite
+        return addcmul(kept, v, lost)          # y + 0*v, or 0 + 1*v where y is not finite
     def compiled_value(v):
         y = torch.round(v, decimals=d)
         return torch.where(y.abs() < math.inf, y, v)
@@ -47,7 +47,7 @@ def decimal_ste(
     return _digits(check_count(decimals, 'decimal_ste', 'decimals', -38, 38))(x)
 
 # %% ../../nbs/estimators/26_decimals.ipynb #b051dfba
-@_cached
+@cached
 def _puzzle(d):
     scale = 10.**d
     def value(v):
@@ -56,8 +56,8 @@ def _puzzle(d):
         diff = 1.01*s - n
         return (s - diff + (n + (diff >= .5).to(v.dtype)))/scale
     def slope(v):
-        g = _scalar(1., v)/scale
-        return _nan_to_zero(v-v + (g - 1.01*g)*scale)                # 0 where v is not finite
+        g = as_scalar(1., v)/scale
+        return nan_to_zero(v-v + (g - 1.01*g)*scale)                # 0 where v is not finite
     def plain(v):
         still,w = value(v.detach()),slope(v.detach())
         return still - torch.where(torch.isfinite(v), v.detach()-v, 0.)*w

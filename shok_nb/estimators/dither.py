@@ -6,21 +6,29 @@
 __all__ = ['uniform_noise', 'dither_round', 'noisy_soft_round', 'expected_noise_grad']
 
 # %% ../../nbs/estimators/31_dither.ipynb #2ac39cf9
+import math
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from ..engine.arguments import _what, check_callable, check_input, check_knob, check_step
+from ..engine.arguments import (
+    answering,
+    check_callable,
+    check_input,
+    check_knob,
+    check_step,
+    what_came,
+)
 from ..engine.core import estimator
-from ..engine.grid import _step_at
-from ..engine.pieces import _FLOATS
-from ..engine.random import _checked_grid, _Kind, noise_like
+from ..engine.grid import step_at
+from ..engine.pieces import WHOLE_FLOATS
+from ..engine.random import NoiseKind, checked_grid, noise_like
 from .soft import soft_round, soft_round_conditional_mean
 
 # %% ../../nbs/estimators/31_dither.ipynb #fd066fb7
 def _noisy(x, step, generator, seed, fn):
     noise = noise_like(x, generator=generator, seed=seed, fn=fn)
     x = x.to(noise.dtype)
-    return x + noise*_step_at(step, x)
+    return x + noise*step_at(step, x)
 
 def uniform_noise(
     x:Tensor,                    # Values; any shape, floating dtype
@@ -53,8 +61,8 @@ def uniform_noise(
     check_input(x, 'uniform_noise')
     step = check_step(step, x, 'uniform_noise')
     dtype = x.dtype if dtype is None else dtype
-    if not isinstance(dtype, torch.dtype) or dtype not in _FLOATS:
-        got = dtype if isinstance(dtype, torch.dtype) else _what(dtype)
+    if not isinstance(dtype, torch.dtype) or dtype not in WHOLE_FLOATS:
+        got = dtype if isinstance(dtype, torch.dtype) else what_came(dtype)
         raise TypeError('uniform_noise: dtype must be float16, bfloat16, float32 or float64, '
             f'got {got}')
     return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
@@ -62,11 +70,12 @@ def uniform_noise(
 # %% ../../nbs/estimators/31_dither.ipynb #6e6dc496
 def _dithered(v, e): return torch.round(v+e) - e
 
-_dither = estimator('dither_round', _dithered, export_value=False, e=dict(), pure=True)
+_dither = estimator('dither_round', _dithered, export_value=False, pure=True,
+    e=dict(lo=-math.inf))
 
 def dither_round(
     x:Tensor,              # Values; any shape, floating dtype
-    kind:_Kind='uniform',  # Distribution of the dither
+    kind:NoiseKind='uniform',  # Distribution of the dither
     *,
     shape:float|Tensor=2., # Shape of the Kumaraswamy noise, >= 1
     generator:torch.Generator|None=None,
@@ -97,7 +106,7 @@ def dither_round(
         >>> R.dither_round(torch.tensor([1.3, 1.3, 1.3]), seed=torch.tensor(0))
         tensor([1.1010, 1.6195, 1.7643])
     """
-    step,offset = _checked_grid(x, 'dither_round', step, offset)
+    step,offset = checked_grid(x, 'dither_round', step, offset)
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='dither_round')
     return _dither(x, e, step=step, offset=offset)
 
@@ -106,7 +115,7 @@ def noisy_soft_round(
     x:Tensor,              # Values; any shape, floating dtype
     alpha:float|Tensor=5., # Sharpness >= 0 of both curves, broadcasts with `x`: 0 adds noise
     *,
-    kind:_Kind='uniform',  # Distribution of the noise
+    kind:NoiseKind='uniform',  # Distribution of the noise
     shape:float|Tensor=2., # Shape of the Kumaraswamy noise, >= 1
     generator:torch.Generator|None=None,
     seed:Tensor|None=None,
@@ -139,11 +148,11 @@ def noisy_soft_round(
         >>> R.noisy_soft_round(torch.tensor([0.3, 1.6]), 5., seed=torch.tensor(0))
         tensor([0.0052, 2.0461])
     """
-    step,offset = _checked_grid(x, 'noisy_soft_round', step, offset)
+    step,offset = checked_grid(x, 'noisy_soft_round', step, offset)
     alpha = check_knob(alpha, x, 'noisy_soft_round', 'alpha')
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='noisy_soft_round')
     wide = x.to(e.dtype)
-    z = soft_round(wide, alpha, step=step, offset=offset) + e*_step_at(step, wide)
+    z = soft_round(wide, alpha, step=step, offset=offset) + e*step_at(step, wide, offset)
     return soft_round_conditional_mean(z, alpha, step=step, offset=offset).to(x.dtype)
 
 # %% ../../nbs/estimators/31_dither.ipynb #966d48cc
@@ -176,8 +185,9 @@ def expected_noise_grad(
         >>> torch.autograd.grad(y.sum(), x)[0]    # round(x+1/2) - round(x-1/2)
         tensor([1., 1.])
     """
-    check_callable(f, 'expected_noise_grad', 'f')
+    f = check_callable(f, 'expected_noise_grad', 'f')
     check_input(x, 'expected_noise_grad')
+    f = answering(f, 'expected_noise_grad', 'f')
     step = check_step(step, x, 'expected_noise_grad')
     y = f(_noisy(x.detach(), step, generator, seed, 'expected_noise_grad').to(x.dtype))
     slope = (f(x+step/2)-f(x-step/2))/step

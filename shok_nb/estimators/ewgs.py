@@ -12,16 +12,16 @@ from torch import Tensor
 from torch.autograd import Function
 from ..engine.arguments import check_input, check_knob, check_step
 from ..engine.compat import skips_backward
-from ..engine.core import estimator
-from ..engine.grid import Grid, _cut_as
+from ..engine.core import back_in_range, estimator
+from ..engine.grid import Grid, cut_as
 from ..engine.parts import by_mode, either
-from shok_nb.engine.pieces import (
-    _number,
-    _pieces,
-    _widen,
+from ..engine.pieces import (
+    as_number,
+    cut_in_pieces,
     join_tensors,
     split_tensors,
     wide_dtype,
+    widen,
 )
 
 # %% ../../nbs/estimators/12_ewgs.ipynb #af907abf
@@ -40,9 +40,9 @@ class _Pull(Function):
     @staticmethod
     def backward(ctx, g):
         x,*tensors = ctx.saved_tensors
-        knobs = [_widen(k, wide_dtype(x.dtype)) for k in join_tensors(ctx.numbers, tensors)]
-        key,flat = _cut_as(knobs[1], ('pull',))
-        return _pieces(_pulled_gradient, key, (x, g), knobs, flat=flat)
+        knobs = [widen(k, wide_dtype(x.dtype)) for k in join_tensors(ctx.numbers, tensors)]
+        key,flat = cut_as(knobs[1], ('pull',))
+        return cut_in_pieces(_pulled_gradient, key, (x, g), knobs, flat=flat)
 
 def _pulled_gradient(x, g, delta, step, offset):
     v = step.cells(x, offset).v if isinstance(step, Grid) else (x-offset)/step
@@ -50,7 +50,7 @@ def _pulled_gradient(x, g, delta, step, offset):
 
 _round = estimator('ewgs_round', torch.round, pure=True)
 
-def _as_number(k, x): return _number(k.detach()) if isinstance(k, Tensor) else k
+def _as_number(k, x): return as_number(k.detach()) if isinstance(k, Tensor) else k
 
 def _as_tensor(k, x):
     "A change of the number is then no other graph."
@@ -61,8 +61,10 @@ def _as_tensor(k, x):
 _constant = either(_as_number, _as_tensor)                  # `k` without its gradient
 
 def _pull(x, delta, step, offset, constant=_constant):
+    if isinstance(step, Grid): constant = _as_tensor       # it may need a tensor as its own
     knobs = [constant(k, x) for k in (delta, step, offset)]
-    return _round(_Pull.apply(x, *knobs), step=step, offset=offset)
+    named:dict = dict(step=step, offset=offset)
+    return _round(_Pull.apply(x, *knobs), **named)
 
 def _pull_backward(x, delta, step, offset):
     if skips_backward():
@@ -105,6 +107,7 @@ def ewgs_round(
     """
     check_input(x, 'ewgs_round')
     delta = check_knob(delta, x, 'ewgs_round', 'delta', hi=2.)
+    if isinstance(delta, Tensor): delta = back_in_range(delta, hi=2.)
     step = check_step(step, x, 'ewgs_round')
     offset = check_knob(offset, x, 'ewgs_round', 'offset', -math.inf, open=True)
     wide = [k.shape for k in (delta, step, offset) if isinstance(k, Tensor) and k.ndim]

@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 from ..engine.arguments import check_count
-from ..engine.parts import _addcmul, _cached, _minus_sine
-from ..engine.pieces import _for_cpu
+from ..engine.parts import addcmul, cached, minus_sine
+from ..engine.pieces import for_cpu
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/23_fourier.ipynb #f8f40146
@@ -32,13 +32,13 @@ def _sine_ratio(q, m):
 
 def _beforehand(numbers, q):
     "The numbers; on a CPU sums for Inductor to work out first, or it unfolds a tree of them."
-    if not _for_cpu(q) or len(numbers) < 2: return numbers
+    if not for_cpu(q) or len(numbers) < 2: return numbers
     t = torch.tensor(numbers, dtype=torch.float64, device=q.device)
     return torch.cat([t[:1], t.diff()]).cumsum(0).to(q.dtype).unbind()
 
-def _less(e, d, c): return _addcmul(e, d, c, value=-4) if isinstance(c, Tensor) else e - 4*c*d
+def _less(e, d, c): return addcmul(e, d, c, value=-4) if isinstance(c, Tensor) else e - 4*c*d
 
-@_cached
+@cached
 def _fourier_series(terms, fejer):
     "The staircase with `terms` sines."
     flat,coefs = _plan(terms, fejer)
@@ -50,7 +50,7 @@ def _fourier_series(terms, fejer):
         for b in more:
             e = _less(e+b, d, c)
             c = c + e
-        return _minus_sine(q) + s*torch.sin(math.pi*(.5-q.abs()))*(d*c + flat/math.pi)
+        return minus_sine(q) + s*torch.sin(math.pi*(.5-q.abs()))*(d*c + flat/math.pi)
     def slope(q):
         if terms == 0: return torch.ones_like(q)
         return _sine_ratio(q, terms+1)**2/(terms+1) if fejer else _sine_ratio(q, 2*terms+1)

@@ -12,11 +12,11 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from ..engine.arguments import _must_have, _shown, check_count, check_input, check_knob
-from ..engine.core import _slope_one, straight_through
-from ..engine.parts import _saturate, by_mode, either
+from ..engine.arguments import check_count, check_input, check_knob, must_have, shown
+from ..engine.core import slope_one, straight_through
+from ..engine.parts import by_mode, either, saturate
 from ..engine.pieces import wide_dtype
-from ..engine.random import _toss, check_random, uniform_like
+from ..engine.random import check_random, toss_up, uniform_like
 
 # %% ../../nbs/estimators/40_gradient.ipynb #0b46758a
 def _view(x):
@@ -91,9 +91,13 @@ def _largest(g, dim, eps:float|Tensor=0., group=None):
     m = m.to(wide_dtype(g.dtype)).nan_to_num(math.inf, math.inf)
     if group is not None:
         torch.distributed.all_reduce(m, torch.distributed.ReduceOp.MAX, group)
-    return _saturate(m, eps)
+    return saturate(m, eps)
 
 def _over(m): return torch.where(m == 0, 1., m)            # what to divide by
+
+def over_largest(g, dim=None, eps:float|Tensor=0., group=None):
+    "`g` over its largest magnitude, which counts as 1 where it is 0."
+    return (g/_over(_largest(g, dim, eps, group))).to(g.dtype)
 
 # %% ../../nbs/estimators/40_gradient.ipynb #4c1ff0af
 class _Regrade(Function):
@@ -140,11 +144,11 @@ def _along(fn, d, x, arg='dim'):
         raise TypeError(f'{fn}: {arg} must be an int or a tuple of them, got {got}')
     axis,most = int(d),max(x.ndim, 1)
     if not -most <= axis < most:
-        raise IndexError(f'{fn}: {arg} {_shown(d)} is out of range for x of shape '
+        raise IndexError(f'{fn}: {arg} {shown(d)} is out of range for x of shape '
             f'{tuple(x.shape)}')
     return axis % most
 
-def _check_dim(fn, dim, x, arg='dim'):
+def check_dim(fn, dim, x, arg='dim'):
     "The axes as ints, a tuple of them or None."
     if dim is None: return None
     if not isinstance(dim, (tuple, list)): return _along(fn, dim, x, arg)
@@ -162,7 +166,7 @@ def _not_here(what):
 _outside = by_mode(_fine, transform=_not_here)
 
 def _check_group(group):
-    _must_have(group, 'allreduce',                         # a Backend has it too
+    must_have(group, 'allreduce',                         # a Backend has it too
         'normalize_grad: group must be a torch.distributed.ProcessGroup')
     _outside('normalize_grad: group')
 
@@ -194,9 +198,9 @@ def normalize_grad(
     """
     check_input(x, 'normalize_grad')
     least = check_knob(eps, x, 'normalize_grad', 'eps', finite=True)
-    dim = _check_dim('normalize_grad', dim, x)
+    dim = check_dim('normalize_grad', dim, x)
     if group is not None: _check_group(group)
-    def normalized(g): return (g/_over(_largest(g, dim, least, group))).to(g.dtype)
+    def normalized(g): return over_largest(g, dim, least, group)
     return _regrade('normalize_grad', x, normalized)
 
 # %% ../../nbs/estimators/40_gradient.ipynb #b4236a54
@@ -206,7 +210,7 @@ def _few_bits(g, seed, u, half, dim, generator):
     wide = g.to(wide_dtype(g.dtype))
     m = _largest(wide.detach(), dim)
     v = wide/_over(m)*half + .5
-    return ((_slope_one(v, _toss(v.detach(), u))-.5)/half*m).to(g.dtype)
+    return ((slope_one(v, toss_up(v.detach(), u))-.5)/half*m).to(g.dtype)
 
 def _seeded(x, seed): return uniform_like(x, seed=seed, fn='quantize_grad')
 
@@ -247,7 +251,7 @@ def quantize_grad(
     """
     check_input(x, 'quantize_grad')
     bits = check_count(bits, 'quantize_grad', 'bits', 1, 24)
-    dim = _check_dim('quantize_grad', dim, x)
+    dim = check_dim('quantize_grad', dim, x)
     check_random(x, generator, seed, 'quantize_grad')
     if dim is None: dim = tuple(range(x.ndim > 1, x.ndim))
     u = _noise_beforehand(x, seed)

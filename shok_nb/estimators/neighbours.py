@@ -11,11 +11,17 @@ from collections.abc import Callable
 from typing import Any, Literal
 import torch
 from torch import Tensor
-from ..engine.arguments import check_callable, check_choice, check_count, check_knob
+from ..engine.arguments import (
+    answering,
+    check_callable,
+    check_choice,
+    check_count,
+    check_knob,
+)
 from ..engine.core import estimator
-from ..engine.parts import _cached, _nan_to_zero, _saturate, _scalar
-from ..engine.pieces import _widen, wide_dtype
-from ..engine.random import _checked_grid, _toss, uniform_like
+from ..engine.parts import as_scalar, cached, nan_to_zero, saturate
+from ..engine.pieces import wide_dtype, widen
+from ..engine.random import checked_grid, toss_up, uniform_like
 
 # %% ../../nbs/estimators/32_neighbours.ipynb #09670889
 def local_expectation(
@@ -43,34 +49,34 @@ def local_expectation(
         >>> y.detach(), torch.autograd.grad(y.sum(), x)[0]
         (tensor([0.2000, 3.1000]), tensor([1., 3.]))
     """
-    check_callable(f, 'local_expectation', 'f')
-    step,offset = _checked_grid(x, 'local_expectation', step, offset)
+    f = answering(check_callable(f, 'local_expectation', 'f'), 'local_expectation', 'f')
+    step,offset = checked_grid(x, 'local_expectation', step, offset)
     dtype = wide_dtype(x.dtype)
-    step,offset = _widen(step, dtype),_widen(offset, dtype)
+    step,offset = widen(step, dtype),widen(offset, dtype)
     v = (x.to(dtype)-offset)/step
     n = v.floor().detach()
     low,high = (f(k*step + offset) for k in (n, n+1))
-    return (low + _nan_to_zero(v-n)*(high-low)).to(x.dtype)
+    return (low + nan_to_zero(v-n)*(high-low)).to(x.dtype)
 
 # %% ../../nbs/estimators/32_neighbours.ipynb #2c68e006
 def _above(v):
     "How far `v` is above the integer below, 0 at infinity."
-    return _nan_to_zero(v - v.floor().detach())
+    return nan_to_zero(v - v.floor().detach())
 
 def _reinmax(v, u):
-    "Half over the chance of the neighbour that `_toss` draws, at least 2**-24; 1 if alone."
-    p,u = _above(v),_scalar(u, v)
+    "Half over the chance of the neighbour that `toss_up` draws, at least 2**-24; 1 if alone."
+    p,u = _above(v),as_scalar(u, v)
     down = 1 - (p.detach()-u).ceil()
-    w = .5/_saturate((p-down).abs(), 2**-24)
+    w = .5/saturate((p-down).abs(), 2**-24)
     return w + .5*(1 - p.detach().ceil())
 
 def _reinmax_plain(v, u):
-    w,n = _reinmax(v, u),_toss(v.detach(), u)
+    w,n = _reinmax(v, u),toss_up(v.detach(), u)
     w = torch.where(v > v.floor(), (w+w.detach())/2, w.detach())
     return torch.where(torch.isinf(v), v, n - (v.detach()-v)*w)
 
-_reinmax_round = estimator('reinmax_round', _toss, _reinmax, _reinmax_plain,
-    u=dict(), pure=True)
+_reinmax_round = estimator('reinmax_round', toss_up, _reinmax, _reinmax_plain,
+    u=dict(lo=-math.inf), pure=True)
 
 def reinmax_round(
     x:Tensor, # Values; any shape, floating dtype
@@ -98,7 +104,7 @@ def reinmax_round(
         >>> R.reinmax_round(torch.tensor([0.2, 1.7]), seed=torch.tensor(0))
         tensor([0., 1.])
     """
-    step,offset = _checked_grid(x, 'reinmax_round', step, offset)
+    step,offset = checked_grid(x, 'reinmax_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='reinmax_round')
     return _reinmax_round(x, u, step=step, offset=offset)
 
@@ -120,9 +126,9 @@ _THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5
 _EDGE = 1e-6                                    # distances are kept this far from 0 and 1
 _COLD = 1e-9                                    # 1/t² is finite, the result the limit
 
-def _warm(t): return _saturate(t, _COLD) if isinstance(t, Tensor) else max(t, _COLD)
-def _inside_cell(d): return _saturate(d, _EDGE, 1-_EDGE)
-def _drawn_noise(u, p): return _scalar(u, p).clamp(min=2**-26)
+def _warm(t): return saturate(t, _COLD) if isinstance(t, Tensor) else max(t, _COLD)
+def _inside_cell(d): return saturate(d, _EDGE, 1-_EDGE)
+def _drawn_noise(u, p): return as_scalar(u, p).clamp(min=2**-26)
 def _inner(d): return 1 - (d-_inside_cell(d)).abs().ceil()      # 1 or 0
 
 # %% ../../nbs/estimators/32_neighbours.ipynb #7fe718ed
@@ -141,7 +147,7 @@ def _between_two(kind):
         p = _above(v)
         w,t = upper(p, t, a, u),_warm(t)
         both = steep(_inside_cell(1-p), a) + steep(_inside_cell(p), a)
-        return _nan_to_zero((w - w*w)*both/-(t*t))*_inner(p)
+        return nan_to_zero((w - w*w)*both/-(t*t))*_inner(p)
     def plain(v, t, a, u):
         p = _above(v)
         # No slope beyond the edges, where 1-p may be rounded to one of them.
@@ -175,16 +181,17 @@ def _among_three(kind):
         s = [steep(_inside_cell(r*d.abs()), a)*d.sign()*_inner(r*d.abs()) for d in gaps]
         mean = w[0]*s[0] + w[1]*s[1] + w[2]*s[2]
         change = w[2]*(s[2]-mean) - w[0]*(s[0]-mean)
-        return _nan_to_zero(change*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
+        return nan_to_zero(change*(r*power)/(t*t))*torch.sign(math.inf - v.abs())
     return value,slope,value
 
 # %% ../../nbs/estimators/32_neighbours.ipynb #c942a917
-@_cached
+@cached
 def _sga(kind, neighbours):
     value,slope,plain = (_between_two if neighbours == 2 else _among_three)(kind)
-    noise:dict[str,Any] = {f'u{i}': {} for i in range(2*neighbours-3)}
+    _size = dict(open=True, size=True)
+    noise:dict[str,Any] = {f'u{i}': dict(lo=-math.inf) for i in range(2*neighbours-3)}
     return estimator('sga_round', value, slope, plain, export_value=False,
-        temperature=dict(open=True), scale=dict(open=True), **noise, pure=True)
+        temperature=_size, scale=_size, **noise, pure=True)
 
 def sga_round(
     x:Tensor,                    # Values; any shape, floating dtype
@@ -224,7 +231,7 @@ def sga_round(
         >>> R.sga_round(torch.tensor([0.2, 1.7]), 0.5, seed=torch.tensor(0))
         tensor([0.0121, 1.9980])
     """
-    step,offset = _checked_grid(x, 'sga_round', step, offset)
+    step,offset = checked_grid(x, 'sga_round', step, offset)
     check_choice(kind, 'sga_round', 'kind', _CHANCES)
     neighbours = check_count(neighbours, 'sga_round', 'neighbours', 2, 3)
     temperature = check_knob(temperature, x, 'sga_round', 'temperature', open=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..engine.core import estimator
 
 # %% ../../nbs/estimators/11_ratio.ipynb #dd74ba1b
-def _ratio(v):
+def ratio_slope(v):
     "Slope of `v`: 0/0 and inf/inf, which are nan, count as 1, and v/0 as 0."
     return torch.nan_to_num(v/torch.round(v), 1., 0., 0.)
 
@@ -23,8 +23,9 @@ def _plain(v):
     area = torch.where(n == 0, torch.where(v == 0, u, 0.), u*(u/m)/2)
     return torch.where(away, v, n - (area.detach()-area))
 
-_estimator = estimator('ratio_round', torch.round, _ratio, _plain, pure=True)
+_estimator = estimator('ratio_round', torch.round, ratio_slope, _plain, pure=True)
 
+# %% ../../nbs/estimators/11_ratio.ipynb #ee38758e
 def ratio_round(
     x:Tensor,               # Values; any shape, floating dtype
     *,

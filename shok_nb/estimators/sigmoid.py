@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from ..engine.core import estimator
-from ..engine.parts import _saturate, _scalar, pick
+from ..engine.parts import as_scalar, flat_at_jump, pick, saturate
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/21_sigmoid.ipynb #b39d26d1
@@ -20,13 +20,13 @@ def _terms(q): return 9 if q.dtype == torch.float64 else 4
 
 def _pairs(q, t):
     "Sigmoids of the ties above and below, per pair: e^(q-d)/T and e^-(q+d)/T at d = k+½."
-    t = _saturate(_scalar(t, q), 1e-12, _WARM)
+    t = saturate(as_scalar(t, q), 1e-12, _WARM)
     a,b,r = torch.exp((q-.5)/t),torch.exp((-q-.5)/t),torch.exp(-1/t)
     return t,[(a*r**k, b*r**k) for k in range(_terms(q))]
 
 def _waves(q, t):
     "Frequencies and Fourier weights of the logistic density."
-    t = _saturate(_scalar(t, q), _WARM, 100.)
+    t = saturate(as_scalar(t, q), _WARM, 100.)
     for k in range(1, _terms(q)+1):
         z = 2*math.pi**2*k*t
         yield k,-(-1)**k*2*z*torch.exp(-z)/-torch.expm1(-2*z)
@@ -39,7 +39,7 @@ def _warm_rise(q, t):
     return q - sum(w*torch.sin(2*math.pi*k*q)/(math.pi*k) for k,w in _waves(q, t))
 
 def _cold_slope(q, t):
-    heat = _scalar(t, q)
+    heat = as_scalar(t, q)
     t,pairs = _pairs(q, t)
     return sum(a/(1+a)**2 + b/(1+b)**2 for a,b in pairs)*torch.where(heat > 0, 1/t, 0.)
 
@@ -49,7 +49,8 @@ def _rise(q, t): return pick(t > _WARM, _warm_rise, _cold_rise, q, t)
 
 def _slope(q, t): return pick(t > _WARM, _warm_slope, _cold_slope, q, t)
 
-_sum = staircase('sigmoid_sum_round', _rise, _slope, temperature=dict(lo=0.), pure=True)
+_sum = staircase('sigmoid_sum_round', _rise, _slope, pure=True,
+    temperature=dict(lo=0., size=True))
 
 # %% ../../nbs/estimators/21_sigmoid.ipynb #42824ce4
 def sigmoid_sum_round(
@@ -80,18 +81,20 @@ def sigmoid_sum_round(
     return _sum(x, temperature, hard=hard, step=step, offset=offset)
 
 # %% ../../nbs/estimators/21_sigmoid.ipynb #b7e7c907
-def _finite_width(t, q): return _saturate(_scalar(t, q), None, 1e30)      # 0*inf has no value
+def _finite_width(t, q): return saturate(as_scalar(t, q), None, 1e30)      # 0*inf has no value
 
 def _one(v, s, c):
     big = torch.finfo(v.dtype).max
-    return torch.sigmoid(_finite_width(s, v)*(_saturate(v, -big, big) - c))
+    return torch.sigmoid(_finite_width(s, v)*saturate(v-c, -big, big))
+
+def _one_plain(v, s, c): return flat_at_jump(_one(v, s, c), s)
 
 def _incline(v, s, c):
     y = _one(-(v-c).abs(), s, 0.)                           # in the smaller half 1-y is exact
-    s = _scalar(s, v)
+    s = as_scalar(s, v)
     return torch.nan_to_num((y - y*y)*torch.where(torch.isinf(s), 0., s))
 
-_sigmoid = estimator('sigmoid_round', _one, _incline, _one, export_value=False,
+_sigmoid = estimator('sigmoid_round', _one, _incline, _one_plain, export_value=False,
     steepness=dict(lo=0.), center=dict(lo=-math.inf, open=True), pure=True)
 
 def sigmoid_round(

@@ -9,24 +9,24 @@ __all__ = ['clipped_sign', 'approx_sign', 'ede_sign', 'swish_sign', 'reste_sign'
 import torch
 from torch import Tensor
 from ..engine.core import estimator
-from ..engine.parts import _broadcast_with, _indicator, _saturate, _scalar, _sign
+from ..engine.parts import as_scalar, broadcast_with, indicator, saturate, sign_of
 
 # %% ../../nbs/estimators/14_signs.ipynb #3eefd092
-def _value(v, *knobs): return _broadcast_with(_sign(v), *knobs)
+def _value(v, *knobs): return broadcast_with(sign_of(v), *knobs)
 
 def _surrogate(name, curve, slope, **ranges):
     "The sign with the slope of an odd `curve`, given for q = |v|."
     def known(v, *knobs): return torch.nan_to_num(slope(v.abs(), *knobs))
     def plain(v, *knobs):
-        sign = _sign(v.detach())                        # `abs` would lose the slope at zero
+        sign = sign_of(v.detach())                        # `abs` would lose the slope at zero
         y = sign*curve(v*sign, *knobs)
         return _value(v.detach(), *knobs) - (y.detach()-y)
     return estimator(name, _value, known, plain, **ranges, pure=True)
 
-def _upto(q, clip): return _saturate(q, None, clip)
+def _upto(q, clip): return saturate(q, None, clip)
 def _finite(q): return torch.where(torch.isinf(q), 0., q)       # infinity teaches no knob
 
-def _within_clip(q, clip): return _indicator(q <= clip, q)
+def _within_clip(q, clip): return indicator(q <= clip, q)
 
 _clipped_sign = _surrogate('clipped_sign', _upto, _within_clip, clip=dict(lo=0.))
 
@@ -86,15 +86,16 @@ def _bell(z):
 
 def _flat(q, t):
     "tanh(tq)*max(1/t, 1); where the tanh is still a line its series, free of 1/t²."
-    q,t = _finite(q),_scalar(t, q)
+    q,t = _finite(q),as_scalar(t, q)
     z = t*q
     line = (z < 1e-4) & (t < 1)
     z,t = torch.where(line, z, 0.),torch.where(line, 1., t)
-    return torch.where(line, q - q*z*z/3, torch.tanh(t*q)*_saturate(1/t, 1.))
+    return torch.where(line, q - q*z*z/3, torch.tanh(t*q)*saturate(1/t, 1.))
 
-def _flat_slope(q, t): return _scalar(t, q).clamp(min=1)*_bell(t*q)
+def _flat_slope(q, t): return as_scalar(t, q).clamp(min=1)*_bell(t*q)
 
-_ede = _surrogate('ede_sign', _flat, _flat_slope, t=dict(open=True))
+_ede = _surrogate('ede_sign', _flat, _flat_slope,
+    t=dict(open=True, size=True, held=(None, 1e30)))
 
 def ede_sign(
     x:Tensor,          # Values; any shape, floating dtype
@@ -158,11 +159,11 @@ def _root(o): return 1/o if isinstance(o, Tensor) else 1/max(o, 1e-30)
 
 def _power(q, o, clip):
     q,p = _upto(q, clip),_root(o)
-    return torch.where(q <= _NEAR, q*_NEAR**(p-1), _saturate(q, _NEAR)**p)
+    return torch.where(q <= _NEAR, q*_NEAR**(p-1), saturate(q, _NEAR)**p)
 
 def _power_slope(q, o, clip):
     p = _root(o)
-    inside,at_zero = _indicator(q <= clip, q),_indicator(q <= _NEAR, q)
+    inside,at_zero = indicator(q <= clip, q),indicator(q <= _NEAR, q)
     return q.clamp(min=_NEAR)**(p-1) * (p + (1-p)*at_zero) * inside
 
 _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict(lo=0.))

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from ..engine.arguments import check_count
-from ..engine.parts import _cached, _minus_sine
+from ..engine.parts import cached, minus_sine
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/22_sine.ipynb #8ec4f296
@@ -19,17 +19,17 @@ def _slope(q): return 2*torch.sin(math.pi*q)**2
 # A tie doubles a slope each time, up to infinity; all else has long reached its integer.
 _ALL = 1100
 
-@_cached
+@cached
 def _again(depth):
     "The staircase of `depth` applications."
     def rise(q):
-        for _ in range(depth): q = _minus_sine(q)
+        for _ in range(depth): q = minus_sine(q)
         return q
     def slope(q):
         if depth == 0: return torch.ones_like(q)
         w = _slope(q)
         for _ in range(depth-1):
-            q = _minus_sine(q)
+            q = minus_sine(q)
             w = w*_slope(q)
         return w
     return staircase('sine_round', rise, slope, odd=True, pure=True)

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from ..engine.arguments import check_input
-from ..engine.parts import _addcmul, _followed, _saturate, maths
+from ..engine.parts import addcmul, is_followed, maths, saturate
 from ..engine.staircases import staircase
 _WIDE = torch.float32,torch.float64
 # Below this alpha a series is as accurate as the closed form, and in alpha more so.
@@ -57,7 +57,7 @@ def _series(q, a):
 def _slope(q, a):
     b = _clamp(a, 1e-12, 1e30)
     s = torch.sigmoid((q-.5)*(2*b))
-    return _addcmul(s, s, s, value=-1)*_unless_inf(a, 2*b/maths(a).tanh(b/2))
+    return addcmul(s, s, s, value=-1)*_unless_inf(a, 2*b/maths(a).tanh(b/2))
 
 def _unless_inf(a, k):
     "`k`, 0 where `a` is infinite."
@@ -65,7 +65,9 @@ def _unless_inf(a, k):
     return 0. if a == math.inf else k
 
 _rise = _three(_series, _closed, _large_alpha)
-_soft = staircase('soft_round', _rise, _slope, alpha=dict(lo=0.), pure=True)
+# alpha teaches nothing at 0, from where it goes both ways: its size counts
+_sharpness = dict(lo=0., size=True)
+_soft = staircase('soft_round', _rise, _slope, alpha=_sharpness, pure=True)
 
 def soft_round(
     x:Tensor,              # Values; any shape, floating dtype
@@ -107,7 +109,7 @@ def _undo_large(u, a):
     inside = torch.where(u > 0, u, .5)
     y = .5 + torch.logit(inside)/(2*a)
     at_0 = _undo_closed(u, _at_most(a, _LARGE[u.dtype]))
-    return torch.where(u > 0, _saturate(y, 0., .5), at_0)
+    return torch.where(u > 0, saturate(y, 0., .5), at_0)
 
 def _undo_series(u, a):
     d,s = u-.5,a*a
@@ -115,24 +117,24 @@ def _undo_series(u, a):
 
 def _mean_closed(q, a):
     m = maths(a)
-    if m is torch and _followed(q, a): return _mean_of_tensor(q, a)
+    if m is torch and is_followed(q, a): return _mean_of_tensor(q, a)
     over,under = 4*m.tanh(a/2),4/(1+m.exp(a))
-    return _saturate(torch.log1p(over*q/(under*q + (1-2*q)))*(.5/a), None, .5)
+    return saturate(torch.log1p(over*q/(under*q + (1-2*q)))*(.5/a), None, .5)
 
 def _mean_of_tensor(q, a):
     "The same; beside a tie two logarithms, so no derivative squares what vanishes there."
     over,under = 4*torch.tanh(a/2),4*torch.sigmoid(-a)
-    inner,outer = _saturate(q, None, .25),_saturate(q, .25)
+    inner,outer = saturate(q, None, .25),saturate(q, .25)
     inside = torch.log1p(over*inner/(under*inner + (1-2*inner)))
     below = under*outer + (1-2*outer)
     beside = torch.log(over*outer + below) - torch.log(below)
-    return _saturate(torch.where(q < .25, inside, beside)*(.5/a), None, .5)
+    return saturate(torch.where(q < .25, inside, beside)*(.5/a), None, .5)
 
 def _mean_large(q, a):
     inside = torch.where(q < .5, q, 0.)
     y = torch.atanh(2*inside)/a
     at_tie = _mean_closed(q, _at_most(a, _LARGE[q.dtype]))
-    return torch.where(q < .5, _saturate(y, 0., .5), at_tie)
+    return torch.where(q < .5, saturate(y, 0., .5), at_tie)
 
 def _mean_series(q, a):
     s = a*a
@@ -149,9 +151,9 @@ def _mean_slope(q, a): return _steepness(.25-q*q, a)
 
 _undo_rise = _three(_undo_series, _undo_closed, _undo_large)
 _mean_rise = _three(_mean_series, _mean_closed, _mean_large)
-_undo = staircase('soft_round_inverse', _undo_rise, _undo_slope, alpha=dict(lo=0.), pure=True)
+_undo = staircase('soft_round_inverse', _undo_rise, _undo_slope, alpha=_sharpness, pure=True)
 _mean = staircase('soft_round_conditional_mean', _mean_rise, _mean_slope,
-    alpha=dict(lo=0.), pure=True)
+    alpha=_sharpness, pure=True)
 
 # %% ../../nbs/estimators/20_soft.ipynb #b231d21c
 def soft_round_inverse(
@@ -212,7 +214,7 @@ def _logistic_rise(q, b): return _rise(q, b/2)
 def _logistic_slope(q, b): return _slope(q, b/2)
 
 _logistic = staircase('logistic_round', _logistic_rise, _logistic_slope,
-    beta=dict(lo=0.), pure=True)
+    beta=_sharpness, pure=True)
 
 def logistic_round(
     x:Tensor,              # Values; any shape, floating dtype

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_choice
 from ..engine.core import estimator
-from ..engine.parts import _centre, _sign
+from ..engine.parts import nearest_and_error, sign_of
 
 # %% ../../nbs/estimators/10_ste.ipynb #635bf346
 def _down(v):
     "`torch.round`, but one less where it went up by a half. Keeps -0."
-    n,e = _centre(v)
+    n,e = nearest_and_error(v)
     return n - (2*e).floor().clamp(min=0)
 
 def _up(v): return -_down(-v)
@@ -64,7 +64,7 @@ def round_ste(
 _floor = estimator('floor_ste', torch.floor, pure=True)
 _ceil = estimator('ceil_ste', torch.ceil, pure=True)
 _trunc = estimator('trunc_ste', torch.trunc, pure=True)
-_signs = estimator('sign_ste', _sign, pure=True)
+_signs = estimator('sign_ste', sign_of, pure=True)
 
 def floor_ste(
     x:Tensor, # Values; any shape, floating dtype

@@ -6,13 +6,14 @@
 __all__ = ['stochastic_round']
 
 # %% ../../nbs/estimators/30_stochastic.ipynb #881c3552
+import math
 import torch
 from torch import Tensor
 from ..engine.core import estimator
-from ..engine.random import _checked_grid, _toss, uniform_like
+from ..engine.random import checked_grid, toss_up, uniform_like
 
 # %% ../../nbs/estimators/30_stochastic.ipynb #c047f89d
-_stochastic = estimator('stochastic_round', _toss, u=dict(), pure=True)
+_stochastic = estimator('stochastic_round', toss_up, u=dict(lo=-math.inf), pure=True)
 
 # %% ../../nbs/estimators/30_stochastic.ipynb #6c2ad4bd
 def stochastic_round(
@@ -41,6 +42,6 @@ def stochastic_round(
         >>> R.stochastic_round(torch.full((5,), 0.5), seed=torch.tensor(0))
         tensor([1., 0., 0., 0., 0.])
     """
-    step,offset = _checked_grid(x, 'stochastic_round', step, offset)
+    step,offset = checked_grid(x, 'stochastic_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='stochastic_round')
     return _stochastic(x, u, step=step, offset=offset)

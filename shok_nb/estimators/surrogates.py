@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from ..engine.arguments import check_count, check_input, check_knob
-from ..engine.core import _slope_one, estimator
-from ..engine.grid import _in_steps
-from ..engine.parts import _broadcast_with, _cached, _indicator, _saturate, _scalar
+from ..engine.core import estimator, slope_one
+from ..engine.grid import in_steps
+from ..engine.parts import as_scalar, broadcast_with, cached, indicator
+from ..engine.pieces import wide_dtype
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #9ad5c39f
 def _apart(a, q):
     "`alpha` as a tensor, as far from 0 and 1 as keeps its gradient and the tanh in digits."
-    return _scalar(a, q).clamp(1e-30, 1-torch.finfo(q.dtype).eps/2)
+    return as_scalar(a, q).clamp(1e-30, 1-torch.finfo(q.dtype).eps/2)
 
 def _sharp(a):
     "ln(2/a - 1), with a derivative free of 1/a²."
@@ -42,10 +43,15 @@ def _fitting(x, *ends):
         return k if abs(k) <= top else math.copysign(math.inf, k)
     return [fit(k) for k in ends]
 
-def _between(x, lower, upper):
+def clamp_between(x, lower, upper):
     "`x` clamped to numbers or tensors that broadcast with it; never to be differentiated."
     lower,upper = _fitting(x, lower, upper)
     return x.clamp(min=lower).clamp(max=upper)
+
+def _kept(v, lower, upper):
+    "The same with slopes: 1 at an end, and what is beyond gives its gradient to that end."
+    lower,upper = _fitting(v, lower, upper)
+    return torch.where(v < lower, lower, torch.where(v > upper, upper, v))
 
 def _span(x, fn, lower, upper, open=False):
     "Both ends checked, and in order if they are numbers."
@@ -53,39 +59,56 @@ def _span(x, fn, lower, upper, open=False):
     upper = check_knob(upper, x, fn, 'upper', -math.inf, open=open)
     if isinstance(lower, float) and isinstance(upper, float) and not lower < upper:
         raise ValueError(f'{fn}: lower must be below upper, got {lower:g} and {upper:g}')
-    return lower,upper
+    learned = isinstance(lower, Tensor) or isinstance(upper, Tensor)
+    return _ascending(x, lower, upper) if learned else (lower, upper)
 
-_unit = dict(hi=1., open=True)                              # between 0 and 1, both excluded
+def _ascending(x, *ends):
+    "Ends of which one is a tensor, in their order; the range is between them."
+    dtype = wide_dtype(x.dtype)
+    def wide(k):
+        if isinstance(k, Tensor): return k.to(dtype)
+        return torch.full((), k, dtype=dtype, device=x.device)
+    one,other = [wide(k) for k in ends]
+    crossed = one > other
+    return torch.where(crossed, other, one),torch.where(crossed, one, other)
+
+# between 0 and 1, both excluded; alpha teaches nothing at either
+_unit:dict[str,Any] = dict(hi=1., open=True, held=(1e-3, .9))
 _any_number = dict(lo=-math.inf, open=True)                       # any finite number
 _cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=_unit, pure=True).hard
 
-def _within(v, lower, upper): return _indicator((v >= lower) & (v <= upper), v)
+def within(v, lower, upper): return indicator((v >= lower) & (v <= upper), v)
 
-@_cached
+@cached
 def _dsq(levels):
     "Clamp, round and slope in one."
-    def grid(v, lower, upper):
+    def spacing(lower, upper):
         step = (upper-lower)/(levels-1)
-        w = _in_steps(_between(v, lower, upper)-lower, step, 0.)
+        return step + (step == 0)*1e-30                    # ends that learn may meet
+    def grid(v, lower, upper):
+        step = spacing(lower, upper)
+        w = in_steps(clamp_between(v, lower, upper)-lower, step, 0.)
         return w,torch.round(w),step
     def value(v, a, lower, upper):
         _,n,step = grid(v, lower, upper)
-        return _broadcast_with(n*step + lower, a)
+        return broadcast_with(n*step + lower, a)
     def slope(v, a, lower, upper):
         w,n,_ = grid(v, lower, upper)
-        return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*_within(v, lower, upper)
+        return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*within(v, lower, upper)
     def plain(v, a, lower, upper):
-        step = (upper-lower)/(levels-1)
-        return _cell.composite(_saturate(v, lower, upper), step, lower, a)
+        step = spacing(lower, upper)
+        return _cell.composite(_kept(v, lower, upper), step, lower, a)
     return estimator('dsq_round', value, slope, plain, near=False,
         alpha=_unit, lower=_any_number, upper=_any_number, pure=True)
 
+# %% ../../nbs/estimators/13_surrogates.ipynb #2c5a79aa
 def dsq_round(
     x:Tensor,               # Values; any shape, floating dtype
     alpha:float|Tensor=.2,  # In (0, 1), broadcasts with `x`: near 0 a step, near 1 the STE
     *,
     lower:float|Tensor=-2., # Lowest grid point, broadcasts with `x`; may learn
-    upper:float|Tensor=2.,  # Highest grid point, above `lower`; may learn
+    # Highest grid point, above `lower`; may learn. Tensors that cross change places
+    upper:float|Tensor=2.,
     levels:int=5,           # Number of grid points >= 2, both ends included
 )->Tensor:                  # Nearest grid point; dtype of `x`, the broadcast shape
     """Clamp and round, tanh slope (arXiv:1908.05033). Raises ValueError unless 0 < `alpha` < 1.
@@ -95,7 +118,8 @@ def dsq_round(
         alpha (float|Tensor = .2): In (0, 1), broadcasts with `x`: near 0 a step, near 1 the
             STE
         lower (float|Tensor = -2.): Lowest grid point, broadcasts with `x`; may learn
-        upper (float|Tensor = 2.): Highest grid point, above `lower`; may learn
+        upper (float|Tensor = 2.): Highest grid point, above `lower`; may learn. Tensors that
+            cross change places
         levels (int = 5): Number of grid points >= 2, both ends included
 
     Returns:
@@ -114,7 +138,7 @@ def dsq_round(
     return _dsq(levels)(x, alpha, lower, upper)
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #a142ccbe
-def _kappa(q, amplitude): return 2**.5*math.pi*_scalar(amplitude, q)
+def _kappa(q, amplitude): return 2**.5*math.pi*as_scalar(amplitude, q)
 
 def _stable_rise(q, amplitude):
     k = _kappa(q, amplitude)
@@ -156,21 +180,23 @@ def stable_round(
     return _stable(x, amplitude, step=step, offset=offset)
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #359958bd
-def _clip(v, lower, upper): return _between(torch.round(v), lower, upper)
+def round_clipped(v, lower, upper): return clamp_between(torch.round(v), lower, upper)
 
-def _inside(v, lower, upper): return _within(torch.round(v), lower, upper)
+def rounds_inside(v, lower, upper): return within(torch.round(v), lower, upper)
 
-def _clip_plain(v, lower, upper):
-    return _saturate(_slope_one(v, torch.round(v)), *_fitting(v, lower, upper))
+def round_clipped_plain(v, lower, upper):
+    return _kept(slope_one(v, torch.round(v)), lower, upper)
 
 _ends:dict[str,Any] = dict(lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
-_clipped = estimator('clipped_round', _clip, _inside, _clip_plain, near=False,
-    **_ends, pure=True)
+clipped_estimator = estimator('clipped_round', round_clipped, rounds_inside,
+    round_clipped_plain, near=False, **_ends, pure=True)
 
+# %% ../../nbs/estimators/13_surrogates.ipynb #94169793
 def clipped_round(
     x:Tensor,               # Values; any shape, floating dtype
     lower:float|Tensor=-2., # Lowest multiple of `step`, an integer, broadcasts; may learn
-    upper:float|Tensor=2.,  # Highest multiple of `step`, above `lower`
+    # Highest multiple of `step`, above `lower`. Tensors that cross change places
+    upper:float|Tensor=2.,
     *,
     step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0., # Grid point number 0, in the units of `x`
@@ -181,7 +207,8 @@ def clipped_round(
         x (Tensor): Values; any shape, floating dtype
         lower (float|Tensor = -2.): Lowest multiple of `step`, an integer, broadcasts; may
             learn
-        upper (float|Tensor = 2.): Highest multiple of `step`, above `lower`
+        upper (float|Tensor = 2.): Highest multiple of `step`, above `lower`. Tensors that
+            cross change places
         step (float|Tensor = 1.): Grid spacing > 0, broadcasts with `x`; learns by the LSQ
             gradient
         offset (float|Tensor = 0.): Grid point number 0, in the units of `x`
@@ -197,19 +224,21 @@ def clipped_round(
         (tensor([0., 2.]), tensor([1., 0.]))
     """
     check_input(x, 'clipped_round')
-    return _clipped(x, *_span(x, 'clipped_round', lower, upper), step=step, offset=offset)
+    ends = _span(x, 'clipped_round', lower, upper)
+    return clipped_estimator(x, *ends, step=step, offset=offset)
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #df5f215e
 def _trusted(v, trust, lower, upper):
-    error = (v - _clip(v, lower, upper)).abs()
+    error = (v - round_clipped(v, lower, upper)).abs()
     return (error <= trust) & (v.abs() < math.inf)
 
-def _trust_value(v, trust, lower, upper): return _broadcast_with(_clip(v, lower, upper), trust)
+def _trust_value(v, trust, lower, upper):
+    return broadcast_with(round_clipped(v, lower, upper), trust)
 
-def _trust_slope(v, *knobs): return _indicator(_trusted(v, *knobs), v)
+def _trust_slope(v, *knobs): return indicator(_trusted(v, *knobs), v)
 
 def _trust_plain(v, trust, lower, upper):
-    y = _saturate(torch.round(v.detach()), *_fitting(v, lower, upper))
+    y = _kept(torch.round(v.detach()), lower, upper)
     return y - torch.where(_trusted(v, trust, lower, upper), v.detach()-v, 0.)
 
 _trust = estimator('trust_round', _trust_value, _trust_slope, _trust_plain, near=False,
@@ -220,7 +249,8 @@ def trust_round(
     trust:float|Tensor=.5,  # Largest error to learn from, >= 0 steps, broadcasts; detached
     *,
     lower:float|Tensor=-2., # Lowest multiple of `step`, an integer, broadcasts with `x`
-    upper:float|Tensor=2.,  # Highest multiple of `step`, above `lower`
+    # Highest multiple of `step`, above `lower`. Tensors that cross change places
+    upper:float|Tensor=2.,
     step:float|Tensor=1.,
     offset:float|Tensor=0., # Grid point number 0, in the units of `x`
 )->Tensor:                  # Nearest grid point in the range; dtype of `x`, broadcast shape
@@ -231,7 +261,8 @@ def trust_round(
         trust (float|Tensor = .5): Largest error to learn from, >= 0 steps, broadcasts;
             detached
         lower (float|Tensor = -2.): Lowest multiple of `step`, an integer, broadcasts with `x`
-        upper (float|Tensor = 2.): Highest multiple of `step`, above `lower`
+        upper (float|Tensor = 2.): Highest multiple of `step`, above `lower`. Tensors that
+            cross change places
         step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
             may learn
         offset (float|Tensor = 0.): Grid point number 0, in the units of `x`

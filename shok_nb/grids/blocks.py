@@ -11,43 +11,45 @@ from dataclasses import dataclass
 from typing import Any, Literal
 import torch
 from torch import Tensor
-from shok_nb.engine.arguments import (
+from ..engine.arguments import (
     check_choice,
     check_count,
     check_flag,
     check_input,
     check_knob,
 )
-from ..engine.grid import Cells, Grid, _Gradient, _power
-from ..engine.parts import either
+from ..engine.grid import Cells, GradientRule, Grid, power_of_two
+from ..engine.parts import either, is_followed
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
-from shok_nb.grids.floats import (
-    _BITS,
-    _E8M0,
+from .floats import (
+    E8M0_ENDS,
+    FLOAT_BITS,
     FORMATS,
     FloatFormat,
-    _binade,
-    _check_rounding,
-    _Floats,
-    _Format,
-    _format_of,
-    _grid_of,
+    FloatGrid,
+    FormatLike,
+    binade_of,
+    check_rounding,
+    format_of,
+    grid_of,
+    rounded_on,
 )
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00008
-def _floor(amax, f): return _binade(amax)
+def _floor(amax, f): return binade_of(amax)
 
 def _ceil(amax, f):
-    p = _binade(amax)
+    p = binade_of(amax)
     return torch.where(amax > p, 2*p, p)
 
 def _even(amax, f):
-    ints,mantissa,_ = _BITS[amax.dtype]
-    half = 1 << mantissa-f.mantissa-1                   # of a step of the format: it may carry
-    return _binade((amax.view(ints)+half).view(amax.dtype))
+    ints,mantissa,_ = FLOAT_BITS[amax.dtype]
+    half = (1 << mantissa-f.mantissa) >> 1 if f.mantissa < mantissa else 0
+    # half a step of the format, which may carry; a format as fine as the dtype has none
+    return binade_of((amax.view(ints)+half).view(amax.dtype))
 
-def _rceil(amax, f): return _ceil(amax/f.largest*_power(f.largest), f)
+def _rceil(amax, f): return _ceil(amax/f.largest*power_of_two(f.largest), f)
 
 _BlockScale = Literal['floor', 'ceil', 'even', 'rceil', 'mse']
 _SCALES = dict(floor=_floor, ceil=_ceil, even=_even, rceil=_rceil)
@@ -68,25 +70,29 @@ def _amax(x):
     "The largest magnitude of each block."
     return _with_less(x.abs()).amax(-1, keepdim=True)
 
+def _learning(x, scale):
+    "`x`, constant where the scale of its block is not finite: there a gradient would be nan."
+    return torch.where(torch.isfinite(scale), x, x.detach()) if is_followed(x) else x
+
 def _scaled(cells, scale):
     "What was divided by a scale is multiplied by it."
     def value(n): return cells.value(n)*scale
     return cells._replace(worth=cells.worth*scale, value=value)
 
 @dataclass(frozen=True, kw_only=True)
-class _MX(Grid):
+class MXGrid(Grid):
     "Blocks of a float format that share a power of two."
-    element:_Floats
+    element:FloatGrid
     format:FloatFormat
     block:Any
     scale:str
-    gradient:_Gradient
+    gradient:GradientRule
     def shared(self, x):
         "The power of two of each block; nan where the block is not finite."
         amax = _amax(x)
         def power(how):
-            p = _SCALES[how](amax, self.format)/_power(self.format.largest)
-            return p.clamp(*_E8M0)
+            p = _SCALES[how](amax, self.format)/power_of_two(self.format.largest)
+            return p.clamp(*E8M0_ENDS)
         if self.scale != 'mse': p = power(self.scale)
         else:
             p,q = power('floor'),power('ceil')
@@ -103,24 +109,27 @@ class _MX(Grid):
 
     def cells(self, x, own=0.):
         p = self.shared(x.detach())
-        return _scaled(self.element.cells(x/p), p)
+        return _scaled(self.element.cells(_learning(x, p)/p), p)
 
     def judged(self, x, own=0.): return self.element.judged(x/self.shared(x))
 
 @dataclass(frozen=True, kw_only=True)
-class _NVFP4(Grid):
+class NVFP4Grid(Grid):
     "Blocks of e2m1 that share an e4m3; the tensor may have a scale of its own."
-    element:_Floats
+    element:FloatGrid
     whole:bool
     block:Any
-    gradient:_Gradient
+    gradient:GradientRule
     def shared(self, x, own):
-        "The e4m3 of each block: in a sum with `far` the neighbours are a step of it apart."
-        amax = _amax(x)/6
+        """The e4m3 of each block: in a sum with `far` the neighbours are a step of it apart.
+        Nan where the block is not finite."""
+        largest = _amax(x)
+        amax = largest/6
         if self.whole: amax = amax/own
-        amax,far = amax.clamp(2.**-6, 448.),2.**(_BITS[x.dtype][1]-3)
-        at = _binade(amax)
-        return torch.add(amax, at, alpha=far).sub(at, alpha=far)
+        amax,far = amax.clamp(2.**-6, 448.),2.**(FLOAT_BITS[x.dtype][1]-3)
+        at = binade_of(amax)
+        scale = torch.add(amax, at, alpha=far).sub(at, alpha=far)
+        return torch.where(torch.isfinite(largest), scale, torch.nan)
 
     def both_ways(self, x, own):
         "What leads to the elements of each block, and back."
@@ -135,7 +144,7 @@ class _NVFP4(Grid):
 
     def cells(self, x, own=0.):
         to,back = self.both_ways(x.detach(), own)
-        return _scaled(self.element.cells(x*to), back)
+        return _scaled(self.element.cells(_learning(x, to)*to), back)
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00012
 def _in_blocks(x, block, dim, pad, fn):
@@ -172,7 +181,10 @@ def _one_number(scale, x, fn):
     if isinstance(scale, Tensor) and scale.numel() != 1:
         got = tuple(scale.shape)
         raise ValueError(f'{fn}: tensor_scale must be a number, got shape {got}')
-    return torch.as_tensor(scale, dtype=wide_dtype(x.dtype), device=x.device).detach().view(())
+    scale = torch.as_tensor(scale, dtype=wide_dtype(x.dtype), device=x.device).detach()
+    # 1/scale over the least of a block stays finite; what is divided by infinity is no number
+    size = scale.abs().clamp(min=64*torch.finfo(scale.dtype).tiny)
+    return torch.where(torch.isinf(size), torch.nan, size).view(())
 
 def _check_numbers(knobs, fn):
     "Knobs that are one number each: those of the shape of `x` would have to be cut too."
@@ -184,7 +196,7 @@ def _check_numbers(knobs, fn):
 # %% ../../nbs/grids/20_blocks.ipynb #20f00013
 def mx_quantize(
     x:Tensor,                    # Values; any shape with a dim to cut, floating dtype
-    format:_Format='e4m3',       # Of the elements: 'e2m1', 'e2m3', 'e3m2', 'e4m3' or 'e5m2'
+    format:FormatLike='e4m3',    # Of the elements: 'e2m1', 'e2m3', 'e3m2', 'e4m3' or 'e5m2'
     rounding:Callable=round_ste, # An estimator that has a `step`
     *,
     block:int=32,                # Values that share a scale
@@ -192,9 +204,9 @@ def mx_quantize(
     scale:_BlockScale='floor',   # Which power of two, from the largest magnitude or the error
     pad:bool=False,              # Fill a last block that is short with zeros, or raise?
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
-    gradient:_Gradient='clipped',
+    gradient:GradientRule='clipped',
     **knobs                      # Of `rounding`
-)->Tensor:                       # Element times scale; shape and dtype of `x`
+)->Tensor:  # Element times scale, nan in a block that is not finite; shape and dtype of `x`
     """Blocks that share a power of two (arXiv:2310.10537). Raises ValueError for a short block.
 
     Parameters:
@@ -212,7 +224,7 @@ def mx_quantize(
         **knobs: Of `rounding`
 
     Returns:
-        Tensor: Element times scale; shape and dtype of `x`
+        Tensor: Element times scale, nan in a block that is not finite; shape and dtype of `x`
 
     Example:
         >>> import torch, shok_nb as R
@@ -221,36 +233,38 @@ def mx_quantize(
     """
     fn = 'mx_quantize'
     check_input(x, fn)
-    f = _format_of(format, fn)
+    f = format_of(format, fn)
     check_choice(scale, fn, 'scale', (*_SCALES, 'mse'))
-    _check_rounding(rounding, gradient, knobs, fn)
+    check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
     v,back = _in_blocks(x, block, dim, pad, fn)
-    element = _grid_of(f, gradient=gradient)
-    grid = _MX(element=element, format=f, block=block, scale=scale, gradient=gradient)
-    return back(rounding(v, step=grid, **knobs))
+    element = grid_of(f, gradient=gradient)
+    grid = MXGrid(element=element, format=f, block=block, scale=scale, gradient=gradient)
+    return back(rounded_on(rounding, v, grid, knobs, fn))
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00015
 def nvfp4_quantize(
     x:Tensor,                    # Values; any shape with a dim to cut, floating dtype
     rounding:Callable=round_ste, # An estimator that has a `step` and an `offset`
     *,
-    # Of the whole tensor, > 0: `x.abs().amax()/2688` uses the full range; None is none
+    # Of the whole tensor, > 0: `x.abs().amax()/2688` uses the full range; None is none. Of a
+    # tensor the size counts, and at least 2**-120; infinity and nan make all nan
     tensor_scale:float|Tensor|None=None,
     dim:int=-1,                  # Blocks of 16 lie along this dim
     square:bool=False,           # Or squares of 16 × 16, as for weights
     pad:bool=False,              # Fill a last block that is short with zeros, or raise?
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
-    gradient:_Gradient='clipped',
+    gradient:GradientRule='clipped',
     **knobs                      # Of `rounding`
-)->Tensor:                       # Element times scales; shape and dtype of `x`
+)->Tensor:  # Element times scales, nan in a block that is not finite; shape and dtype of `x`
     """Blocks of 16, scales in e4m3 (arXiv:2509.25149). Raises ValueError if a block is short.
 
     Parameters:
         x (Tensor): Values; any shape with a dim to cut, floating dtype
         rounding (Callable = round_ste): An estimator that has a `step` and an `offset`
         tensor_scale (float|Tensor|None = None): Of the whole tensor, > 0:
-            `x.abs().amax()/2688` uses the full range; None is none
+            `x.abs().amax()/2688` uses the full range; None is none. Of a tensor the size
+            counts, and at least 2**-120; infinity and nan make all nan
         dim (int = -1): Blocks of 16 lie along this dim
         square (bool = False): Or squares of 16 × 16, as for weights
         pad (bool = False): Fill a last block that is short with zeros, or raise?
@@ -259,7 +273,7 @@ def nvfp4_quantize(
         **knobs: Of `rounding`
 
     Returns:
-        Tensor: Element times scales; shape and dtype of `x`
+        Tensor: Element times scales, nan in a block that is not finite; shape and dtype of `x`
 
     Example:
         >>> import torch, shok_nb as R
@@ -268,15 +282,15 @@ def nvfp4_quantize(
     """
     fn = 'nvfp4_quantize'
     check_input(x, fn)
-    _check_rounding(rounding, gradient, knobs, fn)
+    check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
-    element = _grid_of(FORMATS['e2m1'], gradient=gradient)
+    element = grid_of(FORMATS['e2m1'], gradient=gradient)
     whole = tensor_scale is not None
-    grid = _NVFP4(element=element, whole=whole, block=16, gradient=gradient)
+    grid = NVFP4Grid(element=element, whole=whole, block=16, gradient=gradient)
     if whole: knobs['offset'] = _one_number(tensor_scale, x, fn)
     if check_flag(square, fn, 'square'): v,back = _in_squares(x, fn)
     else: v,back = _in_blocks(x, 16, dim, pad, fn)
-    return back(rounding(v, step=grid, **knobs))
+    return back(rounded_on(rounding, v, grid, knobs, fn))
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00025
 @dataclass(frozen=True, kw_only=True)
@@ -284,10 +298,11 @@ class _Integers(Grid):
     "Blocks of integers whose scale is the largest magnitude over the largest code."
     bits:int
     block:Any
-    scales:_Floats|None
+    scales:FloatGrid|None
     def scale(self, x):
-        "Of each block, as it is stored; never 0."
+        "Of each block, as it is stored; never 0, and nan where the block is not finite."
         scale = _amax(x)/(2**(self.bits-1)-1)
+        scale = torch.where(torch.isfinite(scale), scale, torch.nan)
         least = torch.finfo(x.dtype).tiny
         if self.scales is None: return scale.clamp(min=least)
         return _rounded(self.scales, scale).clamp(min=max(self.scales.finest, least))
@@ -296,7 +311,7 @@ class _Integers(Grid):
         scale,high = self.scale(x.detach()),2**(self.bits-1)-1
         def raw(n): return n
         def value(n): return n.clamp(-high-1, high)*scale
-        v = x/scale
+        v = _learning(x, scale)/scale
         return Cells(v, v, scale, None, raw, value)
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00026
@@ -307,10 +322,10 @@ def int_quantize(
     *,
     block:int=32,                # Values that share a scale
     dim:int=-1,                  # Along this dim
-    scale_format:_Format|None=None, # Of the scales, 'float16' or another; None is float32
+    scale_format:FormatLike|None=None, # Of the scales, 'float16' or another; None is float32
     pad:bool=False,              # Fill a last block that is short with zeros, or raise?
     **knobs                      # Of `rounding`
-)->Tensor:                       # Code times scale; shape and dtype of `x`
+)->Tensor:  # Code times scale, nan in a group that is not finite; shape and dtype of `x`
     """Integers in groups that share a scale. Raises ValueError for a short group.
 
     Parameters:
@@ -319,13 +334,13 @@ def int_quantize(
         rounding (Callable = round_ste): An estimator that has a `step`
         block (int = 32): Values that share a scale
         dim (int = -1): Along this dim
-        scale_format (_Format|None = None): Of the scales, 'float16' or another; None is
+        scale_format (FormatLike|None = None): Of the scales, 'float16' or another; None is
             float32
         pad (bool = False): Fill a last block that is short with zeros, or raise?
         **knobs: Of `rounding`
 
     Returns:
-        Tensor: Code times scale; shape and dtype of `x`
+        Tensor: Code times scale, nan in a group that is not finite; shape and dtype of `x`
 
     Example:
         >>> import torch, shok_nb as R
@@ -337,45 +352,47 @@ def int_quantize(
     bits = check_count(bits, fn, 'bits', 2, 16)
     scales = None
     if scale_format is not None:
-        scales = _grid_of(_format_of(scale_format, fn, arg='scale_format'))
-    _check_rounding(rounding, 'ste', knobs, fn)
+        scales = grid_of(format_of(scale_format, fn, arg='scale_format'))
+    check_rounding(rounding, 'ste', knobs, fn)
     _check_numbers(knobs, fn)
     v,back = _in_blocks(x, block, dim, pad, fn)
-    return back(rounding(v, step=_Integers(bits=bits, block=block, scales=scales), **knobs))
+    grid = _Integers(bits=bits, block=block, scales=scales)
+    return back(rounded_on(rounding, v, grid, knobs, fn))
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00029
-_GGUF = dict(Q8_0=(32, -127, 127, 0), Q4_0=(32, 0, 15, -8), Q4_1=(32, 0, 15, 0),
+GGUF_BLOCKS = dict(Q8_0=(32, -127, 127, 0), Q4_0=(32, 0, 15, -8), Q4_1=(32, 0, 15, 0),
     TQ1_0=(256, -1, 1, 0))                     # block, both end codes, what is added to a code
 
-_HALF = _grid_of(FORMATS['float16'], saturate=False)
+_HALF = grid_of(FORMATS['float16'], saturate=False)
 
 def _reciprocal(d):
     "1/d, and 0 for 0; finite."
-    return torch.where(d == 0, 0., 1/d).clamp(max=torch.finfo(d.dtype).max)
+    most = torch.finfo(d.dtype).max
+    return torch.where(d == 0, 0., 1/d).clamp(-most, most)
 
 @dataclass(frozen=True, kw_only=True)
-class _GGUFBlocks(Grid):
+class GGUFGrid(Grid):
     "A block type of GGUF, in the arithmetic of its reference."
     format:str
     block:Any
-    gradient:_Gradient
+    gradient:GradientRule
     def laid(self, x):
         "`x` in codes, the scale in full, and what is added after it."
         still = x.detach()
         if self.format == 'Q4_1':
             least = still.amin(-1, keepdim=True)
             d = (still.amax(-1, keepdim=True)-least)/15
-            return ((x-least)*_reciprocal(d) + .5)-.5,d,least
+            return ((_learning(x, d)-least)*_reciprocal(d) + .5)-.5,d,least
         if self.format == 'Q4_0':
             d = still.gather(-1, still.abs().argmax(-1, keepdim=True))/-8
-            return (x*_reciprocal(d) + 8.5)-.5,d,None
+            return (_learning(x, d)*_reciprocal(d) + 8.5)-.5,d,None
         d = still.abs().amax(-1, keepdim=True)
         if self.format == 'Q8_0': d = d/127
-        return x*_reciprocal(d),d,None
+        return _learning(x, d)*_reciprocal(d),d,None
 
     def cells(self, x, own=0.):
         v,d,least = self.laid(x)
-        _,low,high,base = _GGUF[self.format]
+        _,low,high,base = GGUF_BLOCKS[self.format]
         def raw(n): return n
         def value(n):
             y = (n.clamp(low, high)+base)*_rounded(_HALF, d)
@@ -393,7 +410,7 @@ def gguf_quantize(
     *,
     # Of `Q4_0`, which clips: 0 where the value is clipped ('saturated'), where `x` is beyond
     # ('clipped'), or nowhere
-    gradient:_Gradient='clipped',
+    gradient:GradientRule='clipped',
     **knobs                      # Of `rounding`
 )->Tensor:                       # What a reader of the file gets; shape and dtype of `x`
     """Blocks as in a GGUF file (gguf.quants). Raises ValueError if a block is short.
@@ -417,12 +434,12 @@ def gguf_quantize(
     """
     fn = 'gguf_quantize'
     check_input(x, fn)
-    check_choice(format, fn, 'format', _GGUF)
+    check_choice(format, fn, 'format', GGUF_BLOCKS)
     if rounding is None:
         rounding,ties = round_ste,'up' if format in ('Q4_0', 'Q4_1') else 'away'
         knobs = dict(ties=ties) | knobs
-    _check_rounding(rounding, gradient, knobs, fn)
+    check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
-    grid = _GGUFBlocks(format=format, block=_GGUF[format][0], gradient=gradient)
+    grid = GGUFGrid(format=format, block=GGUF_BLOCKS[format][0], gradient=gradient)
     v,back = _in_blocks(x, grid.block, -1, False, fn)
-    return back(rounding(v, step=grid, **knobs))
+    return back(rounded_on(rounding, v, grid, knobs, fn))

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import torch
 from torch import Tensor
-from ..engine.arguments import check_count, check_input
+from ..engine.arguments import check_answer, check_count, check_input, real_tensor
 from ..engine.core import straight_through
-from ..engine.grid import Cells, Grid, _Gradient
-from ..engine.parts import _saturate, by_mode
+from ..engine.grid import Cells, GradientRule, Grid
+from ..engine.parts import by_mode, saturate
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
-from .floats import _binade, _check_rounding
+from .floats import binade_of, check_rounding, rounded_on
 
 # %% ../../nbs/grids/30_codebooks.ipynb #30f00012
 def _around(x, levels):
@@ -33,9 +33,22 @@ def _around_rows(x, levels, axis):
     def beside(at): return levels.gather(1, at).view(along.shape).movedim(0, axis)
     return beside(at-1),beside(at)
 
+def _read_gap(low, high): return high - low
+def _read_share(x, low, high): return (x-low)/(high-low)
+
+def _unread_gap(low, high): return (high-low).clamp(max=torch.finfo(low.dtype).max)
+def _unread_share(x, low, high):
+    k = torch.where(torch.isinf(high-low), .5, 1.)
+    return (k*x-k*low)/(k*high-k*low)
+
+# Levels too far apart for the dtype raise, but where their values are not read.
+_gap = by_mode(_read_gap, compile=_unread_gap, export=_read_gap)
+_share = by_mode(_read_share, compile=_unread_share, export=_read_share)
+
 def _between(n, low, high):
     "`low` for 0 and `high` for 1, both exactly."
-    return torch.where(n > .5, high - (1-n)*(high-low), low + n*(high-low))
+    gap = _gap(low, high)
+    return torch.where(n > .5, high - (1-n)*gap, low + n*gap)
 
 class _Levels(Grid):
     "The grid of sorted numbers that do not learn."
@@ -44,10 +57,10 @@ class _Levels(Grid):
     def cells(self, x, own=0.):
         levels = self.levels.to(x.dtype)
         low,high = _around(x, levels)
-        step = high-low
         def raw(n): return _between(n, low, high)
         def value(n): return raw(n).clamp(levels[0], levels[-1])
-        return Cells((x-low)/step, x, step, (levels[0], levels[-1]), raw, value)
+        v,step = _share(x, low, high),_gap(low, high)
+        return Cells(v, x, step, (levels[0], levels[-1]), raw, value)
 
 # %% ../../nbs/grids/30_codebooks.ipynb #30f00013
 def _check_levels(levels, x, axis, fn):
@@ -56,7 +69,7 @@ def _check_levels(levels, x, axis, fn):
         if not isinstance(levels, (list, tuple)):
             raise TypeError(f'{fn}: levels must be a Tensor or a list of numbers, '
                 f'got {type(levels).__name__}')
-        levels = torch.tensor(levels, dtype=wide_dtype(x.dtype), device=x.device)
+        levels = real_tensor(levels, fn, 'levels', wide_dtype(x.dtype), x.device)
     check_input(levels, fn, 'levels')
     shape = tuple(levels.shape)
     if len(shape) != (1 if axis is None else 2) or shape[-1] < 2:
@@ -74,12 +87,21 @@ def _check_levels(levels, x, axis, fn):
 
 def _check_order(levels, fn):
     "Raises where a level is not above the one before. It reads the values."
+    if levels.is_meta: return
     rows = torch.atleast_2d(levels.detach())
     low,high = rows[:, :-1],rows[:, 1:]
     bad = ~((high > low) & low.isfinite() & high.isfinite())
-    if not bad.any(): return
+    if not bad.any(): return _check_gaps(low, high, fn)
     raise ValueError(f'{fn}: levels must be finite and ascend, got {low[bad][0]:g} before '
         f'{high[bad][0]:g}; use levels.unique()')
+
+def _check_gaps(low, high, fn):
+    "Raises where two neighbours are farther apart than the dtype reaches."
+    far = ~(high-low).isfinite()
+    if not far.any(): return
+    told = f'got {low[far][0]:g} before {high[far][0]:g}'
+    raise ValueError(f'{fn}: neighbours must be at most {torch.finfo(low.dtype).max:g} apart, '
+        f'{told}; add a level between them, or scale them down')
 
 def _not_looked_at(levels, fn): pass
 
@@ -93,17 +115,18 @@ def _held_between(v, low, high, ends, gradient):
     "`v`, held at the ends, or near enough to them that nothing of it overflows."
     if gradient == 'ste': return v
     first,last = ends
-    if gradient == 'clipped': return _saturate(v, first, last)
+    if gradient == 'clipped': return saturate(v, first, last)
     room = 2*(high-low).detach()
-    return _saturate(v, first.detach()-room, last.detach()+room)
+    return saturate(v, first.detach()-room, last.detach()+room)
 
-def _learned(v, low, high, ends, rounding, gradient, knobs):
+def _learned(v, low, high, ends, rounding, gradient, knobs, fn):
     "Plain ops, for levels that learn or differ by channel."
-    known,at_end = torch.isfinite(v),_saturate(v, *ends)
+    known,at_end = torch.isfinite(v),saturate(v, *ends)
     v = _held_between(torch.where(known, v, low.detach()), low, high, ends, gradient)
-    n = rounding((v-low)/(high-low), **knobs)
+    share = _share(v, low, high)
+    n = check_answer(rounding(share, **knobs), share, fn, 'rounding')
     y = _between(n, low, high)
-    if gradient != 'ste': return torch.where(known, _saturate(y, *ends), at_end)
+    if gradient != 'ste': return torch.where(known, saturate(y, *ends), at_end)
     code = torch.where(y > ends[1], 1., torch.where(y < ends[0], 0., n)).detach()
     y = _between(straight_through(code, n), low, high)
     return torch.where(known, y, at_end)
@@ -121,7 +144,7 @@ def levels_round(
     *,
     axis:int|None=None,          # With a row of levels for each index; None: one for all
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
-    gradient:_Gradient='clipped',
+    gradient:GradientRule='clipped',
     **knobs                      # Of `rounding`
 )->Tensor:                       # Levels, if `rounding` gives integers; dtype of `x`
     """Round to a codebook (arXiv:2305.14314 for NF4). Raises ValueError if levels descend.
@@ -146,16 +169,16 @@ def levels_round(
     """
     fn = 'levels_round'
     check_input(x, fn)
-    _check_rounding(rounding, gradient, knobs, fn)
+    check_rounding(rounding, gradient, knobs, fn)
     if axis is not None: axis = check_count(axis, fn, 'axis', -x.ndim, x.ndim-1) % x.ndim
     levels = _check_levels(levels, x, axis, fn)
     _ordered(levels, fn)
     v = x.to(levels.dtype)
     if axis is None and not levels.requires_grad:
-        return rounding(x, step=_Levels(levels, gradient), **knobs)
+        return rounded_on(rounding, x, _Levels(levels, gradient), knobs, fn)
     around = _around(v, levels) if axis is None else _around_rows(v, levels, axis)
     ends = [_beside_axis(t, v, axis) for t in (levels[..., 0], levels[..., -1])]
-    return _learned(v, *around, ends, rounding, gradient, knobs).to(x.dtype)
+    return _learned(v, *around, ends, rounding, gradient, knobs, fn).to(x.dtype)
 
 # %% ../../nbs/grids/30_codebooks.ipynb #30f00023
 @dataclass(frozen=True, kw_only=True)
@@ -163,11 +186,11 @@ class _Powers(Grid):
     "The grid of plus and minus 2**n, evenly spaced in the logarithm; 0 stays."
     low:float
     high:float
-    gradient:_Gradient
+    gradient:GradientRule
     def cells(self, x, own=0.):
         limits = torch.finfo(x.dtype)
         size = x.abs().clamp(limits.tiny, limits.max)
-        p = _binade(size.detach())
+        p = binade_of(size.detach())
         def raw(n): return p*(1+n)
         def value(n):
             y = torch.copysign(raw(n).clamp(self.low, self.high), x.detach())
@@ -182,7 +205,7 @@ def log2_round(
     *,
     exponents:tuple[int, int]=(-126, 127), # Of the least and the largest power, in [-126, 127]
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
-    gradient:_Gradient='clipped',
+    gradient:GradientRule='clipped',
     **knobs                      # Of `rounding`
 )->Tensor:                       # Plus or minus a power of two, 0 for 0; dtype of `x`
     """Round to powers of two by logarithm (arXiv:1603.01025). Raises ValueError for no range.
@@ -208,11 +231,11 @@ def log2_round(
     check_input(x, fn)
     if not isinstance(exponents, (tuple, list)) or len(exponents) != 2:
         raise TypeError(f'{fn}: exponents must be two ints, got {exponents!r}')
-    low = check_count(exponents[0], fn, 'the least exponent', -126, 126)
-    high = check_count(exponents[1], fn, 'the largest exponent', low+1, 127)
-    _check_rounding(rounding, gradient, knobs, fn)
+    low = check_count(exponents[0], fn, 'the least exponent of exponents', -126, 126)
+    high = check_count(exponents[1], fn, 'the largest exponent of exponents', low+1, 127)
+    check_rounding(rounding, gradient, knobs, fn)
     grid = _Powers(low=2.**low, high=2.**high, gradient=gradient)
-    return rounding(x, step=grid, **knobs)
+    return rounded_on(rounding, x, grid, knobs, fn)
 
 # %% ../../nbs/grids/30_codebooks.ipynb #30f00027
 def apot_levels(

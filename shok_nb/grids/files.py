@@ -9,18 +9,29 @@ __all__ = ['save_gguf', 'save_compressed']
 import copy
 import ctypes
 import json
+import math
+import numbers
 import os
+import re
+import secrets
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from ..engine.arguments import _what, check_callable, check_choice, check_model
+from ..engine.arguments import (
+    check_callable,
+    check_choice,
+    check_model,
+    shown,
+    what_came,
+)
 from ..estimators.ste import round_ste
-from .blocks import _GGUF, _MX, _NVFP4, _GGUFBlocks
-from .floats import FORMATS, _grid_of
+from .blocks import GGUF_BLOCKS, GGUFGrid, MXGrid, NVFP4Grid
+from .floats import FORMATS, grid_of
 
 # %% ../../nbs/grids/40_files.ipynb #40f00008
 def _nearest(grid, x, ties:Any='even'):
@@ -53,7 +64,7 @@ def _tq1_0(grid, x):
     digits = torch.cat([packed(p, n) for p,n in zip(parts, (5, 5, 4))], -1)
     return torch.cat([((digits*256+242)//243).to(torch.uint8), _half(grid.laid(x)[1])], -1)
 
-def _e2m1_codes(y):
+def e2m1_codes(y):
     "The four bits of numbers of e2m1: the place of the magnitude among eight, and the sign."
     numbers = torch.tensor([.5, 1., 1.5, 2., 3., 4., 6.], device=y.device, dtype=y.dtype)
     return torch.bucketize(y.abs().contiguous(), numbers, right=True) + 8*y.signbit()
@@ -61,20 +72,20 @@ def _e2m1_codes(y):
 def _mxfp4(grid, x):
     p = grid.shared(x)
     element = grid.element.cells(x/p)
-    codes = _e2m1_codes(element.value(element.v.round()))
+    codes = e2m1_codes(element.value(element.v.round()))
     exponent = torch.frexp(p)[1]+126
     return torch.cat([exponent.to(torch.uint8), _two_a_byte(codes)], -1)
 
-def _of_gguf(kind): return _GGUFBlocks(format=kind, block=_GGUF[kind][0], gradient='ste')
+def _of_gguf(kind): return GGUFGrid(format=kind, block=GGUF_BLOCKS[kind][0], gradient='ste')
 
-_mx4 = _MX(element=_grid_of(FORMATS['e2m1']), format=FORMATS['e2m1'], block=32, scale='floor',
-    gradient='ste')
+mxfp4_grid = MXGrid(element=grid_of(FORMATS['e2m1']), format=FORMATS['e2m1'], block=32,
+    scale='floor', gradient='ste')
 # the number of the type, the grid of its blocks, the function that makes the bytes
 _TYPES:dict[str, Any] = dict(
     F32=(0, None, None), F16=(1, None, None), BF16=(30, None, None),
     Q8_0=(8, _of_gguf('Q8_0'), _q8_0), Q4_0=(2, _of_gguf('Q4_0'), _q4),
     Q4_1=(3, _of_gguf('Q4_1'), _q4), TQ1_0=(34, _of_gguf('TQ1_0'), _tq1_0),
-    MXFP4=(39, _mx4, _mxfp4))
+    MXFP4=(39, mxfp4_grid, _mxfp4))
 _TIES:dict[str, Any] = dict(Q8_0='away', Q4_0='up', Q4_1='up', TQ1_0='away', MXFP4='even')
 _FLOATS = {'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16}
 _WHOLE = {torch.int8: 24, torch.int16: 25, torch.int32: 26, torch.int64: 27}
@@ -86,42 +97,105 @@ def _bytes_of(t):
     return ctypes.string_at(t.data_ptr(), t.nbytes) if t.numel() else b''
 
 def _in_type(kind, t):
-    "The number of the type, the bytes, and what a reader gets."
+    "The number of the type, the bytes, and what a reader gets, in a dtype that holds it."
     number,grid,pack = _TYPES[kind]
     if grid is None:
         stored = t.to(_FLOATS[kind])
-        return number,_bytes_of(stored),stored.to(t.dtype)
+        return number,_bytes_of(stored),stored.float()
+    if not t.numel(): return number,b'',t.float()
     blocks = t.float().reshape(-1, grid.block)
     read = round_ste(blocks, ties=_TIES[kind], step=grid)
-    return number,_bytes_of(pack(grid, blocks)),read.view(t.shape).to(t.dtype)
+    return number,_bytes_of(pack(grid, blocks)),read.view(t.shape)
 
 def _text(s):
     s = s.encode()
     return struct.pack('<Q', len(s))+s
 
-def _entry(key, value):
-    "A line of the metadata: a string, bool, int or float."
-    def as_(number, code): return _text(key)+struct.pack('<I'+code, number, value)
-    if isinstance(value, bool): return as_(7, '?')
-    if isinstance(value, int): return as_(4, 'I') if 0 <= value < 2**32 else as_(11, 'q')
-    if isinstance(value, float): return as_(6, 'f')
-    if isinstance(value, str): return _text(key)+struct.pack('<I', 8)+_text(value)
-    raise TypeError(f'save_gguf: metadata {key!r} must be a str, bool, int or float, '
-        f'got {_what(value)}')
+# numbers of the types of values, and the codes of `struct`
+_BOOL,_STRING,_LIST = 7,8,9
+_INTS = {4: ('I', 0, 2**32-1), 5: ('i', -2**31, 2**31-1), 11: ('q', -2**63, 2**63-1),
+    10: ('Q', 0, 2**64-1)}
+_CODES = {6: 'f', 12: 'd', _BOOL: '?'} | {k: code for k,(code,_,_) in _INTS.items()}
 
-def _padded(n): return -n % 32
+def _is_single(v):
+    "Is it 0, infinite, or in the range of float32?"
+    most = torch.finfo(torch.float32).max
+    return not v or not math.isfinite(v) or 2.**-149 <= abs(v) <= most
+
+def _type_of(values, integers):
+    "The number of the type that holds them all, the first of those for integers; or None."
+    kinds = {bool if isinstance(v, bool) else next((k for k in (str, numbers.Integral,
+        numbers.Real) if isinstance(v, k)), None) for v in values}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind in (bool, str): return _BOOL if kind is bool else _STRING
+    if kind is numbers.Real: return 6 if all(map(_is_single, values)) else 12
+    if kind is None: return None
+    for k in integers:
+        if _INTS[k][1] <= min(values) and max(values) <= _INTS[k][2]: return k
+
+def _entry(key, value):
+    "A line of the metadata: a string, bool, int or float, or a list of one of them."
+    many = isinstance(value, (list, tuple))
+    values = value if many else [value]
+    number = _type_of(values, (5, 11, 10) if many else (4, 11, 10))   # as llama.cpp reads them
+    if number is None:
+        got = f'a list of {", ".join(sorted({what_came(v) for v in values})) or "nothing"}'
+        got = got if many else what_came(value)
+        if not many and isinstance(value, numbers.Integral): got = shown(value)
+        wanted = 'a str, bool, int (64 bits) or float, or a list of one of them'
+        raise TypeError(f'save_gguf: metadata {key!r} must be {wanted}, got {got}')
+    if number == _STRING:
+        data = b''.join(_text(_encoded(v, f'metadata {key!r}')) for v in values)
+    else: data = struct.pack(f'<{len(values)}{_CODES[number]}', *values)
+    head = struct.pack('<I', number)
+    if many: head = struct.pack('<IIQ', _LIST, number, len(values))
+    return _text(key)+head+data
+
+def _encoded(s, what):
+    "A string that UTF-8 can write."
+    try: s.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f'save_gguf: {what} is no text: {s!r:.60}') from None
+    return s
+
+_KEY = re.compile(r'[a-z0-9_-]+(\.[a-z0-9_-]+)*')
+_OWN = {'general.architecture': 'say architecture=',
+    'general.quantization_version': 'leave it out'}
+
+def _check_key(key):
+    "Raises for a key that GGUF does not take, or that says what the file is not."
+    if not isinstance(key, str):
+        got = what_came(key)
+        raise TypeError(f'save_gguf: metadata must have keys that are str, got {got}')
+    if not _KEY.fullmatch(key) or len(key) >= 2**16:
+        wanted = 'words of a-z, 0-9, _ and -, joined by dots'
+        raise ValueError(f'save_gguf: metadata must have keys of {wanted}, got {key!r:.60}')
+    if key in _OWN:
+        raise ValueError(f'save_gguf: metadata {key!r} is written already; {_OWN[key]}')
+    if key.startswith('split.'):
+        raise ValueError(f'save_gguf: metadata {key!r} is of a file in parts, not of this')
+
+def _alignment(metadata):
+    "The places where tensors may begin."
+    n = metadata.get('general.alignment', 32)
+    if isinstance(n, bool) or n not in [2**k for k in range(3, 17)]:
+        wanted = "'general.alignment' must be a power of two from 8 to 65536"
+        raise ValueError(f'save_gguf: metadata {wanted}, got {n!r:.60}')
+    return int(n)
 
 def _gguf_parts(tensors, metadata):
     "GGUF, version 3: a head, the metadata, a line for each tensor, and the data."
+    align = _alignment(metadata)
+    def padding(n): return bytes(-n % align)
     head = b'GGUF'+struct.pack('<IQQ', 3, len(tensors), len(metadata))
     head += b''.join(_entry(k, v) for k,v in metadata.items())
     at = 0
     for name,(shape,number,data) in tensors.items():
         shape = shape[::-1] or (1,)                          # the last dim first
         head += _text(name)+struct.pack(f'<I{len(shape)}QIQ', len(shape), *shape, number, at)
-        at += len(data)+_padded(len(data))
-    yield head+bytes(_padded(len(head)))
-    for _,_,data in tensors.values(): yield data+bytes(_padded(len(data)))
+        at += len(data)+len(padding(len(data)))
+    yield head+padding(len(head))
+    for _,_,data in tensors.values(): yield data+padding(len(data))
 
 # %% ../../nbs/grids/40_files.ipynb #40f00010
 def _made_by_others(model, key):
@@ -136,7 +210,7 @@ def _tensors_of(model, fn):
     if isinstance(model, dict): return {**model}
     if not isinstance(model, nn.Module):
         wanted = 'model must be a torch.nn.Module or its state'
-        raise TypeError(f'{fn}: {wanted}, got {_what(model)}')
+        raise TypeError(f'{fn}: {wanted}, got {what_came(model)}')
     was,found = [(m, m.training) for m in model.modules()],{}
     try:
         model.eval()
@@ -157,10 +231,31 @@ def _kind_of(types, name, t):
     told = f'{kind} has blocks of {grid.block}, which do not divide the last dim of {name}'
     raise ValueError(f'save_gguf: {told}, of shape {tuple(t.shape)}')
 
+def _check_name(name):
+    "Raises for a name that ggml does not read."
+    if not isinstance(name, str):
+        got = what_came(name)
+        raise TypeError(f'save_gguf: model must have names that are str, got {got}')
+    size = len(_encoded(name, 'the name of a tensor').encode())
+    if not 0 < size < 64 or '\0' in name:
+        told = f'{name!r:.80} is the name of a tensor, of {size} bytes'
+        do = 'ggml reads 1 to 63, none of them 0; rename it in the state'
+        raise ValueError(f'save_gguf: {told}; {do}')
+
+def _check_shape(name, shape):
+    "Raises for a shape that ggml does not read: it divides by all dims but the last."
+    if len(shape) > 4 or 0 in shape[:-1]:
+        do = 'ggml reads up to 4 dims, and 0 in the last alone; leave it out, or view it'
+        raise ValueError(f'save_gguf: {name} has shape {tuple(shape)}; {do}')
+
 def _stored(types, name, t):
     "Type, bytes and largest difference of one tensor."
+    _check_name(name)
     if not isinstance(t, Tensor):
-        raise TypeError(f'save_gguf: {name} must be a Tensor, got {_what(t)}')
+        raise TypeError(f'save_gguf: {name} must be a Tensor, got {what_came(t)}')
+    if t.layout != torch.strided or t.is_nested:
+        raise TypeError(f'save_gguf: {name} must be dense, got layout {t.layout}')
+    _check_shape(name, t.shape)
     if t.is_meta:
         raise ValueError(f'save_gguf: {name} is on the meta device and has no values')
     t = t.detach().cpu()
@@ -172,48 +267,65 @@ def _stored(types, name, t):
     kind = _kind_of(types, name, t) if t.ndim > 1 or callable(types) else 'F32'
     number,data,read = _in_type(kind, t)
     if not read.isfinite().all():
-        told = f'{name} is too large for {kind}; scale it down, or use F32'
-        raise ValueError(f'save_gguf: {told}')
-    return kind,number,data,(read-t).abs().max().item() if t.numel() else 0.
+        do = 'scale it down' if kind == 'F32' else 'scale it down, or use F32'
+        raise ValueError(f'save_gguf: {name} is too large for {kind}; {do}')
+    wide = torch.promote_types(t.dtype, torch.float32)      # halves would round the difference
+    gap = (read.to(wide)-t.to(wide)).abs()
+    return kind,number,data,gap.max().item() if t.numel() else 0.
 
 # %% ../../nbs/grids/40_files.ipynb #40f00012
-def _check_path(path, fn, arg):
+def check_path(path, fn, arg):
     "Raises for what is no path or has no name."
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f'{fn}: {arg} must be a path, got {_what(path)}')
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise TypeError(f'{fn}: {arg} must be a path, got {what_came(path)}')
     if not os.fspath(path): raise ValueError(f'{fn}: {arg} is empty; name one')
+    if '\0' in os.fspath(path): raise ValueError(f'{fn}: {arg} has a zero byte: {str(path)!r}')
 
-def _write(path, parts):
-    "All of a file, or nothing."
+def check_place(path, fn, arg):
+    "Raises where no file can stand: a folder, a device, a folder that is not there."
     path = Path(path)
-    new = path.with_name(path.name+'.part')
+    if path.is_dir():
+        raise IsADirectoryError(f'{fn}: {arg} must be a file, got the folder {path}')
+    if path.exists() and not path.is_file():
+        raise ValueError(f'{fn}: {arg} must be a file, got a device or a pipe, {path}')
+    if not path.parent.is_dir():
+        told = f'{arg} is in {path.parent}, which is no folder; make it'
+        raise FileNotFoundError(f'{fn}: {told}')
+
+def write_whole(path, parts):
+    "All of a file, or nothing: a new file beside it takes its place, a link's place too."
+    path = Path(path)
+    new = path.with_name(f'.{secrets.token_hex(8)}.part')   # another for each process
+    file = open(new, 'xb')
     try:
-        with open(new, 'wb') as f:
-            for part in parts: f.write(part)
+        with file:
+            for part in parts: file.write(part)
+        with suppress(FileNotFoundError):
+            if not path.is_symlink(): new.chmod(path.stat().st_mode & 0o777)
         os.replace(new, path)
     finally: new.unlink(missing_ok=True)
 
 # %% ../../nbs/grids/40_files.ipynb #40f00011
 def save_gguf(
-    path:str|os.PathLike, # Of the file; an older one is replaced
+    path:str|os.PathLike, # Of the file; an older one or a link is replaced
     model:nn.Module|dict, # A model, or its state: names and tensors
     # A type for all matrices that can be cut in its blocks, or `types(name, tensor)` for each
     # tensor: 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'MXFP4', 'BF16', 'F16' or 'F32'
     types:str|Callable='Q8_0',
     *,
     architecture:str='shok_nb', # What the reader looks for: 'llama', …
-    metadata:dict|None=None,    # More keys and values: str, bool, int or float
+    metadata:dict|None=None,    # More keys and values: str, bool, int, float, or lists
 )->dict:                 # For each name: its type, and the largest difference from the model
     """Write a model's weights as a GGUF file. Raises ValueError for nan and infinity.
 
     Parameters:
-        path (str|os.PathLike): Of the file; an older one is replaced
+        path (str|os.PathLike): Of the file; an older one or a link is replaced
         model (nn.Module|dict): A model, or its state: names and tensors
         types (str|Callable = 'Q8_0'): A type for all matrices that can be cut in its blocks,
             or `types(name, tensor)` for each tensor: 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'MXFP4',
             'BF16', 'F16' or 'F32'
         architecture (str = 'shok_nb'): What the reader looks for: 'llama', …
-        metadata (dict|None = None): More keys and values: str, bool, int or float
+        metadata (dict|None = None): More keys and values: str, bool, int, float, or lists
 
     Returns:
         dict: For each name: its type, and the largest difference from the model
@@ -226,19 +338,23 @@ def save_gguf(
         >>> R.save_gguf(Path(mkdtemp())/'w.gguf', dict(w=w), 'Q8_0')
         {'w': ('Q8_0', 0.0)}
     """
-    _check_path(path, 'save_gguf', 'path')
+    check_path(path, 'save_gguf', 'path')
+    check_place(path, 'save_gguf', 'path')
     if isinstance(types, str): check_choice(types, 'save_gguf', 'types', _TYPES)
     else: check_callable(types, 'save_gguf', 'types', 2)
-    if not isinstance(architecture, str) or not architecture:
-        raise TypeError(f'save_gguf: architecture must be a word, got {architecture!r}')
+    if not isinstance(architecture, str) or not _KEY.fullmatch(architecture):
+        wanted = 'architecture must be a word of a-z, 0-9, _ and -'
+        raise TypeError(f'save_gguf: {wanted}, got {architecture!r:.60}')
     about:dict = {'general.architecture': architecture, 'general.quantization_version': 2}
     if not isinstance(metadata, (dict, type(None))):
-        raise TypeError(f'save_gguf: metadata must be a dict, got {_what(metadata)}')
+        raise TypeError(f'save_gguf: metadata must be a dict, got {what_came(metadata)}')
+    for key in metadata or {}: _check_key(key)
+    about |= metadata or {}
     tensors,report = {},{}
     for name,t in _tensors_of(model, 'save_gguf').items():
         kind,number,data,gap = _stored(types, name, t)
         tensors[name],report[name] = (tuple(t.shape), number, data),(kind, gap)
-    _write(path, _gguf_parts(tensors, about | (metadata or {})))
+    write_whole(path, _gguf_parts(tensors, about))
     return report
 
 # %% ../../nbs/grids/40_files.ipynb #40f00020
@@ -288,13 +404,13 @@ def _beside(q, scale):
 def _of_blocks(q, w):
     "Packed codes and scales of mxfp4 and nvfp4, the scheme, and what a reader gets."
     whole = q.format == 'nvfp4'
-    grid:Any = _nv4 if whole else _mx4
+    grid:Any = nvfp4_grid if whole else mxfp4_grid
     v = w.unflatten(-1, (-1, grid.block))
     own = q.scale.view(()) if whole else torch.ones(())
     scale = grid.shared(v, own) if whole else grid.shared(v)
     element = grid.element.cells(v*((1/own)/scale) if whole else v/scale)
     y = element.value(element.v.round())
-    packed = dict(weight_packed=_pairs(_e2m1_codes(y).flatten(-2)))
+    packed = dict(weight_packed=_pairs(e2m1_codes(y).flatten(-2)))
     if whole:
         packed |= dict(weight_scale=scale[..., 0].to(torch.float8_e4m3fn),
             weight_global_scale=(1/q.scale).view(1))
@@ -342,7 +458,7 @@ def _before(m, q):
     finally: hook.remove()
     return seen[-1].float().cpu(),value.float().cpu()
 
-_nv4 = _NVFP4(element=_grid_of(FORMATS['e2m1']), whole=True,
+nvfp4_grid = NVFP4Grid(element=grid_of(FORMATS['e2m1']), whole=True,
     block=16, gradient='ste')
 
 # %% ../../nbs/grids/40_files.ipynb #40f00022
@@ -413,16 +529,21 @@ def save_compressed(
         {'0.weight': ('mxfp4-pack-quantized', 0.0)}
     """
     fn = 'save_compressed'
-    _check_path(folder, fn, 'folder')
+    check_path(folder, fn, 'folder')
+    if os.path.lexists(folder) and not os.path.isdir(folder):
+        raise NotADirectoryError(f'{fn}: folder must be one, got the file {folder}')
     check_model(model, fn)
     if not isinstance(config, (dict, type(None))):
-        raise TypeError(f'{fn}: config must be a dict, got {_what(config)}')
+        raise TypeError(f'{fn}: config must be a dict, got {what_came(config)}')
     tensors,schemes,report = _compressed(model)
     if not report:
         told = "no weight is quantized; quantize_model_(model, 'mxfp4', None) first"
         raise ValueError(f'{fn}: {told}')
     about = (config or {}) | dict(quantization_config=_config(model, schemes))
+    try: text = json.dumps(about, indent=2).encode()
+    except (TypeError, ValueError, RecursionError) as e:
+        raise TypeError(f'{fn}: config must be what JSON holds: {e}') from None
     os.makedirs(folder, exist_ok=True)
-    _write(Path(folder)/'model.safetensors', _safetensors_parts(tensors))
-    _write(Path(folder)/'config.json', [json.dumps(about, indent=2).encode()])
+    write_whole(Path(folder)/'model.safetensors', _safetensors_parts(tensors))
+    write_whole(Path(folder)/'config.json', [text])
     return report

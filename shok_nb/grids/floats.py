@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, get_args
 import torch
 from torch import Tensor
-from shok_nb.engine.arguments import (
+from ..engine.arguments import (
+    check_answer,
     check_callable,
     check_choice,
     check_count,
@@ -20,8 +21,8 @@ from shok_nb.engine.arguments import (
     check_input,
     check_knob,
 )
-from ..engine.grid import Cells, Grid, _Gradient, _power
-from ..engine.pieces import _for_cpu, wide_dtype
+from ..engine.grid import Cells, GradientRule, Grid, power_of_two
+from ..engine.pieces import for_cpu, wide_dtype
 from ..estimators.ste import round_ste
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00010
@@ -62,13 +63,18 @@ class FloatFormat:
         most = self._most(bias)
         largest = most if self.largest is None else self.largest
         largest = check_knob(largest, None, fn, 'largest', 2.**-1074, most)
+        step = max(power_of_two(largest)*2.**-self.mantissa, 2.**(1-bias-self.mantissa))
+        if largest % step:
+            told = f'largest must be a number of the format, got {largest}'
+            raise ValueError(f'{fn}: {told}; the one below is {largest//step*step}')
         object.__setattr__(self, 'bias', bias)
         object.__setattr__(self, 'largest', largest)
 
     def _most(self, bias):
         "The largest value that the bits can say."
-        top = 2**self.exponent-1-self.infinities - bias
-        codes = 2**(self.mantissa+1)-1 - (self.nans and not self.infinities)
+        normal = 2**self.exponent-1-self.infinities      # 0: all numbers are subnormal
+        top = max(normal, 1) - bias
+        codes = 2**(self.mantissa+(normal > 0))-1 - (self.nans and not self.infinities)
         if codes < 1 or not -1022 <= top <= 1023:
             raise ValueError(f'FloatFormat: its numbers must be those of float64, got {self}')
         return codes*2.**(top-self.mantissa)
@@ -83,24 +89,24 @@ FORMATS = dict(
     e4m3fnuz=FloatFormat(4, 3, bias=8, signed_zero=False, **_finite))
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00014
-_BITS = {torch.float32: (torch.int32, 23, 0xFF), torch.float64: (torch.int64, 52, 0x7FF)}
+FLOAT_BITS = {torch.float32: (torch.int32, 23, 0xFF), torch.float64: (torch.int64, 52, 0x7FF)}
 
-def _binade(x):
+def binade_of(x):
     "2**floor(log2|x|) by the bits; 0 for 0 and subnormals, infinity for infinity and nan."
-    ints,mantissa,exponents = _BITS[x.dtype]
+    ints,mantissa,exponents = FLOAT_BITS[x.dtype]
     return (x.view(ints) & exponents << mantissa).view(x.dtype)
 
 def _scaled_binade(x, mantissa, most):
-    "`_binade(x)/2**mantissa`, at most `most`, from sums: compiled code is slow at bits."
+    "`binade_of(x)/2**mantissa`, at most `most`, from sums: compiled code is slow at bits."
     return _by_sums(x.abs().clamp(max=most*2.**mantissa), mantissa)
 
 def _by_sums(size, mantissa):
     "The same of numbers that have no sign and are not too large."
-    bits = _BITS[size.dtype][1]
+    bits = FLOAT_BITS[size.dtype][1]
     v = size*((2.**bits+1)*2.**-mantissa)
     return v - v*(1-2.**-(bits+1))
 
-_E8M0 = 2.**-127, 2.**127                    # the least and the largest of the shared scales
+E8M0_ENDS = 2.**-127, 2.**127                 # the least and the largest of the shared scales
 
 def _span(dtype):
     "The least and the largest power of two of a dtype."
@@ -108,7 +114,7 @@ def _span(dtype):
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00016
 @dataclass(frozen=True)
-class _Floats(Grid):
+class FloatGrid(Grid):
     "The grid of a float format."
     finest:float
     coarsest:float
@@ -116,25 +122,26 @@ class _Floats(Grid):
     largest:float
     over:float                        # in the place of what is beyond the largest
     signed_zero:bool
-    gradient:_Gradient
+    gradient:GradientRule
     def steps(self, x):
         "The step around each `x`."
         least,most = _span(x.dtype)
         low,high = max(self.finest, least),min(self.coarsest, most)
-        if _for_cpu(x) and low >= 2.**-126 and high <= 2.**90:
+        if for_cpu(x) and low >= 2.**-126 and high <= 2.**90:
             return _scaled_binade(x, self.mantissa, high).clamp(min=low)
-        return (_binade(x)*2.**-self.mantissa).clamp(low, high)
+        return (binade_of(x)*2.**-self.mantissa).clamp(low, high)
 
     def is_summed(self, x):
         "Is the nearest number made of sums? Only compiled code for a CPU is faster so."
-        if not _for_cpu(x) or self.over != self.largest or not self.signed_zero: return False
-        if self.mantissa >= _BITS[x.dtype][1] or self.largest % self.coarsest: return False
+        if not for_cpu(x) or self.over != self.largest or not self.signed_zero: return False
+        if self.mantissa >= FLOAT_BITS[x.dtype][1]: return False
+        if self.largest % self.coarsest: return False
         return self.finest >= 2.**-126 and self.coarsest <= 2.**79
 
     def nearest(self, x, own=0.)->Any:
         "Added to a number whose neighbours are a step apart, a value is rounded to a step."
         if not self.is_summed(x): return None
-        bits,size = _BITS[x.dtype][1],x.abs().clamp(max=self.largest)
+        bits,size = FLOAT_BITS[x.dtype][1],x.abs().clamp(max=self.largest)
         far = _by_sums(size, self.mantissa-bits).clamp(min=self.finest*2.**bits)
         return torch.copysign((size+far)-far, x)
 
@@ -145,7 +152,7 @@ class _Floats(Grid):
         return Cells(x/step, x, step, self.judged(x)[1], raw, value)
 
     def judged(self, x, own=0.):
-        beyond_none = self.largest >= _span(x.dtype)[1]
+        beyond_none = self.largest >= torch.finfo(x.dtype).max
         return x,None if beyond_none else (-self.largest, self.largest)
 
     def hold(self, y):
@@ -161,49 +168,53 @@ class _Floats(Grid):
 class _Scales(Grid):
     "The grid of e8m0, powers of two; a tie goes up."
     over:float
-    gradient:_Gradient
+    gradient:GradientRule
     def cells(self, x, own=0.):
-        low,high = _E8M0
-        step = _binade(x.detach()).clamp(low, high)
+        low,high = E8M0_ENDS
+        step = binade_of(x.detach()).clamp(low, high)
         def raw(n): return n*step
         def value(n):
             y = raw(n).clamp(min=low)
             return torch.where(y > high, self.over, y)
-        return Cells(x/step, x, step, _E8M0, raw, value)
+        return Cells(x/step, x, step, E8M0_ENDS, raw, value)
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00017
-_DTYPES = {torch.float16: 'float16', torch.bfloat16: 'bfloat16',
+FORMAT_NAMES = {torch.float16: 'float16', torch.bfloat16: 'bfloat16',
     torch.float8_e4m3fn: 'e4m3', torch.float8_e5m2: 'e5m2',
     torch.float8_e4m3fnuz: 'e4m3fnuz', torch.float8_e5m2fnuz: 'e5m2fnuz'}
 
-def _format_of(format, fn, *others, arg='format')->Any:
+def format_of(format, fn, *others, arg='format')->Any:
     "A format as it was given, by its name or by torch's dtype."
     if isinstance(format, FloatFormat): return format
-    name:Any = _DTYPES.get(format, format) if isinstance(format, torch.dtype) else format
+    name:Any = FORMAT_NAMES.get(format, format) if isinstance(format, torch.dtype) else format
     check_choice(name, fn, arg, (*FORMATS, *others))
     return FORMATS.get(name, name)
 
-def _grid_of(f, saturate=True, gradient:_Gradient='ste')->Any:
+def grid_of(f, saturate=True, gradient:GradientRule='ste')->Any:
     "The grid of a format."
-    if f == 'e8m0': return _Scales(_E8M0[1] if saturate else math.nan, gradient)
+    if f == 'e8m0': return _Scales(E8M0_ENDS[1] if saturate else math.nan, gradient)
     finest = 2.**(1-f.bias-f.mantissa)
-    coarsest = _power(f.largest)*2.**-f.mantissa
+    coarsest = max(power_of_two(f.largest)*2.**-f.mantissa, finest)
     over = f.largest if saturate else math.inf if f.infinities else math.nan
-    return _Floats(finest, coarsest, f.mantissa, f.largest, over, f.signed_zero, gradient)
+    return FloatGrid(finest, coarsest, f.mantissa, f.largest, over, f.signed_zero, gradient)
 
-_Format = str|torch.dtype|FloatFormat
+FormatLike = str|torch.dtype|FloatFormat
 
-def _check_rounding(rounding, gradient, knobs, fn):
-    check_choice(gradient, fn, 'gradient', get_args(_Gradient))
+def check_rounding(rounding, gradient, knobs, fn):
+    check_choice(gradient, fn, 'gradient', get_args(GradientRule))
     for n in ('step', 'offset'):
         if n not in knobs: continue
         raise TypeError(f'{fn}: {n} belongs to evenly spaced grids, got {n}={knobs[n]!r}')
     check_callable(rounding, fn, 'rounding', 1, ['step', *knobs])
 
+def rounded_on(rounding, x, grid, knobs, fn):
+    "What a rounding makes of `x` on a grid of these pages."
+    return check_answer(rounding(x, step=grid, **knobs), x, fn, 'rounding')
+
 # %% ../../nbs/grids/10_floats.ipynb #10f00018
 def ulp(
     x:Tensor,           # Values; any shape, floating dtype
-    format:_Format,     # A name of `FORMATS`, a torch.dtype or a `FloatFormat`
+    format:FormatLike,  # A name of `FORMATS`, a torch.dtype or a `FloatFormat`
 )->Tensor:              # Powers of two; shape of `x`, float64 if `x` is, else float32
     """Distance of neighbours of a format around `x`. Raises ValueError for an unknown format.
 
@@ -220,17 +231,17 @@ def ulp(
         >>> R.ulp(torch.tensor([0.3, 1., 5.]), 'e2m1')
         tensor([0.5000, 0.5000, 2.0000])
     """
-    f = _format_of(format, 'ulp')
-    return _grid_of(f).cells(check_input(x, 'ulp').detach().to(wide_dtype(x.dtype))).worth
+    f = format_of(format, 'ulp')
+    return grid_of(f).cells(check_input(x, 'ulp').detach().to(wide_dtype(x.dtype))).worth
 
 def float_round(
     x:Tensor,                    # Values; any shape, floating dtype
-    format:_Format,              # Of `FORMATS` or 'e8m0', a torch.dtype or a `FloatFormat`
+    format:FormatLike,           # Of `FORMATS` or 'e8m0', a torch.dtype or a `FloatFormat`
     rounding:Callable=round_ste, # An estimator that has a `step`
     *,
     saturate:bool=True,          # Beyond the largest: that one? Else infinity or nan
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
-    gradient:_Gradient='clipped',
+    gradient:GradientRule='clipped',
     **knobs                      # Of `rounding`
 )->Tensor:                       # Numbers of the format if `rounding` is hard; dtype of `x`
     """Round to the numbers of a float format. Raises ValueError if the format is unknown.
@@ -255,7 +266,7 @@ def float_round(
     """
     fn = 'float_round'
     check_input(x, fn)
-    f = _format_of(format, fn, 'e8m0')
-    _check_rounding(rounding, gradient, knobs, fn)
-    grid = _grid_of(f, check_flag(saturate, fn, 'saturate'), gradient)
-    return rounding(x, step=grid, **knobs)
+    f = format_of(format, fn, 'e8m0')
+    check_rounding(rounding, gradient, knobs, fn)
+    grid = grid_of(f, check_flag(saturate, fn, 'saturate'), gradient)
+    return rounded_on(rounding, x, grid, knobs, fn)

@@ -13,35 +13,30 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_choice, check_flag, check_input, check_knob
 from ..engine.pieces import wide_dtype
-from shok_nb.quantization.fake_quantize import (
-    _Axis,
-    _Bits,
-    _check_values,
-    _groups,
-    _range_of,
+from .fake_quantize import (
+    AxisLike,
+    BitWidth,
+    check_values,
+    code_range,
+    filled_scale,
+    scale_groups,
 )
 
 # %% ../../nbs/quantization/20_calibrate.ipynb #56a00005
 def _settle(x, fn, bits, signed, zero_point, axis, block):
     "Checked: groups in float32 at least, the shape of their scales, and the range of codes."
     check_flag(zero_point, fn, 'zero_point')
-    qmin,qmax = _range_of(fn, bits, signed)
-    _check_values(check_input(x, fn), fn)
-    v,shape = _groups(x.detach().to(wide_dtype(x.dtype)), fn, axis, block)
+    qmin,qmax = code_range(fn, bits, signed)
+    check_values(check_input(x, fn), fn)
+    v,shape = scale_groups(x.detach().to(wide_dtype(x.dtype)), fn, axis, block)
     return v,shape,qmin,qmax
-
-def _filled(scale):
-    "A scale for groups of zeros too: the middle one of the others, or 1."
-    good = scale > 0
-    typical = scale[good].median() if good.any() else scale.new_ones(())
-    return torch.where(good, scale, typical)
 
 def _grid_of_range(low, high, qmin, qmax, zero_point):
     "The scale, and the zero point if wanted, that put `low` and `high` on the end codes."
     if not zero_point:
-        return _filled(high/qmax),None
+        return filled_scale(high/qmax),None
     low,high = low.clamp(max=0),high.clamp(min=0)                # 0 has a code
-    scale = _filled(high/(qmax-qmin) - low/(qmax-qmin))          # high-low may be infinite
+    scale = filled_scale(high/(qmax-qmin) - low/(qmax-qmin))       # high-low may be infinite
     return scale,(qmin-low/scale).round().clamp(qmin, qmax)
 
 def _given(grid, shape)->Any:
@@ -61,11 +56,11 @@ def _reach(v, qmin, zero_point, top=_largest_of):
 # %% ../../nbs/quantization/20_calibrate.ipynb #56a00007
 def minmax_init(
     x:Tensor,              # Weights, or activations of some batches
-    bits:_Bits=8,          # Bits per code, 2 to 24, or 1 if not `signed`; or both end codes
+    bits:BitWidth=8,       # Bits per code, 2 to 24, or 1 if not `signed`; or both end codes
     *,
     signed:bool=True,
     zero_point:bool=False,
-    axis:_Axis=None,
+    axis:AxisLike=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # A scale, or it and an int32 zero point; as for `lsq_init`
     """The finest grid that clips nothing (arXiv:1712.05877). Raises ValueError for nan.
@@ -104,12 +99,12 @@ def _nth(share, v):
 
 def percentile_init(
     x:Tensor,              # Weights, or activations of some batches
-    bits:_Bits=8,          # As for `minmax_init`
+    bits:BitWidth=8,       # As for `minmax_init`
     *,
     percentile:float=99.9, # How many of 100 values are not clipped at an end, 50 to 100
     signed:bool=True,
     zero_point:bool=False,
-    axis:_Axis=None,
+    axis:AxisLike=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
     """The finest grid that clips few (arXiv:2004.09602). Raises ValueError for nan.
@@ -144,7 +139,11 @@ def percentile_init(
 _LOOKED_AT = 1 << 22        # values of a group that the search looks at
 _AT_ONCE = 1 << 17          # values that fit in the cache, for a hundred looks at them
 
-def _error(v, grid, ends, room):
+def mean_of_group(v, parts):
+    "Of each group; `parts` says which part of the whole each of its values is."
+    return v.mean(1, keepdim=True) if parts is None else (v*parts).sum(1, keepdim=True)
+
+def _error(v, grid, ends, room, parts=None):
     "Mean squared error of each group on a grid, computed in `room`."
     scale,zero_point = grid
     torch.div(v, scale, out=room).round_()
@@ -152,14 +151,14 @@ def _error(v, grid, ends, room):
     room.clamp_(*ends)
     if zero_point is not None: room.sub_(zero_point)
     torch.addcmul(v, room, scale, value=-1, out=room)
-    return room.mul_(room).mean(1, keepdim=True)
+    return mean_of_group(room.mul_(room), parts)
 
-def _clipped(v, grid, ends, room):
+def _clipped(v, grid, ends, room, parts=None):
     "The part of that error which no finer grid of the same codes takes away."
     scale,zero_point = grid
     low,high = ends if zero_point is None else (ends[0]-zero_point-.5, ends[1]-zero_point+.5)
     torch.clamp(v, low*scale, high*scale, out=room).sub_(v)
-    return room.mul_(room).mean(1, keepdim=True)
+    return mean_of_group(room.mul_(room), parts)
 
 def _golden(f, a, b, steps):
     "Between `a` and `b` of each group, where `f` is least (Kiefer 1953)."
@@ -199,27 +198,27 @@ def _in_parts(*tensors):
     return zip(*(t.split(rows) for t in (few, *tensors[1:])))
 
 # %% ../../nbs/quantization/20_calibrate.ipynb #b995a2e3
-def _searched(v, shape, ends, zero_point, **search):
+def _searched(v, shape, ends, zero_point, parts=None, **search):
     "The grid on the share of the range of each group that `_best_share` finds."
     (qmin,qmax),(low,high) = ends,_reach(v, ends[0], zero_point)
     def grid(low, high): return _grid_of_range(low, high, qmin, qmax, zero_point)
     def best(v, low, high):
         room = torch.empty_like(v)
-        def error(t): return _error(v, grid(low*t, high*t), ends, room)
-        def clipped(t): return _clipped(v, grid(low*t, high*t), ends, room)
+        def error(t): return _error(v, grid(low*t, high*t), ends, room, parts)
+        def clipped(t): return _clipped(v, grid(low*t, high*t), ends, room, parts)
         return _best_share(error, clipped, high, **search)
     share = torch.cat([best(*part) for part in _in_parts(v, low, high)])
     return _given(grid(low*share, high*share), shape)
 
 def mse_init(
     x:Tensor,              # Weights, or activations of some batches
-    bits:_Bits=8,          # As for `minmax_init`
+    bits:BitWidth=8,       # As for `minmax_init`
     *,
     # The best of 100 shares of the full range, or from there on by golden section
     search:Literal['grid', 'golden']='golden',
     signed:bool=True,
     zero_point:bool=False,
-    axis:_Axis=None,
+    axis:AxisLike=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
     """The grid of least squared error (arXiv:1810.05723). Raises ValueError for nan.
@@ -253,11 +252,11 @@ def mse_init(
 # %% ../../nbs/quantization/20_calibrate.ipynb #b995a2e4
 def sample_init(
     x:Tensor,              # A sample of what will come: activations of some batches
-    bits:_Bits=8,          # As for `minmax_init`
+    bits:BitWidth=8,       # As for `minmax_init`
     *,
     signed:bool=True,
     zero_point:bool=False,
-    axis:_Axis=None,
+    axis:AxisLike=None,
     block:int|None=None,
 )->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
     """The widest grid of nearly the least squared error. Raises ValueError for nan.
@@ -282,5 +281,13 @@ def sample_init(
         tensor(True)
     """
     v,shape,qmin,qmax = _settle(x, 'sample_init', bits, signed, zero_point, axis, block)
-    slack = .05 if qmax-qmin >= 255 else 0.
-    return _searched(v, shape, (qmin, qmax), zero_point, slack=slack)
+    return _searched(v, shape, (qmin, qmax), zero_point, slack=_slack(qmin, qmax))
+
+# %% ../../nbs/quantization/20_calibrate.ipynb #d61c22eb
+def _slack(qmin, qmax): return .05 if qmax-qmin >= 255 else 0.
+
+def init_of_parts(x, parts, init, bits, signed, zero_point):
+    "What these two choose if each value of `x` is such a part of the whole."
+    v,shape,qmin,qmax = _settle(x, init.__name__, bits, signed, zero_point, None, None)
+    search:Any = dict(golden=True) if init is mse_init else dict(slack=_slack(qmin, qmax))
+    return _searched(v, shape, (qmin, qmax), zero_point, parts.to(v.dtype), **search)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 import torch
 from torch import Tensor
-from shok_nb.engine.arguments import (
+from ..engine.arguments import (
+    check_answer,
     check_callable,
     check_choice,
     check_count,
@@ -19,47 +20,54 @@ from shok_nb.engine.arguments import (
     check_input,
     check_knob,
 )
-from ..engine.core import _recompute, _slope_one, estimator, straight_through
-from ..engine.grid import _Gradient
-from ..engine.parts import _indicator, _saturate
+from ..engine.core import (
+    back_in_range,
+    estimator,
+    recompute,
+    slope_one,
+    straight_through,
+)
+from ..engine.grid import GradientRule
+from ..engine.parts import indicator, saturate
 from ..engine.pieces import wide_dtype
-from ..engine.random import _WHOLE
-from ..estimators.gradient import _check_dim, scale_grad
+from ..engine.random import WHOLE_DTYPES
+from ..estimators.gradient import check_dim, scale_grad
 from ..estimators.signs import clipped_sign
 from ..estimators.ste import round_ste, sign_ste
-from shok_nb.estimators.surrogates import (
-    _between,
-    _clip,
-    _clip_plain,
-    _clipped,
-    _inside,
-    _within,
+from ..estimators.surrogates import (
+    clamp_between,
+    clipped_estimator,
+    round_clipped,
+    round_clipped_plain,
+    rounds_inside,
+    within,
 )
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #0118bb80
 def _zero_code(z, x, qmin, qmax):
     "The code nearest to the zero point, and how far from it that lies: 0 for a code."
-    if isinstance(z, Tensor) and z.dtype in _WHOLE: return z.to(wide_dtype(x.dtype)),0
+    if isinstance(z, Tensor) and z.dtype in WHOLE_DTYPES: return z.to(wide_dtype(x.dtype)),0
     z = check_knob(z, x, 'fake_quantize', 'zero_point', qmin, qmax)
     if not isinstance(z, Tensor): return round(z),z-round(z)
     z = z.to(wide_dtype(x.dtype))
     code = torch.round(z.detach())
     return code,z-code
 
-def _select(n, at, low, high):
+def clamp_where(n, at, low, high):
     "`n`, and an end wherever `at` lies beyond it; nan stays."
     n = torch.where(at < low, low, n)
     return torch.where(at > high, high, n)
 
-def _plain(v, low, high): return _select(_slope_one(v, torch.round(v)), v, low, high)
+def _plain(v, low, high): return clamp_where(slope_one(v, torch.round(v)), v, low, high)
 
 _ends:dict[str,Any] = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
-_valued = estimator('fake_quantize', _clip, _within, _plain, near=False, **_ends, pure=True)
-_kept = estimator('fake_quantize', _clip, near=False, **_ends, pure=True)
+_valued = estimator('fake_quantize', round_clipped, within, _plain, near=False,
+    **_ends, pure=True)
+_kept = estimator('fake_quantize', round_clipped, near=False, **_ends, pure=True)
 
 def _moved(slope, plain):
     "An estimator for a zero point `apart` from the nearest code: the grid is moved by it."
-    def value(v, apart, low, high): return _clip(v+apart, low, high)-apart
+    def value(v, apart, low, high): return round_clipped(v+apart, low, high)-apart
     def moved_slope(v, apart, low, high): return slope(v+apart, low, high)
     def moved_plain(v, apart, low, high): return plain(v+apart, low, high)-apart
     forms = (value, moved_slope, moved_plain) if slope else (value,)
@@ -67,23 +75,29 @@ def _moved(slope, plain):
     return estimator('fake_quantize', *forms, near=False, **ranges, pure=True)
 
 # gradient: the estimator for a zero point that is a code, and the one for any other
-_forms = dict(saturated=(_clipped, _moved(_inside, _clip_plain)),
-    clipped=(_valued, _moved(_within, _plain)), ste=(_kept, _moved(None, None)))
+_forms = dict(saturated=(clipped_estimator, _moved(rounds_inside, round_clipped_plain)),
+    clipped=(_valued, _moved(within, _plain)), ste=(_kept, _moved(None, None)))
 
-_Bits = int|tuple[int, int]
+BitWidth = int|tuple[int, int]
 
-def _range_of(fn, bits, signed):
-    "The smallest and the largest code of `bits`, or what it says itself."
+def code_range(fn, bits, signed, zero=True):
+    "The smallest and the largest code of `bits`, or what it says itself; is 0 one of them?"
     signed = check_flag(signed, fn, 'signed')
     if isinstance(bits, tuple):
         if len(bits) != 2:
             raise ValueError(f'{fn}: bits must be a number or two codes, got {bits}')
-        low = check_count(bits[0], fn, 'the smallest code', -2**31, 0)
-        return low,check_count(bits[1], fn, 'the largest code', 1, 2**31)
+        low = check_count(bits[0], fn, 'the smallest code', -2**31, 0 if zero else 2**31-1)
+        return low,check_count(bits[1], fn, 'the largest code', 1 if zero else low+1, 2**31)
     bits = check_count(bits, fn, 'bits', 1+signed, 24)
     return (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #14fe4dc2
+def filled_scale(scale):
+    "A scale for groups of zeros too: the middle one of the others, or 1."
+    good = scale > 0
+    typical = scale[good].median() if good.any() else scale.new_ones(())
+    return torch.where(good, scale, typical)
+
 def _detached(k): return k.detach() if isinstance(k, Tensor) else k
 
 def _check_ways(fn, rounding, gradient='ste'):
@@ -91,18 +105,19 @@ def _check_ways(fn, rounding, gradient='ste'):
     if rounding is not round_ste: check_callable(rounding, fn, 'rounding')
     check_choice(gradient, fn, 'gradient', _forms)
 
+# %% ../../nbs/quantization/10_fake_quantize.ipynb #68c7fe89
 def fake_quantize(
     x:Tensor,                   # Values; any shape, floating dtype
     scale:float|Tensor,         # Grid spacing > 0 (per channel, per block); may learn
     # Code of 0, in the range; a float may lie between two codes, and a tensor of floats may
     # learn. What a tensor holds is not looked at: beyond the range 0 has no code
     zero_point:float|Tensor=0.,
-    bits:_Bits=8,               # Of a code, 2 to 24, or 1 if not `signed`; or both end codes
+    bits:BitWidth=8,            # Of a code, 2 to 24, or 1 if not `signed`; or both end codes
     *,
     signed:bool=True,
     rounding:Callable=round_ste, # Any function of a tensor, called as `rounding(x/scale)`
     # 0 where the code is clipped ('saturated'), where the value is ('clipped') or nowhere
-    gradient:_Gradient='saturated',
+    gradient:GradientRule='saturated',
     reciprocal:bool=False,      # Multiply by 1/scale, as torch does? ONNX divides, as we do
 )->Tensor:                      # Scale times (code - zero point); nan stays nan; dtype of `x`
     """Quantize to integers and back (arXiv:1902.08153). Raises ValueError for a bad `scale`.
@@ -132,7 +147,7 @@ def fake_quantize(
     """
     check_input(x, 'fake_quantize')
     s = check_knob(scale, x, 'fake_quantize', 'scale', open=True)
-    qmin,qmax = _range_of('fake_quantize', bits, signed)
+    qmin,qmax = code_range('fake_quantize', bits, signed, zero=False)
     check_flag(reciprocal, 'fake_quantize', 'reciprocal')
     _check_ways('fake_quantize', rounding, gradient)
     code,apart = _zero_code(zero_point, x, qmin, qmax)
@@ -153,11 +168,11 @@ def _by_any(rounding, x, s, apart, low, high, gradient, reciprocal):
     if isinstance(s, Tensor):
         s = s.abs().to(v.dtype)
         if gradient != 'ste':                 # keeps 0*inf out of the scale's gradient
-            v = _recompute(_saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())
+            v = recompute(saturate, v, ((low-1)*s).detach(), ((high+1)*s).detach())
     v = v*(1/s) if reciprocal else v/s
     if moved: v = v+apart
-    n = rounding(v)
-    code = _recompute(_select, n, v if gradient == 'clipped' else n, low, high)
+    n = check_answer(rounding(v), v, 'fake_quantize', 'rounding')
+    code = recompute(clamp_where, n, v if gradient == 'clipped' else n, low, high)
     if moved: code,n = code-apart,n-apart
     if gradient == 'ste': code = straight_through(code.detach(), n.expand_as(code))
     return (code*s).to(x.dtype)
@@ -166,7 +181,7 @@ def _by_any(rounding, x, s, apart, low, high, gradient, reciprocal):
 def lsq(
     x:Tensor,               # Weights or activations; any shape, floating dtype
     scale:Tensor,           # Scale > 0, broadcasts with `x`; start from `lsq_init`
-    bits:_Bits=8,           # Bits per code, 2 to 24, or 1 if not `signed`; or both end codes
+    bits:BitWidth=8,        # Bits per code, 2 to 24, or 1 if not `signed`; or both end codes
     *,
     signed:bool=True,
     # LSQ+: the value of code 0, which is no code; may learn
@@ -193,27 +208,28 @@ def lsq(
         >>> R.lsq(w, scale, bits=4).detach()
         tensor([0.1000, 0.3500, 0.3500])
     """
-    ends = _range_of('lsq', bits, signed)
+    ends = code_range('lsq', bits, signed)
     check_input(x, 'lsq')
     _check_ways('lsq', rounding)
     s = check_knob(scale, x, 'lsq', 'scale', open=True)
     offset = check_knob(offset, x, 'lsq', 'offset', -math.inf, open=True)
-    if isinstance(s, Tensor): s = _lsq_scaled(s, x, ends[1])
+    if isinstance(s, Tensor): s = lsq_scaled_grad(s, x, ends[1])
     y = fake_quantize(x-offset, s, 0, ends, rounding=rounding, gradient='clipped')
     return y+offset
 
-def _lsq_scaled(scale, values, high):
+# %% ../../nbs/quantization/10_fake_quantize.ipynb #47d2be4b
+def lsq_scaled_grad(scale, values, high):
     "The scale with LSQ's gradient: over the root of `high` times how many values share it."
     each = max(values.numel()//scale.numel(), 1)
     return scale_grad(scale, (each*high)**-.5)
 
-_Axis = int|tuple[int, ...]|None
+AxisLike = int|tuple[int, ...]|None
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #b5be6314
-def _groups(x, fn, axis, block):
+def scale_groups(x, fn, axis, block):
     "The values that share a scale as the rows of a matrix, and the shape of the scales."
     if block is not None: return _runs(x, fn, axis, block)
-    kept = _check_dim(fn, axis, x, 'axis')
+    kept = check_dim(fn, axis, x, 'axis')
     if kept == ():
         raise ValueError(f'{fn}: axis must name an axis, or be None for one scale, got {axis}')
     if kept is None or x.ndim == 0: return x.reshape(1, -1),()
@@ -222,7 +238,7 @@ def _groups(x, fn, axis, block):
     shape = [n if d in kept else 1 for d,n in enumerate(x.shape)]
     return x.permute(*kept, *rest).reshape(math.prod(shape), -1),shape
 
-def _one_way(fn, axis, block):
+def check_one_way(fn, axis, block):
     "Raises where both are given."
     if axis is None or block is None: return
     told = 'a block has a scale at every index of the other axes'
@@ -231,11 +247,11 @@ def _one_way(fn, axis, block):
 def _runs(x, fn, axis, block):
     "Runs along the last axis as rows, and the shape of their scales."
     block = check_count(block, fn, 'block', 1)
-    _one_way(fn, axis, block)
-    _check_runs(x, fn, block)
+    check_one_way(fn, axis, block)
+    check_runs(x, fn, block)
     return x.reshape(-1, block),(*x.shape[:-1], x.shape[-1]//block, 1)
 
-def _check_runs(x, fn, block):
+def check_runs(x, fn, block):
     "Raises unless the last axis can be cut in runs of this length."
     if x.ndim == 0: raise ValueError(f'{fn}: block needs an axis to run along, got 0-d x')
     n = x.shape[-1]
@@ -243,26 +259,26 @@ def _check_runs(x, fn, block):
     told = f'block must divide the last axis, of length {n}'
     raise ValueError(f'{fn}: {told}, got {block}; pad it')
 
-def _check_some(x, fn, arg='x'):
+def check_not_empty(x, fn, arg='x'):
     "Raises where there are no values."
     if x.numel(): return
     raise ValueError(f'{fn}: {arg} is empty, got shape {tuple(x.shape)}')
 
-def _check_values(x, fn, arg='x'):
+def check_values(x, fn, arg='x'):
     "Raises where `x` has no values to look at, or one that has no code."
     if x.is_meta:
         raise ValueError(f'{fn}: {arg} is on the meta device, where it has no values')
-    _check_some(x, fn, arg)
+    check_not_empty(x, fn, arg)
     if not x.isfinite().all():
         raise ValueError(f'{fn}: {arg} must be finite, got nan or infinity')
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #b2c75f1d
 def lsq_init(
     x:Tensor,         # The tensor to be quantized
-    bits:_Bits=8,     # As for `lsq`
+    bits:BitWidth=8,  # As for `lsq`
     *,
     signed:bool=True,
-    axis:_Axis=None,
+    axis:AxisLike=None,
     block:int|None=None,
 )->Tensor:            # 2*mean(|x|)/sqrt(largest code); 0-d, or to broadcast with `x`
     """The first scale of `lsq` (arXiv:1902.08153). Raises ValueError for nan or empty `x`.
@@ -284,25 +300,29 @@ def lsq_init(
         >>> R.lsq_init(torch.tensor([0.12, -0.5, 0.9]), bits=4)
         tensor(0.3830)
     """
-    _,qmax = _range_of('lsq_init', bits, signed)
-    _check_values(check_input(x, 'lsq_init'), 'lsq_init')
-    v,shape = _groups(x.detach(), 'lsq_init', axis, block)
-    return (2*v.abs().mean(1)/qmax**.5).reshape(shape)
+    _,qmax = code_range('lsq_init', bits, signed)
+    check_values(check_input(x, 'lsq_init'), 'lsq_init')
+    v,shape = scale_groups(x.detach(), 'lsq_init', axis, block)
+    size = v.abs()
+    mean = size.mean(1)
+    mean = torch.where(mean.isinf(), (size/size.shape[1]).sum(1), mean)   # of a sum too large
+    scale = mean/qmax**.5*2
+    return filled_scale(scale).reshape(shape)
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #cf0024e0
-def _pact_value(v, alpha): return _between(v, 0., alpha)
+def _pact_value(v, alpha): return clamp_between(v, 0., alpha)
 
-def _pact_slope(v, alpha): return _indicator((v >= 0) & (v < alpha), v)
+def _pact_slope(v, alpha): return indicator((v >= 0) & (v < alpha), v)
 
 def _pact_plain(v, alpha):
-    return torch.where(v >= alpha, alpha, _saturate(v, 0.))      # the end itself is alpha's
+    return torch.where(v >= alpha, alpha, saturate(v, 0.))      # the end itself is alpha's
 
 _pact = estimator('pact', _pact_value, _pact_slope, _pact_plain,
-    near=False, alpha=dict(open=True), pure=True)
+    near=False, alpha=dict(lo=-math.inf), pure=True)
 
 def pact(
     x:Tensor,           # Activations; any shape, floating dtype
-    alpha:float|Tensor, # Upper end > 0, broadcasts with `x`; may learn
+    alpha:float|Tensor, # Upper end > 0, broadcasts with `x`; may learn, from below 0 too
     bits:int=8,         # Bits per code, 1 to 24
     *,
     rounding:Callable=round_ste, # Any function of a tensor
@@ -311,7 +331,7 @@ def pact(
 
     Parameters:
         x (Tensor): Activations; any shape, floating dtype
-        alpha (float|Tensor): Upper end > 0, broadcasts with `x`; may learn
+        alpha (float|Tensor): Upper end > 0, broadcasts with `x`; may learn, from below 0 too
         bits (int = 8): Bits per code, 1 to 24
         rounding (Callable = round_ste): Any function of a tensor
 
@@ -329,7 +349,11 @@ def pact(
     _check_ways('pact', rounding)
     alpha = check_knob(alpha, x, 'pact', 'alpha', open=True)
     n = 2**bits-1
-    scale = _detached(alpha)/n
+    if isinstance(alpha, Tensor):
+        alpha = back_in_range(alpha, open=True)
+        scale = alpha.detach().to(wide_dtype(alpha.dtype))/n
+        scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
+    else: scale = alpha/n
     kw:dict[str,Any] = dict(signed=False, rounding=rounding, gradient='ste')
     return fake_quantize(_pact(x, alpha), scale, 0, bits, **kw)
 
@@ -337,10 +361,10 @@ def pact(
 def _levels(v, n): return torch.round(v.clamp(0, 1)*n)/n
 
 def _levels_plain(v, n):
-    soft = _saturate(v, 0., 1.)
+    soft = saturate(v, 0., 1.)
     return _levels(v.detach(), n) - (soft.detach()-soft)
 
-def _levels_slope(v, n): return _within(v, 0., 1.)
+def _levels_slope(v, n): return within(v, 0., 1.)
 
 _dorefa = estimator('dorefa', _levels, _levels_slope, _levels_plain,
     near=False, n=dict(), pure=True)
@@ -366,13 +390,13 @@ def dorefa(
     return _dorefa(x, 2.**check_count(bits, 'dorefa', 'bits', 1, 24)-1)
 
 def dorefa_weight(
-    w:Tensor,   # The weights of one layer; floating dtype
+    w:Tensor,   # The weights of one layer; if all are below eps their largest counts as 1
     bits:int=8, # Bits per code, 1 to 24
 )->Tensor:      # On 2**bits levels of [-1, 1], for one bit ± their mean size; dtype of `w`
     """DoReFa's k-bit weights (arXiv:1606.06160, eq. 9). Raises ValueError for bad `bits`.
 
     Parameters:
-        w (Tensor): The weights of one layer; floating dtype
+        w (Tensor): The weights of one layer; if all are below eps their largest counts as 1
         bits (int = 8): Bits per code, 1 to 24
 
     Returns:
@@ -386,8 +410,10 @@ def dorefa_weight(
     check_count(bits, 'dorefa_weight', 'bits', 1, 24)
     v = check_input(w, 'dorefa_weight', 'w').to(torch.promote_types(w.dtype, torch.float32))
     if bits == 1: return straight_through((sign_ste(v)*v.abs().mean()).detach(), v).to(w.dtype)
+    if not v.numel(): return w
     t = torch.tanh(v)
-    most = _saturate(t.abs().amax(), torch.finfo(v.dtype).tiny)
+    most = t.abs().amax()
+    most = torch.where(most < torch.finfo(v.dtype).eps, 1., most)   # a gradient of 1, as of 1
     return (2*dorefa(t/(2*most)+.5, bits)-1).to(w.dtype)
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #1696d07a
@@ -399,7 +425,7 @@ def quantized_bits(
     symmetric:bool=False,    # Drop the most negative code?
     keep_negative:bool=True, # Is one of the bits a sign?
     # As for `fake_quantize`; QKeras has 'ste'. One signed bit passes |x| <= 1 if not 'ste'
-    gradient:_Gradient='ste',
+    gradient:GradientRule='ste',
     rounding:Callable=round_ste, # Any function of a tensor; one signed bit does not round
 )->Tensor:                   # The nearest fixed-point value; nan stays nan; dtype of `x`
     """QKeras's quantized_bits, without `alpha` (2019). Raises ValueError for bad `bits`.

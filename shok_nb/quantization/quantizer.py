@@ -14,46 +14,49 @@ from functools import partial
 from typing import Any, Literal
 import torch
 from torch import Tensor, nn
-from shok_nb.engine.arguments import (
+from ..engine.arguments import (
     check_callable,
     check_choice,
     check_count,
     check_flag,
     check_input,
+    real_tensor,
 )
 from ..engine.core import straight_through
-from ..engine.parts import _name, _saturate
+from ..engine.parts import name_of, saturate
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
-from ..grids.blocks import _GGUF, gguf_quantize, mx_quantize, nvfp4_quantize
+from ..grids.blocks import GGUF_BLOCKS, gguf_quantize, mx_quantize, nvfp4_quantize
 from ..grids.codebooks import NF4, levels_round
-from shok_nb.grids.floats import (
-    _DTYPES,
+from ..grids.floats import (
+    FORMAT_NAMES,
     FORMATS,
     FloatFormat,
-    _check_rounding,
-    _format_of,
+    check_rounding,
     float_round,
+    format_of,
 )
-from ..nn import Rounding, _hard_in_evaluation
-from shok_nb.quantization.calibrate import (
-    _filled,
+from ..nn import Rounding, hard_in_evaluation
+from .calibrate import (
+    filled_scale,
+    init_of_parts,
+    mean_of_group,
     minmax_init,
     mse_init,
     percentile_init,
     sample_init,
 )
-from shok_nb.quantization.fake_quantize import (
-    _Bits,
-    _check_runs,
-    _check_values,
-    _groups,
-    _lsq_scaled,
-    _one_way,
-    _range_of,
-    _select,
+from .fake_quantize import (
+    BitWidth,
+    check_one_way,
+    check_runs,
+    check_values,
+    clamp_where,
+    code_range,
     fake_quantize,
     lsq_init,
+    lsq_scaled_grad,
+    scale_groups,
 )
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00018
@@ -68,16 +71,23 @@ def _onnx_quantize(x, scale, zero_point, axis=None):
     inputs = x,scale,zero_point
     return _symbolic('QuantizeLinear', inputs, axis, zero_point.dtype, x.shape)
 
-def _onnx_dequantize(codes, scale, zero_point, axis=None, block=None):
+def onnx_dequantize(codes, scale, zero_point, axis=None, block=None):
     inputs = (codes, scale) if zero_point is None else (codes, scale, zero_point)
     return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
 
-def _on_grid_in_onnx(x, scale, zero_point, axis=None, top=None):
+def on_grid_in_onnx(x, scale, zero_point, axis=None, top=None):
     "Values of codes: the pair of operators that the runtime joins with what stands between."
     alone = _alone_in_onnx if zero_point.is_floating_point() else lambda x: x
     codes = _onnx_quantize(alone(x), scale, zero_point, axis)
     if top is not None: codes = _onnx_at_most(codes, top)
-    return alone(_onnx_dequantize(codes, scale, zero_point, axis))
+    return alone(onnx_dequantize(codes, scale, zero_point, axis))
+
+def _in_onnx(x, scale, code, axis, dtype):
+    "The runtime's own two operators, for codes that fill a byte."
+    code = torch.zeros_like(scale) if code is None else code
+    if axis is None: scale,code = scale.view(()),code.view(())
+    else: axis = axis % x.ndim
+    return on_grid_in_onnx(x.float(), scale, code.to(dtype), axis).to(x.dtype)
 
 def _onnx_at_most(codes, top):
     "Codes of a grid that does not fill a byte: those above its largest become that."
@@ -90,13 +100,20 @@ def _alone_in_onnx(x):
     return torch.onnx.ops.symbolic('Sum', (x,), {}, **kind)
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00001
-def _laid_beside(t, v, axis, block):
+def laid_beside(t, v, axis, block):
     "A scale or zero point of each channel or block, to broadcast with `v`."
     if block is not None: return t.unsqueeze(-1)
     if axis is None: return t if v.ndim else t.view(())
     return t.view([-1 if d == axis % v.ndim else 1 for d in range(v.ndim)])
 
-class _Float32Buffers(nn.Module):
+def _length_along(x, axis):
+    "The length of that axis of `x`, or 1 without one; an axis it does not have raises."
+    if axis is None: return 1
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f'Quantizer: axis {axis} is not in x of shape {tuple(x.shape)}')
+    return x.shape[axis]
+
+class Float32Buffers(nn.Module):
     "A layer whose own numbers stay float32: casts of the model move them to its device only."
     def _apply(self, fn, recurse=True):
         "See `nn.Module`; the layers inside are cast as always."
@@ -121,65 +138,418 @@ def _in_evaluation(rounding):
 def _whole_values(rounding):
     "The rounding, and does it round halves to even? Raises unless evaluation gives integers."
     if isinstance(rounding, type) or not callable(rounding):
-        got = _name(rounding) if isinstance(rounding, type) else repr(rounding)
+        got = name_of(rounding) if isinstance(rounding, type) else repr(rounding)
         raise TypeError('Quantizer: rounding must be a function of a tensor or a layer, '
             f'got {got}')
     x = torch.linspace(-300, 300, 4801, device='cpu', dtype=torch.float32)
     try:
-        found = _hard_in_evaluation(rounding, 'Quantizer')
+        found = hard_in_evaluation(rounding, 'Quantizer')
         hard:Any = _in_evaluation(found)
         with torch.no_grad(), torch.random.fork_rng(devices=[]): y,again = hard(x),hard(x)
         alike = y.shape == x.shape and y.dtype == x.dtype
     except Exception as e:
         if str(e).startswith('Quantizer: rounding='): raise
         if _has_own_knobs(rounding): return rounding,False
-        told = f'rounding={_name(rounding)} cannot be called with a tensor alone'
+        told = f'rounding={name_of(rounding)} cannot be called with a tensor alone'
         raise TypeError(f'Quantizer: {told}: {e}') from e
     if not alike or not torch.equal(y, again) or not torch.equal(y, y.round()):
         told = 'does not give one integer for each value in evaluation'
-        raise ValueError(f'Quantizer: rounding={_name(rounding)} {told}; pass a function that '
-            'rounds, or a layer such as nn.SoftRound()')
+        raise ValueError(f'Quantizer: rounding={name_of(rounding)} {told}; pass a function '
+            'that rounds, or a layer such as nn.SoftRound()')
     return found,torch.equal(y, x.round())
 
 def _has_own_knobs(rounding):
     "Is it a layer of a function with `hard=`, whose knobs may fit only the data?"
     return isinstance(rounding, Rounding) and rounding.deployed is None
 
-# %% ../../nbs/quantization/30_quantizer.ipynb #1b0ca3ca
-_SET_ONCE = 'bits', 'signed', 'has_zero_point', 'axis', 'block', 'learn', 'ready'
+# %% ../../nbs/quantization/30_quantizer.ipynb #57b00004
+_INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
+    mse=mse_init, sample=sample_init, lsq=lsq_init)
+def _knobs_of(init, block):
+    "The names of what `calibrate_` gives to this function beside `x` and bits."
+    zero_point = () if init is lsq_init else ('zero_point',)
+    return 'signed',*zero_point,'axis',*(('block',) if block is not None else ())
 
-class _Grid(_Float32Buffers):
-    "A scale and a zero point, and in `layout` what they are a grid of, as a state keeps it."
-    bits:_Bits
-    signed:bool|None
-    asked:bool|None              # `signed` as it was given: None is as the data are
-    axis:int|None
-    block:int|None
-    learn:bool
-    has_zero_point:bool
-    moves:bool = False           # may a zero point come later, with the data or a state?
-    ready:bool
-    scale:Tensor
-    log_scale:Tensor
-    zero_point:Tensor
-    layout:Tensor
-    def __init__(self, bits, signed, zero_point, axis, block, learn):
-        super().__init__()
-        if signed is not None: signed = check_flag(signed, 'Quantizer', 'signed')
-        zero_point = check_flag(zero_point, 'Quantizer', 'zero_point')
-        learn = check_flag(learn, 'Quantizer', 'learn')
-        low,high = _range_of('Quantizer', bits, signed is not False)
+def _check_init(init, block, zero_point):
+    "Raises for what cannot choose such a grid."
+    if callable(init): check_callable(init, 'Quantizer', 'init', 2, _knobs_of(init, block))
+    else: check_choice(init, 'Quantizer', 'init', _INITS)
+    if zero_point and isinstance(init, str) and init == 'lsq':
+        raise ValueError("Quantizer: init='lsq' has no zero point; use 'minmax' or 'mse'")
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #be66b7d6
+def _as_pair(found, shape, zero_point, init):
+    "The scale and the zero point that `init` has found; raises where they are none."
+    pair:Any = found if zero_point else (found,)
+    if not isinstance(pair, tuple) or len(pair) != 1+zero_point:
+        raise TypeError(f'Quantizer: {init} must return a scale and a zero point')
+    for what,t in zip(('scale', 'zero point'), pair):
+        if not isinstance(t, Tensor) or t.shape != shape or t.is_complex():
+            got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
+            raise TypeError(f'Quantizer: {init} must return a {what} of real numbers '
+                f'and shape {tuple(shape)}, got {got}')
+    return pair[0],pair[1] if zero_point else None
+
+def _sound(scale, zero_point, grid, learn, who):
+    "Both in float32, if a grid of them can be computed with; or raises."
+    scale = scale.detach().float()
+    sound = scale.isfinite() & (scale > 0)
+    if not sound.all():
+        told = 'gives a scale that is not positive and finite'
+        raise ValueError(f'Quantizer: {who} {told}, got {scale[~sound][0]:g}')
+    largest = math.exp(grid.log_ends(learn)[1])
+    if (scale > largest).any():
+        raise ValueError(f'Quantizer: {who} gives a scale of {scale.max():.3g}, beyond '
+            f'{largest:.3g}; scale x down')
+    scale = scale.clamp(min=math.exp(-80.))
+    if zero_point is None: return scale,None
+    code = zero_point.detach().float()
+    low,high = grid.ends()
+    known = (code >= low) & (code <= high) & (code == code.round())
+    if not known.all():
+        raise ValueError(f'Quantizer: {who} gives a zero_point that is no code from '
+            f'{low} to {high}, got {code[~known][0]:g}')
+    return scale,code
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #1b0ca3ca
+class _Grid:
+    """The points that a scale multiplies, and which values share a scale. It never changes:
+    what calibration or a state says of it makes another. `q` is the layer that asks."""
+    ends:Callable[[], tuple[Any, Any]]   # the smallest and the largest point
+    numbers:Callable[[], list]           # what a state says of the points
+    name:Callable[[], str]               # what `print` says of them
+    found:Callable                       # the scale, and the zero point, by `init`
+    own_scales = False                   # has each block its own, and needs none of ours?
+    def __init__(self, format, bits, signed, zero_point, axis, block):
+        low,high = code_range('Quantizer', bits, signed is not False)
         if max(-low, high) > 2**24:
             raise ValueError('Quantizer: bits must be end codes that float32 has, within '
                 f'-2**24 and 2**24, got {bits}')
         if axis is not None: axis = check_count(axis, 'Quantizer', 'axis', -64, 63)
         if block is not None: block = check_count(block, 'Quantizer', 'block', 1)
-        _one_way('Quantizer', axis, block)
-        self._set(bits=bits, signed=signed, asked=signed, axis=axis, block=block, learn=learn,
-            has_zero_point=zero_point, ready=False)
+        check_one_way('Quantizer', axis, block)
+        self.format = format                    # None: integers
+        self.bits = bits
+        self.signed = self.asked = signed       # as it is, and as it was given
+        self.has_zero_point = zero_point
+        self.axis,self.block = axis,block
+
+    def changed(self, **values):
+        "The same but for these."
+        other = copy.copy(self)
+        vars(other).update(values)
+        return other
+
+    def values_per_scale(self): return self.block
+
+    def layout(self):
+        "What a state says of it: both end codes, is there an axis, which, and the block."
+        return [*self.numbers(), self.axis is not None, self.axis or 0, self.block or 0]
+
+    def fitting(self):
+        "The layouts of the states that it may load."
+        return [self.layout()]
+
+    def shown(self):
+        "It in words."
+        shown = [self.name()]
+        if self.axis is not None: shown.append(f'axis={self.axis}')
+        if self.block is not None: shown.append(f'block={self.block}')
+        return [*shown, 'zero point'] if self.has_zero_point else shown
+
+    def blocks(self, x):
+        "`x` with an axis more, if runs of it share a scale."
+        if self.block is None: return x
+        check_runs(x, 'Quantizer', self.block)
+        return x.unflatten(-1, (-1, self.block))
+
+    def beside(self, t, v):
+        "A scale or zero point of it, to broadcast with `v`."
+        n = _length_along(v, self.axis)
+        if t.numel() not in (1, n) and self.block is None:
+            told = f'x of shape {tuple(v.shape)} has {n} along axis {self.axis}'
+            raise ValueError(f'Quantizer: {told}, the grid {t.numel()}')
+        return laid_beside(t, v, self.axis, self.block)
+
+    def log_ends(self, learn):
+        """The least and largest logarithm of a scale: no grid value is infinite, and if it
+        learns no gradient is."""
+        low,high = self.ends()
+        return -80.,32. if learn else 88.-math.log(high-low+2)
+
+    def calibrated(self, q, x, axis, parts=None):
+        """Scale, zero point and sign for `x`, where `axis` of `x` has the values of what is
+        `self.axis` elsewhere."""
+        _length_along(x, axis)
+        x = x.to(wide_dtype(x.dtype))
+        signed = bool((x < 0).any()) if self.asked is None else self.asked
+        _,shape = scale_groups(x, 'Quantizer', axis, self.block)
+        of = dict(axis=axis) if self.block is None else dict(axis=None, block=self.block)
+        found = self.found(x, q.init, signed, of, parts)
+        init = f'init={q.init if isinstance(q.init, str) else name_of(q.init)}'
+        pair = _as_pair(found, torch.Size(shape), self.has_zero_point, init)
+        scale,code = _sound(*pair, self.changed(signed=signed), q.learn, init)
+        laid = (-1,) if self.block is None else shape[:-1]
+        return scale.reshape(laid),None if code is None else code.reshape(laid),signed
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #1b0ca3cb
+class _IntegerGrid(_Grid):
+    "Integers between two ends, with a zero point or without."
+    def ends(self): return code_range('Quantizer', self.bits, self.signed is not False)
+
+    def numbers(self): return [*self.ends()]
+
+    def name(self): return 'codes {} to {}'.format(*self.ends())
+
+    def fitting(self):
+        "Of either sign, if the data decide."
+        if self.asked is not None or isinstance(self.bits, tuple): return [self.layout()]
+        return [self.changed(signed=s).layout() for s in (True, False)]
+
+    def unlike(self, layout):
+        "How that layout of a saved state differs from this one, in words; None is no layout."
+        if layout is None: return 'another kind of state','these'
+        def said(v):
+            axis = f'axis={v[3]}' if v[2] else 'no axis'
+            block = f'block={v[4]}' if v[4] else 'no block'
+            codes = f'codes {v[0]} to {v[1]}' if v[1] <= 2**24 else 'another format'
+            return f'{codes}, {axis}, {block}'
+        return said(layout),said(self.layout())
+
+    def other_kind(self, q, values):
+        "The arguments of a `Quantizer` of another kind, if these values ask for one."
+        return None
+
+    def checked_rounding(self, rounding): return _whole_values(rounding)
+
+    def found(self, x, init, signed, of, parts):
+        "What `init` returns."
+        init = _INITS[init] if isinstance(init, str) else init
+        if parts is not None:
+            return init_of_parts(x, parts, init, self.bits, signed, self.has_zero_point)
+        if init is lsq_init: return filled_scale(init(x, self.bits, signed=signed, **of))
+        return init(x, self.bits, signed=signed, zero_point=self.has_zero_point, **of)
+
+    def nearest(self, q, x):
+        "The points next to these values."
+        v,(low,high) = self.blocks(x),self.ends()
+        scale,code = q.grid()
+        if q.learn: scale = lsq_scaled_grad(scale, v, high)
+        scale = self.beside(scale, v)
+        code = 0 if code is None else self.beside(code, v)
+        rounding = q.rounding
+        if not q.training and not q.to_even:
+            def rounding(v): return saturate(q.rounding(v), low-code, high-code)
+        ends = low,high
+        y = fake_quantize(v, scale, code, ends, rounding=rounding, gradient='clipped')
+        return y.reshape(x.shape)
+
+    def codes(self, q, x):
+        "The codes of these values in evaluation."
+        v,(low,high) = self.blocks(x),self.ends()
+        if not x.is_meta and v.isnan().any():
+            raise ValueError('Quantizer: to_codes got nan, which has no code')
+        scale,code = q.grid()
+        v = v.to(wide_dtype(v.dtype))
+        v = v/self.beside(scale, v).to(v.dtype)
+        code = 0 if code is None else self.beside(code, v)
+        n = clamp_where(_in_evaluation(q.rounding)(v), v, low-code, high-code)
+        return (n+code).clamp(low, high).reshape(x.shape).to(torch.int32)
+
+    def dtype_in_onnx(self, q):
+        "The dtype of codes for which the runtime's operators do what `q` does, or None."
+        if not q.to_even or self.block is not None: return None
+        return {(-128, 127): torch.int8, (0, 255): torch.uint8}.get(self.ends())
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #57c00001
+_BLOCKS:dict[Any, tuple] = GGUF_BLOCKS
+# grids that need no scale of ours: the length of a block, and the function that rounds
+OWN_STATE:dict[str, Any] = dict(
+    mxfp4=(32, partial(mx_quantize, format='e2m1')),
+    mxfp8=(32, partial(mx_quantize, format='e4m3')),
+    **{f'mxfp6_{k}': (32, partial(mx_quantize, format=k)) for k in ('e3m2', 'e2m3')},
+    nvfp4=(16, nvfp4_quantize),
+    **{k: (1, partial(float_round, format=k)) for k in ('float16', 'bfloat16', 'tf32')},
+    **{k: (n, partial(gguf_quantize, format=k)) for k,(n,*_) in _BLOCKS.items()})
+# what is left of them where a block does not divide a row: a scale for each channel
+_ELEMENTS = dict(mxfp4='e2m1', mxfp8='e4m3', mxfp6_e3m2='e3m2', mxfp6_e2m3='e2m3',
+    nvfp4='e2m1')
+_WORDS = 'nf4', *[k for k in OWN_STATE if k not in FORMATS]
+KNOWN_FORMATS = *FORMATS, *_WORDS
+
+def dtype_of(format):
+    "Torch's dtype of a format, or None."
+    return next((d for d,n in FORMAT_NAMES.items() if format == n), None)
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #f4b08659
+class _FormatGrid(_Grid):
+    "The numbers of a float format."
+    def largest(self): return format_of(self.format, 'Quantizer').largest
+
+    def ends(self): return -self.largest(),self.largest()
+
+    def numbers(self):
+        "The format stands in the place of the codes."
+        return [0, 2**32 + zlib.crc32(str(self.format).encode())]
+
+    def name(self): return f'format={self.format}'
+
+    def unlike(self, layout): return 'another grid',self.name()
+
+    def other_kind(self, q, values):
+        "See `_IntegerGrid`; bits ask for integers."
+        if 'bits' not in values: return None
+        return dict(axis=self.axis, block=self.block, learn=q.learn) | values
+
+    def checked_rounding(self, rounding):
+        "Any estimator; evaluation rounds to the nearest."
+        check_rounding(rounding, 'clipped', {}, 'Quantizer')
+        return rounding,False
+
+    def points(self, v, rounding=round_ste): return float_round(v, self.format, rounding)
+
+    def found(self, x, init, signed, of, parts):
+        "The scale with which the largest magnitude is the largest number, or the best below."
+        v,shape = scale_groups(x, 'Quantizer', of['axis'], of.get('block'))
+        most = filled_scale(v.abs().amax(1)/self.largest())
+        if init == 'minmax': return most.reshape(shape)
+        best,least = most,torch.full_like(most, torch.inf)
+        for share in torch.linspace(.5, 1., 41).tolist():
+            scale = most*share
+            error = (self.points(v/scale[:, None])*scale[:, None]-v).square()
+            error = mean_of_group(error, parts)[:, 0]
+            best,least = torch.where(error < least, scale, best),torch.minimum(error, least)
+        return best.reshape(shape)
+
+    def nearest(self, q, x):
+        "The numbers next to these values, times the scale; in evaluation by `round_ste`."
+        v = self.blocks(x)
+        scale,_ = q.grid()
+        if q.learn: scale = lsq_scaled_grad(scale, v, self.largest())
+        scale = self.beside(scale, v).to(wide_dtype(v.dtype))
+        rounding = q.rounding if q.training else round_ste
+        y = self.points(v.to(scale.dtype)/scale, rounding)*scale
+        return y.reshape(x.shape).to(x.dtype)
+
+    def codes(self, q, x):
+        "The numbers that evaluation multiplies by the scale, in torch's dtype of the format."
+        dtype = dtype_of(self.format)
+        if dtype is None:
+            told = f'torch has no dtype for {self.name()}'
+            raise TypeError(f'Quantizer: {told}; save_gguf and save_compressed write it')
+        v = self.blocks(x).float()
+        return self.points(v/self.beside(q.grid()[0], v)).reshape(x.shape).to(dtype)
+
+    def dtype_in_onnx(self, q):
+        "See `_IntegerGrid`."
+        dtype = dtype_of(self.format) if self.block is None else None
+        return dtype if dtype is not None and dtype.itemsize == 1 else None
+
+class _CodebookGrid(_FormatGrid):
+    "The 16 numbers of NF4."
+    def largest(self): return 1.
+
+    def points(self, v, rounding=round_ste): return levels_round(v, NF4, rounding)
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #f4b0865a
+class _OwnScalesGrid(_FormatGrid):
+    "A format that needs no scale of ours: its blocks have their own, or it reaches far."
+    own_scales = True
+    def largest(self): return 1.
+
+    def values_per_scale(self):
+        "A block, if each has a scale."
+        block,_ = OWN_STATE[self.format]
+        return block if block > 1 else self.block
+
+    def other_kind(self, q, values):
+        "See `_IntegerGrid`; other blocks, or none, ask for a grid of their elements."
+        element = _ELEMENTS.get(self.format)
+        if not element or 'block' not in values:
+            found = super().other_kind(q, values)
+            return found and found | dict(axis=0)
+        return dict(format=element, rounding=q.rounding, init=q.init) | values
+
+    def calibrated(self, q, x, axis, parts=None):
+        "Only nvfp4 has a scale for the whole: a power of two, exact in every reader."
+        check_runs(x, 'Quantizer', OWN_STATE[self.format][0])
+        scale = torch.ones(1, device=x.device)
+        if self.format == 'nvfp4':
+            scale = 2.**filled_scale(x.float().abs().amax()[None]/2688).log2().ceil()
+        return scale,None,True
+
+    def nearest(self, q, x):
+        "By the function of the format."
+        scale,_ = q.grid()
+        whole = dict(tensor_scale=scale.view(())) if self.format == 'nvfp4' else {}
+        rounding = q.rounding if q.training else round_ste
+        if self.format in GGUF_BLOCKS and rounding is round_ste: rounding = None
+        return OWN_STATE[self.format][1](x, rounding=rounding, **whole)
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #e7ed874e
+def _kind_of(format):
+    "The class of its grid."
+    if format is None: return _IntegerGrid
+    if not isinstance(format, str): return _FormatGrid
+    if format == 'nf4': return _CodebookGrid
+    return _OwnScalesGrid if format in OWN_STATE else _FormatGrid
+
+def _checked_format(format:Any, bits, signed, zero_point, axis, block, learn, init):
+    "A format by its name, or as it was given. Raises for what it has no place for."
+    if isinstance(format, torch.dtype): format = FORMAT_NAMES.get(format, format)
+    kind = _kind_of(format)
+    if kind is _FormatGrid: format_of(format, 'Quantizer', *_WORDS)
+    check_choice(init, 'Quantizer', 'init', ('minmax', 'mse'))
+    other = isinstance(bits, (int, tuple, list)) and bits != 8
+    if other: raise ValueError(f'Quantizer: format={format} says the bits, got {bits}')
+    if check_flag(zero_point, 'Quantizer', 'zero_point'):
+        raise ValueError(f'Quantizer: format={format} has no zero point')
+    if signed is False:
+        told = f'format={format} has a sign'
+        raise ValueError(f'Quantizer: {told}; leave out signed')
+    given = axis is not None or block is not None or learn
+    if kind is _OwnScalesGrid and given:
+        told = f'format={format} needs no scale of ours'
+        raise ValueError(f'Quantizer: {told}; leave out axis, block and learn')
+    return format
+
+def _grid_of(format, bits, signed, zero_point, axis, block, learn, init):
+    "The grid that these arguments of `Quantizer` describe. Raises where they describe none."
+    given = bits,signed,zero_point,axis,block
+    if format is not None: format = _checked_format(format, *given, learn, init)
+    if signed is not None: signed = check_flag(signed, 'Quantizer', 'signed')
+    zero_point = check_flag(zero_point, 'Quantizer', 'zero_point')
+    check_flag(learn, 'Quantizer', 'learn')
+    grid = _kind_of(format)(format, bits, signed, zero_point, axis, block)
+    _check_init(init, grid.block, zero_point)
+    return grid
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #57b00003
+_SET_ONCE = ('kind', 'bits', 'signed', 'has_zero_point', 'axis', 'block', 'format', 'learn',
+    'ready')
+
+class _GridTensors(Float32Buffers):
+    "The scale and the zero point of a grid, and its layout: written in place, and saved."
+    kind:_IntegerGrid|_FormatGrid    # what the scales are scales of
+    learn:bool                   # are the tensors Parameters?
+    moves:bool = False           # may a zero point come later, with the data or a state?
+    ready:bool                   # has it been calibrated, set or loaded?
+    scale:Tensor
+    log_scale:Tensor
+    zero_point:Tensor
+    layout:Tensor
+    format = property(lambda q: q.kind.format)
+    bits = property(lambda q: q.kind.bits)
+    signed = property(lambda q: q.kind.signed)
+    has_zero_point = property(lambda q: q.kind.has_zero_point)
+    axis = property(lambda q: q.kind.axis)
+    block = property(lambda q: q.kind.block)
+    def __init__(self, kind, learn):
+        super().__init__()
+        self._set(kind=kind, learn=learn, ready=False)
         one = torch.ones(1, dtype=torch.float32)
         self._hold(self._scale_name(), one.log() if learn else one)
-        if zero_point: self._hold('zero_point', torch.zeros(1, dtype=torch.float32))
+        if kind.has_zero_point: self._hold('zero_point', torch.zeros(1, dtype=torch.float32))
         self.register_buffer('layout', torch.tensor(self._written()))
 
     def _set(self, **values): self.__dict__.update(values)
@@ -192,7 +562,7 @@ class _Grid(_Float32Buffers):
         "From now on there is a zero point. It is 0, so the grid is as it was."
         if self.has_zero_point: return
         scale = getattr(self, self._scale_name())
-        self._set(has_zero_point=True)
+        self._set(kind=self.kind.changed(has_zero_point=True))
         self._hold('zero_point', torch.zeros_like(scale.detach()))
         self.zero_point.requires_grad_(scale.requires_grad)
 
@@ -206,16 +576,10 @@ class _Grid(_Float32Buffers):
 
     def _scale_name(self): return 'log_scale' if self.learn else 'scale'
 
-    def _ends(self): return _range_of('Quantizer', self.bits, self.signed is not False)
-
     def _written(self):
-        "What a state says of its grid: both end codes, is there an axis, which, block, ready?"
-        axis,block = self.axis,self.block
-        return [*self._ends(), axis is not None, axis or 0, block or 0, self.ready]
+        "The layout: of what is it a grid, and is it ready?"
+        return [*self.kind.layout(), self.ready]
 
-# %% ../../nbs/quantization/30_quantizer.ipynb #1b0ca3cb
-class _Kept(_Grid):
-    "Numbers of a grid are written in place."
     def _write(self, name, value):
         """A Parameter or buffer gets this value in place: an optimizer goes on with what it
         holds, and what is frozen stays so."""
@@ -227,37 +591,17 @@ class _Kept(_Grid):
 
     def _keep(self, scale, zero_point, signed):
         "Hold a grid. Nothing here fails."
-        self._set(signed=signed, ready=True)
+        self._set(kind=self.kind.changed(signed=signed), ready=True)
         self._write(self._scale_name(), scale.log() if self.learn else scale)
         if self.has_zero_point: self._write('zero_point', zero_point)
         self._write('layout', torch.tensor(self._written(), device=scale.device))
 
-    def _changed(self, **values):
-        "A copy without a grid that has other bits or another axis."
-        twin = copy.deepcopy(self)
-        twin._set(**values, signed=self.asked, ready=False)
-        twin._write('layout', torch.tensor(twin._written(), device=twin.layout.device))
-        return twin
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #57b00003
-class _Stored(_Kept):
-    "A grid that a saved state may set, if it was saved from one like it."
     def _unlike(self, saved):
         "How the grid of a saved state differs from this one, in words; or None."
-        if saved.shape != self.layout.shape or saved.dtype != self.layout.dtype:
-            return 'another kind of state', 'these'
-        def said(v):
-            axis = f'axis={v[3]}' if v[2] else 'no axis'
-            block = f'block={v[4]}' if v[4] else 'no block'
-            codes = f'codes {v[0]} to {v[1]}' if v[1] <= 2**24 else 'another format'
-            return f'{codes}, {axis}, {block}'
-        fits = [self._written()]
-        if self.asked is None and not isinstance(self.bits, tuple):
-            both = [_range_of('Quantizer', self.bits, s) for s in (True, False)]
-            fits = [[*ends, *fits[0][2:]] for ends in both]
-        got = saved.tolist()
-        if got[:5] in [f[:5] for f in fits]: return None
-        return said(got),said(self._written())
+        alike = saved.shape == self.layout.shape and saved.dtype == self.layout.dtype
+        if not alike: return self.kind.unlike(None)
+        layout = saved.tolist()
+        return None if layout[:5] in self.kind.fitting() else self.kind.unlike(layout)
 
     def _make_room(self, state_dict, prefix):
         "Scale and zero point get the shape of the saved ones, and those the dtype of these."
@@ -292,194 +636,35 @@ class _Stored(_Kept):
         self._follow(state_dict, prefix)
         self._make_room(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        ready,signed = bool(saved[5]),self.asked
+        ready,signed = bool(saved[5]),self.kind.asked
         if ready and signed is None: signed = bool(saved[0] < 0)
-        self._set(signed=signed, ready=ready)
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #57b00004
-_INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
-    mse=mse_init, sample=sample_init, lsq=lsq_init)
-def _knobs_of(init, block):
-    "The names of what `calibrate_` gives to this function beside `x` and bits."
-    zero_point = () if init is lsq_init else ('zero_point',)
-    return 'signed',*zero_point,'axis',*(('block',) if block is not None else ())
-
-def _check_init(init, block, zero_point):
-    "Raises for what cannot choose such a grid."
-    if callable(init): check_callable(init, 'Quantizer', 'init', 2, _knobs_of(init, block))
-    else: check_choice(init, 'Quantizer', 'init', _INITS)
-    if zero_point and isinstance(init, str) and init == 'lsq':
-        raise ValueError("Quantizer: init='lsq' has no zero point; use 'minmax' or 'mse'")
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #be66b7d6
-class _Sound(_Stored):
-    "A grid that can be computed with, however it was found: what cannot be raises."
-    init:Any
-    def _span(self):
-        """The least and largest logarithm of a scale: no grid value is infinite, and if it
-        learns no gradient is."""
-        low,high = self._ends()
-        return -80.,32. if self.learn else 88.-math.log(high-low+2)
-
-    def _found(self, x, signed, of):
-        "What `init` returns."
-        init:Any = _INITS[self.init] if isinstance(self.init, str) else self.init
-        if init is lsq_init: return _filled(init(x, self.bits, signed=signed, **of))
-        return init(x, self.bits, signed=signed, zero_point=self.has_zero_point, **of)
-
-    def _sound(self, found, shape, signed):
-        "The scale and the zero point that `init` has found; raises where they are none."
-        init = self.init if isinstance(self.init, str) else _name(self.init)
-        pair:Any = found if self.has_zero_point else (found,)
-        if not isinstance(pair, tuple) or len(pair) != 1+self.has_zero_point:
-            raise TypeError(f'Quantizer: init={init} must return a scale and a zero point')
-        for what,t in zip(('scale', 'zero point'), pair):
-            if not isinstance(t, Tensor) or t.shape != shape or t.is_complex():
-                got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
-                raise TypeError(f'Quantizer: init={init} must return a {what} of real numbers '
-                    f'and shape {tuple(shape)}, got {got}')
-        ends = _range_of('Quantizer', self.bits, signed)
-        return self._checked(pair[0], pair[1] if self.has_zero_point else None, ends,
-            f'init={init}')
-
-    def _checked(self, scale, zero_point, ends, who):
-        "Both in float32, on a grid that can be computed with; or raises."
-        scale = scale.detach().float()
-        if not (scale.isfinite() & (scale > 0)).all():
-            told = 'gives a scale that is not positive and finite'
-            raise ValueError(f'Quantizer: {who} {told}')
-        most = math.exp(self._span()[1])
-        if (scale > most).any():
-            raise ValueError(f'Quantizer: {who} gives a scale of {scale.max():.3g}, beyond '
-                f'{most:.3g}; scale x down')
-        scale = scale.clamp(min=math.exp(-80.))
-        if zero_point is None: return scale,None
-        code = zero_point.detach().float()
-        if not ((code >= ends[0]) & (code <= ends[1]) & (code == code.round())).all():
-            raise ValueError(f'Quantizer: {who} gives a zero point that is no code from '
-                f'{ends[0]} to {ends[1]}')
-        return scale,code
-
-    def _given_scale(self, scale):
-        "In the shape of the grid: one for all is one for each."
-        now = getattr(self, self._scale_name())
-        scale = torch.as_tensor(scale, dtype=torch.float32, device=now.device)
-        if scale.ndim == 0: scale = scale.expand(now.shape)
-        known = self.ready or self.axis is None and self.block is None
-        wanted = now.shape if known else scale.shape
-        if scale.shape == wanted and scale.numel(): return scale
-        told = f'set_grid_ wants a scale of shape {tuple(wanted)}'
-        raise ValueError(f'Quantizer: {told}, got {tuple(scale.shape)}')
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #e7ed874e
-class _Placed(_Sound):
-    "Where each scale and zero point lies in a tensor, and how both are found for one."
-    grid:Callable[[], tuple[Tensor, Tensor|None]]
-
-    def _blocks(self, x):
-        if self.block is None: return x
-        _check_runs(x, 'Quantizer', self.block)
-        return x.unflatten(-1, (-1, self.block))
-
-    def _along(self, x, axis):
-        "The length of that axis of `x`, or 1 without one; an axis it does not have raises."
-        if axis is None: return 1
-        if not -x.ndim <= axis < x.ndim:
-            raise ValueError(f'Quantizer: axis {axis} is not in x of shape {tuple(x.shape)}')
-        return x.shape[axis]
-
-    def _laid_beside(self, t, v):
-        n = self._along(v, self.axis)
-        if t.numel() not in (1, n) and self.block is None:
-            told = f'x of shape {tuple(v.shape)} has {n} along axis {self.axis}'
-            raise ValueError(f'Quantizer: {told}, the grid {t.numel()}')
-        return _laid_beside(t, v, self.axis, self.block)
-
-    def _calibrate(self, x, axis):
-        "The same, where `axis` of `x` has the values of what is `self.axis` elsewhere."
-        _check_values(x, 'Quantizer')
-        self._along(x, axis)
-        x = x.to(wide_dtype(x.dtype))
-        signed = bool((x < 0).any()) if self.asked is None else self.asked
-        _,shape = _groups(x, 'Quantizer', axis, self.block)
-        of = dict(axis=axis) if self.block is None else dict(axis=None, block=self.block)
-        found = self._found(x, signed, of)
-        scale,zero_point = self._sound(found, torch.Size(shape), signed)
-        laid = (-1,) if self.block is None else shape[:-1]
-        if zero_point is not None: zero_point = zero_point.reshape(laid)
-        self._keep(scale.reshape(laid), zero_point, signed)
-        return self
-
-    def _given_zero_point(self, code, scale):
-        "In the shape of the scale; None is as it was."
-        if not self.has_zero_point: return None
-        if code is None: return self.grid()[1] if self.ready else torch.zeros_like(scale)
-        code = torch.as_tensor(code, dtype=torch.float32, device=scale.device)
-        if code.ndim == 0 or code.shape == scale.shape: return code.expand(scale.shape)
-        told = f'set_grid_ wants a zero point of shape {tuple(scale.shape)}'
-        raise ValueError(f'Quantizer: {told}, got {tuple(code.shape)}')
-
-    def _in_onnx(self, x, dtype=None):
-        "The runtime's own two operators, for codes that fill a byte."
-        if dtype is None: dtype = torch.uint8 if self._ends()[0] == 0 else torch.int8
-        scale,code = self.grid()
-        code = torch.zeros_like(scale) if code is None else code
-        if self.axis is None: scale,code = scale.view(()),code.view(())
-        code = code.to(dtype)
-        axis = None if self.axis is None else self.axis % x.ndim
-        return _on_grid_in_onnx(x.float(), scale, code, axis).to(x.dtype)
+        self._set(kind=self.kind.changed(signed=signed), ready=ready)
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00005
-class _Rounded(_Placed):
-    "A grid with a rounding, which takes values to it."
-    rounding:Any
-    to_even:bool                 # does the rounding round halves to even?
-    range:Callable[[], tuple[int, int]]
+def _given_scale(q, scale):
+    "In the shape of the grid: one for all is one for each."
+    now = getattr(q, q._scale_name())
+    scale = real_tensor(scale, 'Quantizer', 'set_grid_ scale', torch.float32, now.device)
+    if scale.ndim == 0: scale = scale.expand(now.shape)
+    known = q.ready or q.axis is None and q.block is None
+    wanted = now.shape if known else scale.shape
+    if not known and q.block is None: wanted = scale.shape[-1:]       # of an axis
+    if scale.shape == wanted and scale.numel(): return scale
+    told = f'set_grid_ wants a scale of shape {tuple(wanted)}'
+    raise ValueError(f'Quantizer: {told}, got {tuple(scale.shape)}')
 
-    def __setattr__(self, name, value:Any):
-        "A rounding is looked at as in the constructor."
-        if name == 'rounding':
-            value,even = _whole_values(value)
-            self._set(to_even=even)
-        super().__setattr__(name, value)
-
-    def _shown(self):
-        "Its grid and its rounding, in words."
-        low,high = self.range()
-        shown = [f'codes {low} to {high}']
-        if self.axis is not None: shown.append(f'axis={self.axis}')
-        if self.block is not None: shown.append(f'block={self.block}')
-        if self.has_zero_point: shown.append('zero point')
-        if self.learn: shown.append('learns')
-        if not isinstance(self.rounding, nn.Module) and self.rounding is not round_ste:
-            shown.append(_name(self.rounding))
-        return shown if self.ready else [*shown, 'not calibrated']
-
-    def _nearest(self, v):
-        "The points of the grid next to these values."
-        low,high = self.range()
-        scale,code = self.grid()
-        if self.learn: scale = _lsq_scaled(scale, v, high)
-        scale = self._laid_beside(scale, v)
-        code = 0 if code is None else self._laid_beside(code, v)
-        rounding = self.rounding
-        if not self.training and not self.to_even:
-            def rounding(v): return _saturate(self.rounding(v), low-code, high-code)
-        ends = low,high
-        return fake_quantize(v, scale, code, ends, rounding=rounding, gradient='clipped')
-
-    def _codes(self, v):
-        "The codes of these values in evaluation, as floats."
-        low,high = self.range()
-        scale,code = self.grid()
-        v = v.to(wide_dtype(v.dtype))
-        v = v/self._laid_beside(scale, v).to(v.dtype)
-        code = 0 if code is None else self._laid_beside(code, v)
-        n = _select(_in_evaluation(self.rounding)(v), v, low-code, high-code)
-        return (n+code).clamp(low, high)
+def _given_zero_point(q, code, scale):
+    "In the shape of the scale; None is as it was."
+    if not q.has_zero_point: return None
+    if code is None: return q.grid()[1] if q.ready else torch.zeros_like(scale)
+    device = scale.device
+    code = real_tensor(code, 'Quantizer', 'set_grid_ zero_point', torch.float32, device)
+    if code.ndim == 0 or code.shape == scale.shape: return code.expand(scale.shape)
+    told = f'set_grid_ wants a zero_point of shape {tuple(scale.shape)}'
+    raise ValueError(f'Quantizer: {told}, got {tuple(code.shape)}')
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
-class Quantizer(_Rounded):
+class Quantizer(_GridTensors):
     """A grid of integers as a layer, fixed or learned (arXiv:1902.08153). Raises if it is none.
 
     Parameters:
@@ -503,9 +688,10 @@ class Quantizer(_Rounded):
         tensor([0.1000, 0.7000])
     """
     rounds = True                # `remove_rounding_` may take it from a weight
-    format:Any = None            # what it rounds to, if not to integers
+    rounding:Any
+    to_even:bool                 # does the rounding round halves to even?
     def __init__(self,
-        bits:_Bits=8,            # Bits per code, 2 to 24, or 1 if not `signed`; or both ends
+        bits:BitWidth=8,         # Bits per code, 2 to 24, or 1 if not `signed`; or both ends
         *,
         signed:bool|None=True,   # Codes on both sides of 0? None: as the data are calibrated
         zero_point:bool=False,   # A zero point too?
@@ -520,13 +706,16 @@ class Quantizer(_Rounded):
         format:str|torch.dtype|FloatFormat|None=None,
     ):
         "See `Quantizer`."
-        if format is not None:
-            as_is:Any = self
-            as_is.__class__ = _Formatted                 # the same layer on another grid
-            as_is._choose(format, bits, zero_point, axis, block, learn, init)
-        super().__init__(bits, signed, zero_point, axis, block, learn)
-        _check_init(init, self.block, self.has_zero_point)
+        grid = _grid_of(format, bits, signed, zero_point, axis, block, learn, init)
+        super().__init__(grid, bool(learn))
         self.init,self.rounding = init,rounding
+
+    def __setattr__(self, name, value:Any):
+        "A rounding is looked at as in the constructor."
+        if name == 'rounding':
+            value,even = self.kind.checked_rounding(value)
+            self._set(to_even=even)
+        super().__setattr__(name, value)
 
     def extra_repr(self):
         """What `print` shows of it.
@@ -539,7 +728,11 @@ class Quantizer(_Rounded):
             >>> R.Quantizer(bits=4, axis=0)
             Quantizer(codes -8 to 7, axis=0, not calibrated)
         """
-        return ', '.join(self._shown())
+        shown = self.kind.shown()
+        if self.learn: shown.append('learns')
+        if not isinstance(self.rounding, nn.Module) and self.rounding is not round_ste:
+            shown.append(name_of(self.rounding))
+        return ', '.join(shown if self.ready else [*shown, 'not calibrated'])
 
     def range(self)->tuple[int, int]: # Smallest and largest code
         """The codes there are; with `signed=None`, those of a signed grid until calibrated.
@@ -552,7 +745,7 @@ class Quantizer(_Rounded):
             >>> R.Quantizer(bits=4).range(), R.Quantizer(bits=4, signed=False).range()
             ((-8, 7), (0, 15))
         """
-        return self._ends()
+        return self.kind.ends()
 
     def grid(self)->tuple[Tensor, Tensor|None]: # Scale and zero point, of one axis or more
         """The grid as it is; a gradient goes through. Raises RuntimeError if there is none yet.
@@ -571,7 +764,8 @@ class Quantizer(_Rounded):
             named = f'{place} has' if place else 'has'
             told = f'{named} no grid yet; calibrate_(x), or load a state'
             raise RuntimeError(f'Quantizer: {told}')
-        scale = _kept_in(self.log_scale, *self._span()).exp() if self.learn else self.scale
+        if self.learn: scale = _kept_in(self.log_scale, *self.kind.log_ends(True)).exp()
+        else: scale = self.scale
         if not self.has_zero_point: return scale,None
         code = round_ste(self.zero_point)
         return scale,_kept_in(code, *self.range()) if self.learn else code
@@ -618,9 +812,9 @@ class Quantizer(_Rounded):
         if zero_point is not None and not self.has_zero_point:
             raise ValueError('Quantizer: set_grid_ got a zero point; use zero_point=True')
         with torch.no_grad():
-            scale = self._given_scale(scale)
-            code = self._given_zero_point(zero_point, scale)
-            scale,code = self._checked(scale, code, self.range(), 'set_grid_')
+            scale = _given_scale(self, scale)
+            code = _given_zero_point(self, zero_point, scale)
+            scale,code = _sound(scale, code, self.kind, self.learn, 'set_grid_')
         self._keep(scale, code, self.signed is not False)
         return self
 
@@ -641,11 +835,10 @@ class Quantizer(_Rounded):
             >>> q.forward(torch.tensor([0.12, 5.]))
             tensor([0.1000, 0.7000])
         """
-        v = self._blocks(check_input(x, 'Quantizer'))
-        low,high = self.range()
-        a_byte = self.to_even and self.block is None and (low, high) in ((-128, 127), (0, 255))
-        if a_byte and torch.onnx.is_in_onnx_export(): return self._in_onnx(x)
-        return self._nearest(v).reshape(x.shape)
+        check_input(x, 'Quantizer')
+        dtype = self.kind.dtype_in_onnx(self) if torch.onnx.is_in_onnx_export() else None
+        if dtype is not None: return _in_onnx(x, *self.grid(), self.axis, dtype)
+        return self.kind.nearest(self, x)
 
     def right_inverse(self, w):
         """What torch keeps when a weight that goes through this layer is set.
@@ -681,139 +874,29 @@ class Quantizer(_Rounded):
             >>> q.to_codes(torch.tensor([0.12, 5.]))
             tensor([1, 7], dtype=torch.int32)
         """
-        v = self._blocks(check_input(x, 'Quantizer'))
-        if not x.is_meta and v.isnan().any():
-            raise ValueError('Quantizer: to_codes got nan, which has no code')
-        return self._codes(v).reshape(x.shape).to(torch.int32)
+        return self.kind.codes(self, check_input(x, 'Quantizer'))
 
-# %% ../../nbs/quantization/30_quantizer.ipynb #57c00001
-_BLOCKS:dict[Any, tuple] = _GGUF
-# grids that need no scale of ours: the length of a block, and the function that rounds
-_OWN:dict[str, Any] = dict(
-    mxfp4=(32, partial(mx_quantize, format='e2m1')),
-    mxfp8=(32, partial(mx_quantize, format='e4m3')),
-    **{f'mxfp6_{k}': (32, partial(mx_quantize, format=k)) for k in ('e3m2', 'e2m3')},
-    nvfp4=(16, nvfp4_quantize),
-    **{k: (1, partial(float_round, format=k)) for k in ('float16', 'bfloat16', 'tf32')},
-    **{k: (n, partial(gguf_quantize, format=k)) for k,(n,*_) in _BLOCKS.items()})
-_WORDS = 'nf4', *[k for k in _OWN if k not in FORMATS]
-_KNOWN = *FORMATS, *_WORDS
+    def _weighs(self):
+        "Does it look at the error of values, each of which may be such a part of the whole?"
+        return self.init in ('mse', 'sample') and self.axis is None and self.block is None
 
-def _dtype_of(format):
-    "Torch's dtype of a format, or None."
-    return next((d for d,n in _DTYPES.items() if format == n), None)
-
-def _float8_of(q):
-    "The dtype of codes that the runtime's operator has, or None."
-    dtype = _dtype_of(q.format) if q.block is None else None
-    return dtype if dtype is not None and dtype.itemsize == 1 else None
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #f4b08659
-class _OfFormat(Quantizer):
-    "What a `Quantizer` of other numbers than integers says of its grid."
-    own:Any
-    def _choose(self, format:Any, bits, zero_point, axis, block, learn, init):
-        "What the grid is. Raises for what it has no place for."
-        if isinstance(format, torch.dtype): format = _DTYPES.get(format, format)
-        known = isinstance(format, str) and (format == 'nf4' or format in _OWN)
-        if not known: _format_of(format, 'Quantizer', *_WORDS)
-        check_choice(init, 'Quantizer', 'init', ('minmax', 'mse'))
-        if bits != 8: raise ValueError(f'Quantizer: format={format} says the bits, got {bits}')
-        if zero_point: raise ValueError(f'Quantizer: format={format} has no zero point')
-        self._set(format=format, own=_OWN.get(format) if known else None)
-        given = axis is not None or block is not None or learn
-        if self.own and given:
-            told = f'format={format} needs no scale of ours'
-            raise ValueError(f'Quantizer: {told}; leave out axis, block and learn')
-
-    def __setattr__(self, name, value:Any):
-        "A rounding is an estimator; evaluation rounds to the nearest."
-        if name != 'rounding': return super().__setattr__(name, value)
-        _check_rounding(value, 'clipped', {}, 'Quantizer')
-        self._set(to_even=False)
-        nn.Module.__setattr__(self, name, value)
-
-    def _get_name(self): return 'Quantizer'
-
-    def _largest(self):
-        if self.own or self.format == 'nf4': return 1.
-        return _format_of(self.format, 'Quantizer').largest
-
-    def _ends(self): return -self._largest(),self._largest()
-
-    def _written(self):
-        "As for integers; the format stands in the place of the codes."
-        axis,block = self.axis,self.block
-        number = 2**32 + zlib.crc32(str(self.format).encode())
-        return [0, number, axis is not None, axis or 0, block or 0, self.ready]
-
-    def _unlike(self, saved):
-        unlike = super()._unlike(saved)
-        return ('another grid', f'format={self.format}') if unlike else None
-
-    def _changed(self, **values):
-        "A copy without a grid on another axis; with bits it is one of integers."
-        if 'bits' not in values: return super()._changed(**values)
-        axis = 0 if self.own else values.get('axis', self.axis)
-        return Quantizer(values['bits'], axis=axis, block=self.block, learn=self.learn)
-
-    def extra_repr(self):
-        "See `Quantizer`."
-        shown = super().extra_repr().split(', ')[1:]
-        return ', '.join([f'format={self.format}', *shown])
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #f4b0865a
-class _Formatted(_OfFormat):
-    "A `Quantizer` on a grid that is not evenly spaced."
-    def _found(self, x, signed, of):
-        "The scale with which the largest magnitude is the largest number, or the best below."
-        v,shape = _groups(x, 'Quantizer', of['axis'], of.get('block'))
-        most = _filled(v.abs().amax(1)/self._largest())
-        if self.init == 'minmax': return most.reshape(shape)
-        best,least = most,torch.full_like(most, torch.inf)
-        for share in torch.linspace(.5, 1., 41).tolist():
-            scale = most*share
-            error = (self._on(v, scale[:, None], round_ste)-v).square().sum(1)
-            best,least = torch.where(error < least, scale, best),torch.minimum(error, least)
-        return best.reshape(shape)
-
-    def _calibrate(self, x, axis):
-        if not self.own: return super()._calibrate(x, axis)
-        _check_values(x, 'Quantizer')
-        _check_runs(x, 'Quantizer', self.own[0])
-        scale = torch.ones(1, device=x.device)
-        if self.format == 'nvfp4':              # a power of two: exact in every reader
-            scale = 2.**_filled(x.float().abs().amax()[None]/2688).log2().ceil()
-        self._keep(scale, None, True)
+    def _calibrate(self, x, axis, parts=None):
+        "The same, where `axis` of `x` has the values of what is `self.axis` elsewhere."
+        check_values(x, 'Quantizer')
+        self._keep(*self.kind.calibrated(self, x, axis, parts))
         return self
 
-    def _on(self, x, scale, rounding):
-        if self.format == 'nf4': y = levels_round(x/scale, NF4, rounding)
-        else: y = float_round(x/scale, self.format, rounding)
-        return y*scale
+    def _changed(self, **values):
+        "A copy without a grid that has other bits or another axis."
+        arguments:Any = self.kind.other_kind(self, values)
+        if arguments: return Quantizer(**arguments)
+        twin = copy.deepcopy(self)
+        twin._set(kind=self.kind.changed(**values, signed=self.kind.asked), ready=False)
+        twin._write('layout', torch.tensor(twin._written(), device=twin.layout.device))
+        return twin
 
-    def forward(self, x):
-        "Quantize and dequantize; in evaluation to the nearest."
-        v = self._blocks(check_input(x, 'Quantizer'))
-        float8 = _float8_of(self)
-        if float8 and torch.onnx.is_in_onnx_export(): return self._in_onnx(x, float8)
-        scale,_ = self.grid()
-        rounding = self.rounding if self.training else round_ste
-        if self.own:
-            whole = dict(tensor_scale=scale.view(())) if self.format == 'nvfp4' else {}
-            nearest = self.format in _GGUF and rounding is round_ste
-            return self.own[1](x, rounding=None if nearest else rounding, **whole)
-        if self.learn: scale = _lsq_scaled(scale, v, self._largest())
-        scale = self._laid_beside(scale, v).to(wide_dtype(v.dtype))
-        return self._on(v.to(scale.dtype), scale, rounding).reshape(x.shape).to(x.dtype)
-
-    @torch.no_grad()
-    def to_codes(self, x):
-        "The numbers that evaluation multiplies by the scale, in torch's dtype of the format."
-        dtype = _dtype_of(self.format)
-        if dtype is None:
-            told = f'torch has no dtype for format={self.format}'
-            raise TypeError(f'Quantizer: {told}; save_gguf and save_compressed write it')
-        v = self._blocks(check_input(x, 'Quantizer')).float()
-        v = float_round(v/self._laid_beside(self.grid()[0], v), self.format)
-        return v.reshape(x.shape).to(dtype)
+# %% ../../nbs/quantization/30_quantizer.ipynb #57d00001
+def block_of(q):
+    "How many values share a scale of `q`, or None."
+    if isinstance(q, Quantizer): return q.kind.values_per_scale()
+    return getattr(q, 'block', None)

@@ -12,18 +12,18 @@ from inspect import signature
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from ..engine.arguments import _what, check_callable, check_count, check_knob
-from ..engine.parts import _name
+from ..engine.arguments import check_callable, check_count, check_knob, what_came
+from ..engine.parts import name_of
 from ..estimators.neighbours import local_expectation
-from shok_nb.show.plots import (
-    _check_axes,
-    _check_domain,
-    _draw_line,
-    _legend,
-    _swept,
-    _title,
+from .plots import (
+    add_title,
+    check_axes,
+    check_domain,
+    draw_line,
     figure,
     line_style,
+    place_legend,
+    swept,
 )
 
 # %% ../../nbs/show/40_lab.ipynb #25b9d44e
@@ -42,7 +42,7 @@ def _points(x):
     try: v = None if strange else torch.as_tensor(x, dtype=torch.float64).detach()
     except (TypeError, ValueError, RuntimeError, OverflowError): v = None
     if v is None:
-        told = f'x must be a vector of numbers, got {_what(x)}'
+        told = f'x must be a vector of numbers, got {what_came(x)}'
         raise TypeError(f'bias_variance: {told}')
     if v.ndim != 1 or not v.numel():
         raise ValueError(f'bias_variance: x must be a vector, got shape {tuple(v.shape)}')
@@ -154,20 +154,20 @@ def plot_bias(
         >>> above, below = R.lab.plot_bias(R.round_ste)
     """
     _check_asked('plot_bias', f, knobs, loss, mean, draws, seed)
-    _check_domain(domain, 'plot_bias')
-    _check_axes(ax, 'plot_bias')
+    check_domain(domain, 'plot_bias')
+    check_axes(ax, 'plot_bias')
     knobs |= dict(mean=mean, draws=draws, seed=seed)
     def look(x): return bias_variance(f, loss, x.detach(), **knobs)
     if ax is None:
         ax = _pair('x [steps]', 'mean gradient', 'standard deviation')
-        x,y,_ = _swept(lambda x: look(x)[1], domain, {}, 'plot_bias')
+        x,y,_ = swept(lambda x: look(x)[1], domain, {}, 'plot_bias')
         ax[0].plot(x, y, ':', color='#7f7f7f', zorder=3, label='exact')
     style = line_style(_lines_drawn(ax[0])-1)                 # the first is exact
-    x,y,_ = _swept(lambda x: look(x)[1:3].sum(0), domain, {}, 'plot_bias')
-    _draw_line(ax[0], x, y, _name(f), **style)
-    x,y,_ = _swept(lambda x: look(x)[3].sqrt(), domain, {}, 'plot_bias')
-    _draw_line(ax[1], x, y, None, **style)
-    _legend(ax, _name(f))
+    x,y,_ = swept(lambda x: look(x)[1:3].sum(0), domain, {}, 'plot_bias')
+    draw_line(ax[0], x, y, name_of(f), **style)
+    x,y,_ = swept(lambda x: look(x)[3].sqrt(), domain, {}, 'plot_bias')
+    draw_line(ax[1], x, y, None, **style)
+    place_legend(ax, name_of(f))
     return tuple(ax)
 
 # %% ../../nbs/show/40_lab.ipynb #a5448648
@@ -240,7 +240,7 @@ def report(
     left = check_count(left, 'report', 'left', -2**40, 2**40)
     check_callable(deployed, 'report', 'deployed')
     dead_below = check_knob(dead_below, None, 'report', 'dead_below')
-    some = _swept(f, (left, left+1), knobs, 'report')[0].unique()
+    some = swept(f, (left, left+1), knobs, 'report')[0].unique()
     even = left + torch.arange(4097, dtype=some.dtype)/4096
     x = torch.cat([some, even]).unique().requires_grad_()
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -289,7 +289,7 @@ def plot_report(
     """
     own = signature(report).parameters
     check_callable(f, 'plot_report', 'f', 1, [k for k in knobs if k not in own])
-    _check_axes(ax, 'plot_report')
+    check_axes(ax, 'plot_report')
     k = _varied(knobs)
     x = knobs[k]
     if ax is None: ax = _pair(k, 'the cell', 'its gradient')
@@ -300,5 +300,5 @@ def plot_report(
             a.plot(x, values, marker='.', label=name, **line_style(_lines_drawn(a)))
         if x[0] > 0 and x[-1] >= 10*x[0]: a.set_xscale('log')
         a.legend()
-    _title(ax[0].figure, _name(f))
+    add_title(ax[0].figure, name_of(f))
     return tuple(ax)

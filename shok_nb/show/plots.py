@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 import torch
 from torch import Tensor
-from shok_nb.engine.arguments import (
-    _what,
+from ..engine.arguments import (
     check_callable,
     check_count,
     check_knob,
     missing_package,
+    what_came,
 )
-from ..engine.parts import _name
+from ..engine.parts import name_of
 try:
     import matplotlib.pyplot as plt
 except ImportError as e: raise missing_package('shok_nb.plots', 'matplotlib') from e
@@ -38,7 +38,7 @@ def _panels()->Sequence:
         a.grid(alpha=.25)
     return ax
 
-def _draw_line(ax, x, y, label, **look):
+def draw_line(ax, x, y, label, **look):
     "One line, broken at nan, and a dot for a point between two of them."
     line, = ax.plot(x, y, label=label, **look)
     on = torch.cat([torch.zeros(1), y.isfinite(), torch.zeros(1)]).bool()
@@ -51,19 +51,19 @@ def _fit_axes(ax):
     pad = .04*(max(1., high)-min(0., low))
     ax.set_ylim(min(0., low)-pad, max(1., high)+pad)
 
-def _title(fig, name):
+def add_title(fig, name):
     "A figure is named after what is drawn in it, each name once."
     names = fig.get_suptitle().split(' and ') if fig.get_suptitle() else []
     if name not in names: fig.suptitle(' and '.join([*names, name]), fontsize='medium')
 
-def _legend(ax, name):
+def place_legend(ax, name):
     "Under a figure of our own, which is named after what is drawn; else in the first panel."
     fig,(lines,labels) = ax[0].figure,ax[0].get_legend_handles_labels()
     if list(fig.axes) != list(ax) or fig.get_layout_engine() is None:
         ax[0].legend()
         return
     for old in [*fig.legends]: old.remove()
-    _title(fig, name)
+    add_title(fig, name)
     if labels == [fig.get_suptitle()]: return
     rows = -(-sum(len(l)+7 for l in labels)//66)
     fig.legend(lines, labels, loc='outside lower center', ncols=-(-len(labels)//rows))
@@ -93,19 +93,19 @@ def curves(
         >>> above, below = R.plots.curves(R.soft_round, alpha=[2., 5., 20.])
     """
     check_callable(f, 'curves', 'f', 1, knobs)
-    _check_domain(domain, 'curves')
-    _check_axes(ax, 'curves')
+    check_domain(domain, 'curves')
+    check_axes(ax, 'curves')
     if ax is None: ax = _panels()
     many = {k:v if isinstance(v, (list, tuple)) else [v] for k,v in knobs.items()}
     for values in itertools.product(*many.values()):
         now = dict(zip(many, values))
-        x,*both = _swept(f, domain, now, 'curves')
+        x,*both = swept(f, domain, now, 'curves')
         label = ', '.join(_said_knob(k, v) for k,v in now.items() if len(many[k]) > 1)
         look = line_style(len(ax[0].get_legend_handles_labels()[0]))
-        for a,y in zip(ax, both): _draw_line(a, x, y, label or _name(f), **look)
+        for a,y in zip(ax, both): draw_line(a, x, y, label or name_of(f), **look)
         _fit_axes(ax[1])
     fixed = [_said_knob(k, *v) for k,v in many.items() if len(v) == 1]
-    _legend(ax, f'{_name(f)}, {", ".join(fixed)}' if fixed else _name(f))
+    place_legend(ax, f'{name_of(f)}, {", ".join(fixed)}' if fixed else name_of(f))
     return tuple(ax)
 
 # %% ../../nbs/show/30_plots.ipynb #61a00005
@@ -134,23 +134,25 @@ def line_style(
     n = len(_INKS)
     return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.4)
 
+# %% ../../nbs/show/30_plots.ipynb #bd490784
 def _two(pair, fn, arg, what):
     "`pair`, if it is a tuple or list of two."
     if isinstance(pair, (tuple, list)) and len(pair) == 2: return pair
-    raise TypeError(f'{fn}: {arg} must be two of a tuple, {what}, got {_what(pair)}')
+    raise TypeError(f'{fn}: {arg} must be two of a tuple, {what}, got {what_came(pair)}')
 
-def _check_domain(domain, fn):
+def check_domain(domain, fn):
     lo,hi = _two(domain, fn, 'domain', '(low, high)')
     for k in (lo, hi): check_knob(k, None, fn, 'domain', -math.inf, open=True)
     if not lo < hi: raise ValueError(f'{fn}: domain must be (low, high), got {domain}')
 
-def _check_axes(ax, fn):
+def check_axes(ax, fn):
     "None, or two Axes: a tuple, a list or what `subplots` returns."
     if ax is None: return
     try: fine = len(ax) == 2 and all([hasattr(a, 'plot') for a in ax])
     except (TypeError, ValueError): fine = False
-    if not fine: raise TypeError(f'{fn}: ax must be two Axes or None, got {_what(ax)}')
+    if not fine: raise TypeError(f'{fn}: ax must be two Axes or None, got {what_came(ax)}')
 
+# %% ../../nbs/show/30_plots.ipynb #18c4990e
 def figure(
     rows:int=1,          # Rows of panels
     cols:int=1,          # Columns of panels
@@ -237,10 +239,11 @@ def sweep(
         True
     """
     check_callable(f, 'sweep', 'f', 1, knobs)
-    _check_domain(domain, 'sweep')
-    return _swept(f, domain, knobs, 'sweep')
+    check_domain(domain, 'sweep')
+    return swept(f, domain, knobs, 'sweep')
 
-def _swept(f, domain, knobs, fn):
+# %% ../../nbs/show/30_plots.ipynb #3e4dd35e
+def swept(f, domain, knobs, fn):
     "`sweep` for the function `fn`, its arguments checked."
     lo,hi = domain
     dx = 2.**math.floor(math.log2((hi-lo)/256))
@@ -282,7 +285,7 @@ def gallery(
     fine = isinstance(rows, Sequence) and all([hasattr(r, 'domain') for r in rows])
     if not fine or not rows:
         wanted = 'rows must be a list of one row of the catalog or more'
-        raise TypeError(f'gallery: {wanted}, got {_what(rows)}')
+        raise TypeError(f'gallery: {wanted}, got {what_came(rows)}')
     bands = -(-len(rows)//_ACROSS)
     cols = min(len(rows), _ACROSS)
     _,ax = figure(2*bands, cols, (.4+1.7*cols, 3.2*bands), squeeze=False)
@@ -294,7 +297,7 @@ def gallery(
         value.plot(r.domain, r.domain, color='#cccccc', lw=1)
         value.set_title(_broken(r.name), fontsize='medium')
         for a,y in zip((value, slope), p[1:]):
-            _draw_line(a, p[0], y, None, **line_style(0))
+            draw_line(a, p[0], y, None, **line_style(0))
             a.tick_params(labelsize=9)
             a.grid(alpha=.25)
         _fit_axes(slope)

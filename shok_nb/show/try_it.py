@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 import torch
 from torch import Tensor
-from ..catalog import Knob, Row, _address, catalog, row
-from ..engine.arguments import check_callable, missing_package
+from ..catalog import Knob, Row, address_of, catalog, row
+from ..engine.arguments import answering, check_callable, missing_package
 from ..engine.random import uniform_like
 from . import widgets as _w
 from .plots import sweep
@@ -37,7 +37,8 @@ def _named(fn, argument, f, rows):
         raise TypeError(f'{fn}: {argument} must be an estimator or torch.round, got {f!r}')
     try: name = 'torch.round' if f is torch.round else row(f).name
     except ValueError:
-        raise ValueError(f"{fn}: {argument}: '{_w._name(f)}' is not in the catalog") from None
+        told = f"'{_w.name_of(f)}' is not in the catalog"
+        raise ValueError(f'{fn}: {argument}: {told}') from None
     if name not in rows:
         raise ValueError(f'{fn}: {argument} must round, got {name}, which decodes')
     return name
@@ -56,40 +57,41 @@ def _menu_of(which, names, now):
 
 def _facts_of(r):
     "Knobs and choices of a row, then its grid."
-    grid = _w._GRID if r.grid else _w._GRID[:1] if r.name == 'uniform_noise' else ()
+    grid = _w.GRID_KNOBS if r.grid else _w.GRID_KNOBS[:1] if r.name == 'uniform_noise' else ()
     knobs = {k.name: k for k in (*r.knobs, *r.choices, *grid)}
-    return _w._Facts(r, knobs, _w._passes(r.smooth), r.domain)
+    return _w.Facts(r, knobs, _w.passes_of(r.smooth), r.domain)
 
 def _still(name):
     "What a reader without scripts sees: both curves of an estimator, where it starts."
     r = _ALL[name]
     facts = _facts_of(r)
     start = {n: k.default for n,k in facts.knobs.items()}
-    return _w._draw(r.f, facts.domain, start, facts.passes, False, name=name)
+    return _w.drawing_of(r.f, facts.domain, start, facts.passes, False, name=name)
 
 def _page(kind, data, top, names, rows, *scripts):
     "Two columns, each with a menu."
     controls = {r['name']: r['controls'] for r in data['rows']}
     columns = [(_menu_of(which, rows, n), controls[n], _still(n))
         for which,n in zip(('left', 'right'), names)]
-    return HTML(_w._html(kind, data, top, columns, *scripts))
+    return HTML(_w.player_html(kind, data, top, columns, *scripts))
 
 # %% ../../nbs/show/10_try_it.ipynb #7e000024
 def _explored(facts):
     "Stops of each knob: few where there are many pictures, or one is large."
     r = facts.row
     most = 6 if r.random else {0: 1, 1: 25, 2: 7}.get(len(r.knobs), 4)
-    return [_w._stops(k, _w._LAID if _w._lays(r, n) else most) for n,k in facts.knobs.items()]
+    def count(name): return _w.GRID_STOPS if _w.moves_picture(r, name) else most
+    return [_w.stops_of(k, count(n)) for n,k in facts.knobs.items()]
 
 @functools.cache
 def _all_curves()->dict:
     "All pictures of all rows."
-    pictures = _w._Pictures(every=5)
+    pictures = _w.Pictures(every=5)
     for name,r in _ALL.items():
         facts = _facts_of(r)
         stops = _explored(facts)
-        controls = _w._controls(facts.knobs.values(), stops)
-        if r.smooth: controls += _w._toggle(_w._HARD, 'hard')
+        controls = _w.controls_html(facts.knobs.values(), stops)
+        if r.smooth: controls += _w.toggle_html(_w.HARD_LABEL, 'hard')
         pictures.add(r.f, facts, name, stops, controls)
     return pictures.data()
 
@@ -114,7 +116,7 @@ def explore(
         >>> box = explore(R.soft_round, R.round_ste)
     """
     names = [_named('explore', *a, _ALL) for a in (('left', left), ('right', right))]
-    return _page('shok-explore', _all_curves(), '', names, _ALL, *_w._PLAYER)
+    return _page('shok-explore', _all_curves(), '', names, _ALL, *_w.PLAYER_FILES)
 
 # %% ../../nbs/show/10_try_it.ipynb #d1a1e503
 _TILES = 'curves.js','page.js','tiles.js'
@@ -127,17 +129,17 @@ def _played(facts):
 def _tile(r, picture):
     "A link to the page of a row, with its value above its slope."
     label = r.name.replace('_', '_<wbr>')
-    def line(mark, d, color, width): return _w._line(d, color, width, f' data-{mark}=""')
-    value = line('y', _w._path(picture.value), _w._BLUE, 75)
-    zero = line('zero', f'M0 {picture.zero}H{_w._WIDE}', 'currentColor', 20)
-    slope = line('g', _w._path(picture.slope), _w._GOLD, 70)
+    def line(mark, d, color, width): return _w.line_svg(d, color, width, f' data-{mark}=""')
+    value = line('y', _w.path_of(picture.value), _w.BLUE, 75)
+    zero = line('zero', f'M0 {picture.zero}H{_w.WIDE}', 'currentColor', 20)
+    slope = line('g', _w.path_of(picture.slope), _w.GOLD, 70)
     def panel(y, curves):
-        return (f'<svg y="{y}" width="{_w._WIDE}" height="{_w._TALL}" '
-            f'viewBox="0 -40 {_w._WIDE} {_w._TALL+80}">{curves}</svg>')
+        return (f'<svg y="{y}" width="{_w.WIDE}" height="{_w.TALL}" '
+            f'viewBox="0 -40 {_w.WIDE} {_w.TALL+80}">{curves}</svg>')
     both = panel(0, value)+panel(2100, zero+slope)
-    href = f' href="{_address(r)}"' if _address(r) else ''
+    href = f' href="{address_of(r)}"' if address_of(r) else ''
     return (f'<a{href} data-tile="">'
-        f'<svg viewBox="0 0 {_w._WIDE} 3900" fill="none" stroke-linecap="round" '
+        f'<svg viewBox="0 0 {_w.WIDE} 3900" fill="none" stroke-linecap="round" '
         f'stroke-linejoin="round" aria-hidden="true">{both}</svg>'
         f'{label}<small data-now=""></small></a>')
 
@@ -160,22 +162,22 @@ def tiles(
     given = isinstance(rows, (tuple, list)) and len(rows) > 0
     if not given or not all([isinstance(r, Row) for r in rows]):
         raise TypeError(f'tiles: rows must be a tuple of rows of the catalog, got {rows!r}')
-    pictures,small = _w._Pictures(every=5),[]
+    pictures,small = _w.Pictures(every=5),[]
     for r in rows:
         facts = _facts_of(r)
         knob = _played(facts)
         one = {n: k for n,k in facts.knobs.items() if n == knob}
         facts = facts._replace(knobs=one, passes=[{}])
-        stops = [_w._stops(k, 13 if r.random else 25) for k in facts.knobs.values()]
+        stops = [_w.stops_of(k, 13 if r.random else 25) for k in facts.knobs.values()]
         pictures.add(r.f, facts, r.name, stops)
         start = stops[0].index(facts.knobs[knob].default) if knob else 0
         pictures.rows[-1].update(knob=knob, start=start)
-        small.append(_tile(r, _w._frame(r.f, facts.domain, {}, every=5)))
+        small.append(_tile(r, _w.frame_of(r.f, facts.domain, {}, every=5)))
     data:dict = pictures.data()
     data['views'] = [view[:1] for view in data['views']]
-    sheet = f'<style>{_w._file("players.css")}</style>'
-    return HTML(f'<div data-shok-tiles="{_w._data(data)}" class="shok shok-tiles">'
-        f'{sheet}{"".join(small)}</div>{_w._script(*_TILES)}')
+    sheet = f'<style>{_w.file_text("players.css")}</style>'
+    return HTML(f'<div data-shok-tiles="{_w.packed_json(data)}" class="shok shok-tiles">'
+        f'{sheet}{"".join(small)}</div>{_w.script_html(*_TILES)}')
 
 # %% ../../nbs/show/10_try_it.ipynb #7e000030
 _MOST_STEPS = 10**6
@@ -185,7 +187,7 @@ def _numbers(name, v):
     odd = isinstance(v, Tensor) and (v.is_complex() or v.dtype == torch.bool or v.is_meta
         or v.layout != torch.strided or torch.nn.parameter.is_lazy(v))
     if isinstance(v, Tensor) and not odd: return v.detach().to(torch.float64)
-    if _w._is_number(v) and abs(v) < 1e308: return torch.tensor(float(v), dtype=torch.float64)
+    if _w.is_number(v) and abs(v) < 1e308: return torch.tensor(float(v), dtype=torch.float64)
     raise TypeError(f'descend: {name} must be a number or a tensor of numbers, got {v!r}')
 
 def _whole(name, v, most):
@@ -227,7 +229,7 @@ def descend(
         >>> value[-1]
         tensor(1., dtype=torch.float64)
     """
-    check_callable(f, 'descend', 'f', 1, knobs)
+    f = answering(check_callable(f, 'descend', 'f', 1, knobs), 'descend', 'f')
     x,rate,goal = _numbers('start', start),_numbers('lr', lr),_numbers('target', target)
     if goal.ndim: raise TypeError(f'descend: target must be one number, got {target!r}')
     steps,seed = _whole('steps', steps, _MOST_STEPS),_whole('seed', seed, 2**63-1)
@@ -262,7 +264,7 @@ def _turned(r):
     "The knob that is turned here and its stops, in a list of none or one."
     k = next((k for k in r.knobs if k.name != 'lower'), None)
     if k is None: return []
-    stops = _w._stops(k, 13)
+    stops = _w.stops_of(k, 13)
     if k.name == 'decimals': stops = [v for v in stops if v < 2]  # finer is no stair
     if r.random: stops = [v for v in stops if 0 < v < math.inf]
     return [(k, stops)]
@@ -291,10 +293,10 @@ def _known(f, knobs):
 
 def _curves(r, f, knobs):
     "Runs of the value and of the slope."
-    spans = [(-.5, .5)] if _w._tile(r) else [(_FROM, _TO)]
+    spans = [(-.5, .5)] if _w.tile_of(r) else [(_FROM, _TO)]
     if 'decimals' in knobs: spans = [(a, a+1.) for a in np.arange(_FROM, _TO)]
     x,y,g = np.concatenate([sweep(f, s, **knobs).numpy() for s in spans], 1)
-    return _w._runs(x*_UNIT, y*_UNIT, 20*_UNIT),_w._runs(x*_UNIT, _slope_scale(g), 20*_ONE)
+    return _w.runs_of(x*_UNIT, y*_UNIT, 20*_UNIT),_w.runs_of(x*_UNIT, _slope_scale(g), 20*_ONE)
 
 def _negated(r):
     "The function with the opposite gradient."
@@ -308,26 +310,26 @@ def _table(r, knobs, strings):
     known = _known(r.f, knobs) if jumps else []
     other = [] if r.linear else _curves(r, _negated(r), knobs)[1]
     other = [run*[1, -1] for run in other]
-    return [strings[_w._packed(c)] for c in (value, slope, known, other)]
+    return [strings[_w.packed_runs(c)] for c in (value, slope, known, other)]
 
 # %% ../../nbs/show/10_try_it.ipynb #7e98077c
 def _sliders(r, turned, anneal):
     "The controls of an estimator, as HTML."
-    controls = ''.join(f'<div data-knob="">{_w._controls([k], [stops])}</div>'
+    controls = ''.join(f'<div data-knob="">{_w.controls_html([k], [stops])}</div>'
         for k,stops in turned)
-    if r.random: controls += _w._range('seed', [*map(str, range(_SEEDS))], 0)
-    if r.smooth: controls += _w._toggle(_w._HARD, 'hard')
-    if anneal: controls += _w._toggle(f'{turned[0][0].name} from soft to hard', 'anneal')
+    if r.random: controls += _w.range_html('seed', [*map(str, range(_SEEDS))], 0)
+    if r.smooth: controls += _w.toggle_html(_w.HARD_LABEL, 'hard')
+    if anneal: controls += _w.toggle_html(f'{turned[0][0].name} from soft to hard', 'anneal')
     return controls
 
 def _learner(r, name, strings):
     "The row of an estimator: tables at each stop of its knob, or the name of a random one."
-    turned,passes,anneal = _turned(r),_w._passes(r.smooth),_annealed(r)
+    turned,passes,anneal = _turned(r),_w.passes_of(r.smooth),_annealed(r)
     settings = [{k.name: v} for k,stops in turned for v in stops] or [{}]
     tables = [] if r.random else [[_table(r, v|p, strings) for v in settings] for p in passes]
     return dict(name=name, tables=tables, controls=_sliders(r, turned, anneal), anneal=anneal,
-        random=r.name if r.random else '', tile=_w._tile(r),
-        stops=[_w._label(v) for _,stops in turned for v in stops],
+        random=r.name if r.random else '', tile=_w.tile_of(r),
+        stops=[_w.label_of(v) for _,stops in turned for v in stops],
         deployed=[int(_shows_round(r, hard)) for hard in range(len(passes))])
 
 def _uniform(seed):
@@ -340,12 +342,12 @@ def _uniform(seed):
 @functools.cache
 def _watched()->dict:
     "All tables of all rows."
-    strings = _w._Strings()
+    strings = _w.Strings()
     rows = [_learner(r, n, strings) for n,r in _LEARNERS.items()]
     return dict(rows=rows, strings=[*strings], unit=_UNIT, one=_ONE,
         uniform=[*map(_uniform, range(_SEEDS))],
-        rates=[*map(_w._label, _RATES)], starts=[*map(_w._label, _STARTS)], last=_LAST,
-        target=_TARGET, blue=_w._BLUE, gold=_w._GOLD, **{'from': _FROM})
+        rates=[*map(_w.label_of, _RATES)], starts=[*map(_w.label_of, _STARTS)], last=_LAST,
+        target=_TARGET, blue=_w.BLUE, gold=_w.GOLD, **{'from': _FROM})
 
 # %% ../../nbs/show/10_try_it.ipynb #7e000034
 _WATCH = 'curves.js','descent.js','page.js','scene.js','watch.js'
@@ -374,7 +376,7 @@ def watch(
     buttons = ''.join(f'<button type="button" data-do="{do.lower()}">{do}</button>'
         for do in ('Play', 'Step', 'Reset'))
     top = (f'<div class="shok-row">{buttons}</div>'
-        + _w._range('iteration', [*map(str, range(_LAST+1))], 0)
-        + _w._range('learning rate', data['rates'], _RATES.index(.1))
-        + _w._range('start', data['starts'], _STARTS.index(-.9)))
+        + _w.range_html('iteration', [*map(str, range(_LAST+1))], 0)
+        + _w.range_html('learning rate', data['rates'], _RATES.index(.1))
+        + _w.range_html('start', data['starts'], _STARTS.index(-.9)))
     return _page('shok-watch', data, top, names, _LEARNERS, *_WATCH)

@@ -29,19 +29,19 @@ try:
 except ImportError as e: raise missing_package('shok_nb.widgets', 'ipywidgets') from e
 from ..catalog import Choice, Knob, Row, row
 from ..engine.arguments import check_callable
-from ..engine.parts import _name
+from ..engine.parts import name_of
 from .plots import sweep
 
 # %% ../../nbs/show/20_widgets.ipynb #84af3f42
-_GRID = Knob('step', 1., .25, 2., log=True),Knob('offset', 0., -.5, .5)
+GRID_KNOBS = Knob('step', 1., .25, 2., log=True),Knob('offset', 0., -.5, .5)
 
 def _ends_of(k): return k.ends or (k.lo, k.hi)
 
-def _is_number(v): return isinstance(v, numbers.Real) and not isinstance(v, bool)
+def is_number(v): return isinstance(v, numbers.Real) and not isinstance(v, bool)
 
 def _is_range(v):
     "Two finite numbers, the smaller first?"
-    pair = isinstance(v, (tuple, list)) and len(v) == 2 and all(map(_is_number, v))
+    pair = isinstance(v, (tuple, list)) and len(v) == 2 and all(map(is_number, v))
     return pair and -math.inf < v[0] < v[1] < math.inf
 
 def _checked(fn, f, hard, domain):
@@ -74,8 +74,8 @@ def _started(fn, f, name, v, old):
     "The knob `old` with the start `v`."
     do = f'use {name}=(low, high)'
     if old is None:
-        raise TypeError(f'{fn}: {name} of {_name(f)} has no range in the catalog; {do}')
-    if not _is_number(v):
+        raise TypeError(f'{fn}: {name} of {name_of(f)} has no range in the catalog; {do}')
+    if not is_number(v):
         raise TypeError(f'{fn}: {name} must be a number or (low, high), got {v!r}')
     lo,hi = _ends_of(old)
     if not lo <= v <= hi:
@@ -93,16 +93,16 @@ def _knob(fn, f, name, v, old):
     return _started(fn, f, name, v, old)
 
 # %% ../../nbs/show/20_widgets.ipynb #98666a61
-def _passes(smooth):
+def passes_of(smooth):
     "What the forward passes of a function are called with."
     return [dict(hard=False), dict(hard=True)] if smooth else [{}]
 
-def _lays(r, name):
+def moves_picture(r, name):
     "May the script move and scale the picture, in place of another one for each value?"
     if r is None or name not in ('step', 'offset'): return False
     return r.grid or r.name == 'uniform_noise'
 
-class _Facts(NamedTuple):
+class Facts(NamedTuple):
     "What can be turned of a function, and where it is seen."
     row:Row|None                  # Of the catalog, if it has one
     knobs:dict                    # Knobs and choices by name
@@ -113,7 +113,7 @@ def _own_knobs(r, f):
     "The knobs and choices of a row by name, with the grid where there is no other knob."
     own = r.knobs + r.choices
     takes = {} if r.knobs else signature(f).parameters
-    return {k.name: k for k in (*own, *_GRID) if k in own or k.name in takes}
+    return {k.name: k for k in (*own, *GRID_KNOBS) if k in own or k.name in takes}
 
 def _facts(fn, f, hard, domain, given):
     "The facts of `f`: the catalog's, changed by the caller."
@@ -121,17 +121,17 @@ def _facts(fn, f, hard, domain, given):
     try: r = row(f)
     except ValueError: r = None
     knobs = _own_knobs(r, f) if r else {}
-    grid = {k.name: k for k in _GRID if _lays(r, k.name)}
+    grid = {k.name: k for k in GRID_KNOBS if moves_picture(r, k.name)}
     for name,v in given.items():
         knobs[name] = _knob(fn, f, name, v, knobs.get(name, grid.get(name)))
     knobs = dict(sorted(knobs.items(), key=lambda k: k[0] in ('step', 'offset')))
     check_callable(f, fn, 'f', 1, knobs)
-    passes = _passes(hard is not None or r and r.smooth)
-    return _Facts(r, knobs, passes, domain or (r.domain if r else (-2.5, 2.5)))
+    passes = passes_of(hard is not None or r and r.smooth)
+    return Facts(r, knobs, passes, domain or (r.domain if r else (-2.5, 2.5)))
 
 # %% ../../nbs/show/20_widgets.ipynb #fd46f189
-_WIDE = 4240                     # a panel's width, in tenths of a pixel
-_TALL = 1800                     # and its height
+WIDE = 4240                     # a panel's width, in tenths of a pixel
+TALL = 1800                     # and its height
 
 def _nice(t):
     "The smallest of 1, 2, 2.5, 5 times a power of ten that is at least `t`."
@@ -161,15 +161,15 @@ def _in_columns(p):
     upwards = np.lexsort((p[:, 1], column))
     return p[np.unique([first, last, upwards[first], upwards[last]])]
 
-def _runs(x, y, most=4*_TALL):
+def runs_of(x, y, most=4*TALL):
     "The points in whole numbers, thinned: an array for each run without nan."
     p = np.stack([x, y.clip(-most, most)], 1)
     parts = [q[~np.isnan(q[:, 1])] for q in np.split(p, np.flatnonzero(np.isnan(y)))]
-    parts = [_in_columns(q) if len(q) > _WIDE else q for q in parts if len(q)]
+    parts = [_in_columns(q) if len(q) > WIDE else q for q in parts if len(q)]
     return [_thin(q).round().astype(int) for q in parts]
 
 # %% ../../nbs/show/20_widgets.ipynb #b54c45a8
-def _path(runs):
+def path_of(runs):
     "SVG path: a stroke for each run, a dot for a run of one."
     d = ''
     for run in runs:
@@ -185,7 +185,7 @@ def _digits(v):
     while v > 31: v,text = v >> 5,text+_DIGITS[32 | v & 31]
     return text+_DIGITS[v]
 
-def _packed(runs):
+def packed_runs(runs):
     "The runs as text: of each its length, and the way from point to point."
     numbers,last = [],np.zeros((1, 2), int)
     for run in runs:
@@ -232,7 +232,7 @@ def _rows(f, domain, knobs, span=None, every=2):
     (unit,bottom,top),p = _scale(domain),sweep(f, span or domain, **knobs)
     if p[1, 1::2].isnan().all(): p = p.unflatten(1, (-1, 2))[:, ::every].flatten(1)
     x,y,g = p.numpy()
-    return x,g,(x-domain[0])/(domain[1]-domain[0])*_WIDE,(top-y/unit)/(top-bottom)*_TALL
+    return x,g,(x-domain[0])/(domain[1]-domain[0])*WIDE,(top-y/unit)/(top-bottom)*TALL
 
 def _areas(x, y):
     "The areas below `y` between its finite points, and which of them lie below a gap."
@@ -251,23 +251,23 @@ def _readout(x, g, mean):
 def _near(x, py, domain):
     "The mean distance of the values at `py` of the forward panel to the nearest integer."
     unit,bottom,top = _scale(domain)
-    y = (top-py/_TALL*(top-bottom))*unit
+    y = (top-py/TALL*(top-bottom))*unit
     return _short(round(_areas(x, np.abs(y-np.round(y)))[0].sum()/(x[-1]-x[0]), 6))
 
-def _frame(f, domain, knobs, mean=True, **seen):
+def frame_of(f, domain, knobs, mean=True, **seen):
     "The picture of one setting; `seen` as for `_rows`."
     x,g,px,py = _rows(f, domain, knobs, **seen)
     if not np.isfinite(g).any(): g = np.zeros_like(g)
     u,below = _axis(np.nanmin(g[np.isfinite(g)]), g[np.isfinite(g)].max())
-    zero = _TALL - round(below*_TALL/4)
+    zero = TALL - round(below*TALL/4)
     ticks = [_short(u*(k-below)) for k in range(5)]
     dots = _ends(x, px, py, seen.get('span') or domain)
-    slope = _runs(px, zero-g/u*_TALL/4)
+    slope = runs_of(px, zero-g/u*TALL/4)
     near = _near(x, py, domain)
-    return _Frame(_runs(px, py), dots, slope, zero, ticks, _readout(x, g, mean), near)
+    return _Frame(runs_of(px, py), dots, slope, zero, ticks, _readout(x, g, mean), near)
 
 # %% ../../nbs/show/20_widgets.ipynb #41ecac0f
-_BLUE,_GOLD = '#3f7fc1','#d9742b' # at least 3:1 on white and on black
+BLUE,GOLD = '#3f7fc1','#d9742b' # at least 3:1 on white and on black
 _FAINT = ' stroke-opacity=".14"'
 _POINTS = ' stroke-opacity=".6" stroke-dasharray="2 45"'
 _DASH = ' stroke-dasharray="50 40" data-ghost=""'
@@ -280,75 +280,76 @@ def _fill(runs, zero):
 def _text(x, y, s, anchor='middle', mark=''):
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{mark}>{s}</text>'
 
-def _line(d, color, width, more=''):
+def line_svg(d, color, width, more=''):
     return f'<path d="{d}" stroke="{color}" stroke-width="{width}"{more}/>'
 
 def _panel(up, n, *curves):
     "A clipped box: `n` bands, uprights at `up` (in tenths of a pixel), curves."
-    uprights = ''.join(f'M{x:.0f} 0V{_TALL}' for x in up)
-    bands = ''.join(f'M0 {k*_TALL/n:.0f}H{_WIDE}' for k in range(n+1))
-    grid = _line(uprights+bands, 'currentColor', 10, _FAINT)
-    return (f'<svg x="41" y="25" width="430" height="{_TALL/10+6:g}" '
-        f'viewBox="-30 -30 {_WIDE+60} {_TALL+60}" fill="none" '
+    uprights = ''.join(f'M{x:.0f} 0V{TALL}' for x in up)
+    bands = ''.join(f'M0 {k*TALL/n:.0f}H{WIDE}' for k in range(n+1))
+    grid = line_svg(uprights+bands, 'currentColor', 10, _FAINT)
+    return (f'<svg x="41" y="25" width="430" height="{TALL/10+6:g}" '
+        f'viewBox="-30 -30 {WIDE+60} {TALL+60}" fill="none" '
         f'stroke-linejoin="round" stroke-linecap="round">{grid}{"".join(curves)}</svg>')
 
 def _drawing(label, head, color, panel, labels):
     "One panel with its words."
-    title = _text(66, 16, head, 'start')+_line('M46 11.5H61', color, 3)
+    title = _text(66, 16, head, 'start')+line_svg('M46 11.5H61', color, 3)
     return ('<svg viewBox="-8 0 488 234" width="100%" style="flex:1 1 300px;min-width:0" '
         'font-family="system-ui,sans-serif" font-size="15" fill="currentColor" role="img" '
         f'aria-label="{label}">{panel}'
         f'<g fill-opacity=".75">{"".join(labels)}</g>{title}</svg>')
 
 def _svg(name, domain, frame, ghost, other):
-    "The drawing of one `_frame`, and dashed under it the forward path of the other pass."
+    "The drawing of one `frame_of`, and dashed under it the forward path of the other pass."
     lo,hi = domain
     unit,bottom,top = _scale(domain)
     n,zero,name = top-bottom,frame.zero,html.escape(name)
-    def across(k): return (k*unit-lo)/(hi-lo)*_WIDE
+    def across(k): return (k*unit-lo)/(hi-lo)*WIDE
     up = {k*unit: across(k) for k in range(math.ceil(lo/unit), math.floor(hi/unit)+1)}
     along = [_text(44+x/10, 228, _short(v)) for v,x in up.items()]
-    identity = f'M{across(bottom):.0f} {_TALL}L{across(top):.0f} 0'
+    identity = f'M{across(bottom):.0f} {TALL}L{across(top):.0f} 0'
     forward = _panel(up.values(), n,
-        _line(identity, 'currentColor', 10, _POINTS),
-        _line(ghost, _BLUE, 12, _DASH),
-        _line(_path(frame.value), _BLUE, 28, ' data-y=""'),
-        _line(_path(frame.dots), _BLUE, 70, ' data-dots=""'))
+        line_svg(identity, 'currentColor', 10, _POINTS),
+        line_svg(ghost, BLUE, 12, _DASH),
+        line_svg(path_of(frame.value), BLUE, 28, ' data-y=""'),
+        line_svg(path_of(frame.dots), BLUE, 70, ' data-dots=""'))
     area = _fill(frame.slope, zero)
     slope = _panel(up.values(), 4,
-        f'<path d="{area}" fill="{_GOLD}" fill-opacity=".18" data-area=""/>',
-        _line(f'M0 {zero}H{_WIDE}', 'currentColor', 10, ' stroke-opacity=".5" data-zero=""'),
-        _line(_path(frame.slope), _GOLD, 24, ' data-g=""'))
-    levels = [_text(36, 32.5+k*_TALL/10/n, _short((top-k)*unit), 'end') for k in range(n+1)]
+        f'<path d="{area}" fill="{GOLD}" fill-opacity=".18" data-area=""/>',
+        line_svg(f'M0 {zero}H{WIDE}', 'currentColor', 10, ' stroke-opacity=".5" data-zero=""'),
+        line_svg(path_of(frame.slope), GOLD, 24, ' data-g=""'))
+    levels = [_text(36, 32.5+k*TALL/10/n, _short((top-k)*unit), 'end') for k in range(n+1)]
     levels.append(_text(468, 16, other, 'end', ' data-other=""'))
-    ticks = [_text(36, 212.5-k*_TALL/40, t, 'end', f' data-tick="{k}"')
+    ticks = [_text(36, 212.5-k*TALL/40, t, 'end', f' data-tick="{k}"')
         for k,t in enumerate(frame.ticks)]
     ticks.append(_text(468, 16, frame.text, 'end', ' data-text=""'))
-    return (_drawing(f'{name}: forward curve', f'{name}(x)', _BLUE, forward, levels+along) +
-        _drawing(f'{name}: slope', 'slope', _GOLD, slope, ticks+along))
+    return (_drawing(f'{name}: forward curve', f'{name}(x)', BLUE, forward, levels+along) +
+        _drawing(f'{name}: slope', 'slope', GOLD, slope, ticks+along))
 
 # %% ../../nbs/show/20_widgets.ipynb #4be5a02e
 _OTHER = ['dashed: hard=True', 'dashed: hard=False']
 
-def _ghost(f, domain, knobs): return _path(_runs(*_rows(f, domain, knobs)[2:]))
+def _ghost(f, domain, knobs): return path_of(runs_of(*_rows(f, domain, knobs)[2:]))
 
-def _draw(f, domain, knobs, passes, hard, ghost=_ghost, name=None):
+def drawing_of(f, domain, knobs, passes, hard, ghost=_ghost, name=None):
     "The drawing for one setting."
     this,*that = passes[::-1] if hard else passes
     other = (ghost(f, domain, knobs|that[0]),_OTHER[bool(hard)]) if that else ('', '')
-    return _svg(name or _name(f), domain, _frame(f, domain, knobs|this), *other)
+    return _svg(name or name_of(f), domain, frame_of(f, domain, knobs|this), *other)
 
 # %% ../../nbs/show/20_widgets.ipynb #4f9d9f27
 _JS = files('shok_nb')/'show'/'js'      # the scripts and the style sheet of the players
+PLAYER_FILES = 'curves.js','page.js','player.js'
 
-def _file(name): return (_JS/name).read_text('utf-8')
+def file_text(name): return (_JS/name).read_text('utf-8')
 
-def _script(*names):
+def script_html(*names):
     "The script made of these files, which knows no name of the page's and gives it none."
-    code = ''.join(map(_file, names))
+    code = ''.join(map(file_text, names))
     return f'<script>(() => {{\n"use strict";\n{code}}})();</script>'
 
-def _data(data):
+def packed_json(data):
     "JSON, deflated, in base 64: a tenth of it, and nothing to escape."
     text = json.dumps(data, separators=(',', ':'))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
@@ -358,12 +359,12 @@ def _column(menu, controls, svg):
         f'<div data-controls="">{controls}</div>'
         f'<div class="shok-picture" data-picture="">{svg}</div></div>')
 
-def _html(kind, data, top, columns, *scripts):
+def player_html(kind, data, top, columns, *scripts):
     "A player: no id, no network, no library."
     columns = ''.join(_column(*c) for c in columns)
-    return (f'<div data-{kind}="{_data(data)}" class="shok">'
-        f'<style>{_file("players.css")}</style>{top}'
-        f'<div class="shok-columns">{columns}</div></div>{_script(*scripts)}')
+    return (f'<div data-{kind}="{packed_json(data)}" class="shok">'
+        f'<style>{file_text("players.css")}</style>{top}'
+        f'<div class="shok-columns">{columns}</div></div>{script_html(*scripts)}')
 
 _ROUND_ONES = (                  # that a logarithmic slider may have of each decade
     (1, 1.1, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.5, 2.8, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9),
@@ -381,7 +382,7 @@ def _even(k, most):
         if len(inside)+2 <= most: return np.array([k.lo, *inside, k.hi])
     return np.geomspace(k.lo, k.hi, most)
 
-def _stops(k, most)->list:
+def stops_of(k, most)->list:
     "At most `most` values of a knob from end to end, its start among them; or the options."
     if isinstance(k, Choice): return list(k.options)
     def stop(t): return min(max(float(_short(t)), k.lo), k.hi)
@@ -395,9 +396,9 @@ def _stops(k, most)->list:
         v = v[:at+(at == 0)] + [k.default] + v[at+(at < len(v)-1):]
     return sorted({*v, *beyond})
 
-def _label(v): return str(v) if v is None or isinstance(v, str) else _short(v)
+def label_of(v): return str(v) if v is None or isinstance(v, str) else _short(v)
 
-def _range(name, labels, start):
+def range_html(name, labels, start):
     name,now,stops = html.escape(name),labels[start],' '.join(labels)
     return (f'<label class="shok-row"><span>{name}</span>'
         f'<input type="range" max="{len(labels)-1}" value="{start}" autocomplete="off" '
@@ -412,27 +413,27 @@ def _menu(name, labels, start):
     return (f'<label class="shok-row"><span>{name}</span>'
         f'<select autocomplete="off" aria-label="{name}">{options}</select></label>')
 
-_HARD = 'hard forward, same slope'
+HARD_LABEL = 'hard forward, same slope'
 
-def _toggle(text, mark, on=False):
+def toggle_html(text, mark, on=False):
     checked = ' checked' if on else ''
     return (f'<label class="shok-row"><input type="checkbox" autocomplete="off"{checked} '
         f'data-{mark}=""><span>{text}</span></label>')
 
-def _controls(knobs, stops):
+def controls_html(knobs, stops):
     "Sliders and menus, each at its start."
-    make = [_menu if isinstance(k, Choice) else _range for k in knobs]
-    return ''.join(m(k.name, [*map(_label, s)], s.index(k.default))
+    make = [_menu if isinstance(k, Choice) else range_html for k in knobs]
+    return ''.join(m(k.name, [*map(label_of, s)], s.index(k.default))
         for m,k,s in zip(make, knobs, stops))
 
 # %% ../../nbs/show/20_widgets.ipynb #33187512
 _SIZE = 100_000                  # characters that the curves of a player may take, about
 
-class _Strings(dict):
+class Strings(dict):
     "Numbers the strings it is asked for, each once."
     def __missing__(self, s): return self.setdefault(s, len(self))
 
-def _tile(r):
+def tile_of(r):
     "Period of the picture in cells, where f(x+1) = f(x)+1 for all its knobs; else 0."
     if not r or not r.equivariant or 'equivariant' in r.at_default: return 0
     return 5 if r.random else 1
@@ -443,10 +444,10 @@ def _span(domain, grid):
     most = max([0., *(max(-k.lo, k.hi) for k in grid if k.name == 'offset')])
     return (domain[0]-most)/least,(domain[1]+most)/least
 
-class _Pictures:
+class Pictures:
     "The pictures of functions as text, each once, and the rows that the script reads."
     def __init__(self, every=2):
-        self.every,self.strings,self.views,self.rows = every,_Strings(),{},[]
+        self.every,self.strings,self.views,self.rows = every,Strings(),{},[]
         self.ties:dict = {}
 
     def view(self, domain):
@@ -469,50 +470,52 @@ class _Pictures:
 
     def picture(self, f, facts, grid, knobs):
         "Four numbers: value, dots, slope, axis; over one period, or all that a grid may show."
-        wide,tile = _span(facts.domain, grid),_tile(facts.row)
+        wide,tile = _span(facts.domain, grid),tile_of(facts.row)
         span = (-tile/2, tile/2) if tile else wide
         mean = bool(tile) or not grid
-        frame = _frame(f, facts.domain, knobs, mean, span=span, every=self.every)
+        frame = frame_of(f, facts.domain, knobs, mean, span=span, every=self.every)
         dots = self.dots(f, facts, wide, knobs) if tile == 1 else frame.dots
         axis = '|'.join([frame.text, str(frame.zero), frame.near, *frame.ticks])
-        curves = map(_packed, (frame.value, dots, frame.slope))
+        curves = map(packed_runs, (frame.value, dots, frame.slope))
         return [self.strings[s] for s in (*curves, axis)]
 
     def add(self, f, facts, name, stops, controls=''):
         "A row: all pictures of a function, at the `stops` of its knobs."
-        names,labels = [*facts.knobs],[[*map(_label, s)] for s in stops]
-        laid = {n: l for n,l in zip(names, labels) if _lays(facts.row, n)}
+        names,labels = [*facts.knobs],[[*map(label_of, s)] for s in stops]
+        laid = {n: l for n,l in zip(names, labels) if moves_picture(facts.row, n)}
         grid = [facts.knobs[n] for n in laid]
         turned = [s for n,s in zip(names, stops) if n not in laid]
         settings = [dict(zip(names, v)) for v in itertools.product(*turned)]
         frames = [[self.picture(f, facts, grid, v|p) for v in settings] for p in facts.passes]
         self.rows.append(dict(name=name, stops=labels[:len(turned)], grid=laid, frames=frames,
-            tile=_tile(facts.row), view=self.view(facts.domain), controls=controls))
+            tile=tile_of(facts.row), view=self.view(facts.domain), controls=controls))
 
     def data(self):
         "What the script reads."
         return dict(rows=self.rows, views=[*self.views.values()], strings=[*self.strings],
-            other=_OTHER, box=[_WIDE, _TALL])
+            other=_OTHER, box=[WIDE, TALL])
 
 # %% ../../nbs/show/20_widgets.ipynb #829cc1ac
 def _most(f, facts):
     "Stops for each number that has pictures of its own."
-    pictures,start = _Pictures(),{n: k.default for n,k in facts.knobs.items()}
-    grid = [k for n,k in facts.knobs.items() if _lays(facts.row, n)]
-    own = {n: v for n,v in start.items() if not _lays(facts.row, n)}
+    pictures,start = Pictures(),{n: k.default for n,k in facts.knobs.items()}
+    grid = [k for n,k in facts.knobs.items() if moves_picture(facts.row, n)]
+    own = {n: v for n,v in start.items() if not moves_picture(facts.row, n)}
     for p in facts.passes: pictures.picture(f, facts, grid, own|p)
     options = [len(k.options) for k in facts.knobs.values() if isinstance(k, Choice)]
     numbers = max(len(own)-len(options), 1)
     most = (_SIZE/sum(map(len, pictures.strings))/math.prod(options))**(1/numbers)
     return int(min(max(most, 7 if numbers == 1 else 3), {1: 41, 2: 16}.get(numbers, 9)))
 
-_LAID = 25                       # stops of a grid's step and offset, which cost nothing
+GRID_STOPS = 25                       # stops of a grid's step and offset, which cost nothing
 
 def _all_stops(f, facts):
     "The stops of each knob."
     most = _most(f, facts)
-    return [_stops(k, _LAID if _lays(facts.row, n) else most) for n,k in facts.knobs.items()]
+    def count(name): return GRID_STOPS if moves_picture(facts.row, name) else most
+    return [stops_of(k, count(n)) for n,k in facts.knobs.items()]
 
+# %% ../../nbs/show/20_widgets.ipynb #18dd8e36
 def player(
     f:Callable,        # Called as `f(x, **knobs)`
     hard:bool|None=None, # Start with the hard forward pass? None if `f` may have no `hard=`
@@ -539,17 +542,15 @@ def player(
         1
     """
     facts = _facts('player', f, hard, domain, knobs)
-    stops,pictures,name = _all_stops(f, facts),_Pictures(),_name(f)
+    stops,pictures,name = _all_stops(f, facts),Pictures(),name_of(f)
     start = {n: k.default for n,k in facts.knobs.items()}
     pictures.add(f, facts, name, stops)
-    controls = _controls(facts.knobs.values(), stops)
-    if len(facts.passes) == 2: controls += _toggle(_HARD, 'hard', bool(hard))
-    svg = _draw(f, facts.domain, start, facts.passes, hard)
+    controls = controls_html(facts.knobs.values(), stops)
+    if len(facts.passes) == 2: controls += toggle_html(HARD_LABEL, 'hard', bool(hard))
+    svg = drawing_of(f, facts.domain, start, facts.passes, hard)
     data:dict = pictures.data()
     data['views'] = [view[:1] for view in data['views']]     # the drawing is there
-    return _html('shok', data, '', [('', controls, svg)], *_PLAYER)
-
-_PLAYER = 'curves.js','page.js','player.js'
+    return player_html('shok', data, '', [('', controls, svg)], *PLAYER_FILES)
 
 # %% ../../nbs/show/20_widgets.ipynb #dddf8320
 def _slider(k, most):
@@ -558,8 +559,8 @@ def _slider(k, most):
     kw = dict(value=k.default, description=k.name, **look)
     if isinstance(k, Choice): return W.Dropdown(options=[(str(o), o) for o in k.options], **kw)
     if isinstance(k.default, int): return W.IntSlider(min=k.lo, max=k.hi, **kw)
-    values = sorted({*_stops(k, 161), *_stops(k, most), k.default})
-    return W.SelectionSlider(options=[(_label(v), v) for v in values], **kw)
+    values = sorted({*stops_of(k, 161), *stops_of(k, most), k.default})
+    return W.SelectionSlider(options=[(label_of(v), v) for v in values], **kw)
 
 class _Tune(W.VBox):
     "Sliders, a toggle and a drawing; on a static page, a `player`."
@@ -567,7 +568,7 @@ class _Tune(W.VBox):
         self.f,self.facts = f,_facts('tune', f, hard, domain, given)
         knobs,stops = self.facts.knobs,_all_stops(f, self.facts)
         self.sliders = {n: _slider(k, len(s)) for (n,k),s in zip(knobs.items(), stops)}
-        self.hard = W.Checkbox(value=bool(hard), description=_HARD, indent=False)
+        self.hard = W.Checkbox(value=bool(hard), description=HARD_LABEL, indent=False)
         self.picture,self.seen = W.HTML(),(torch.empty(0), '')
         toggle = [self.hard] if len(self.facts.passes) == 2 else []
         super().__init__([*self.sliders.values(), *toggle, self.picture])
@@ -578,7 +579,7 @@ class _Tune(W.VBox):
         "Redraw for the values of the sliders."
         knobs = {n: w.value for n,w in self.sliders.items()}
         domain,passes = self.facts.domain,self.facts.passes
-        svg = _draw(self.f, domain, knobs, passes, self.hard.value, self.ghost)
+        svg = drawing_of(self.f, domain, knobs, passes, self.hard.value, self.ghost)
         self.picture.value = f'<div style="display:flex;flex-wrap:wrap;gap:0 1em">{svg}</div>'
 
     def ghost(self, f, domain, knobs):
@@ -594,7 +595,7 @@ class _Tune(W.VBox):
         knobs = {n: replace(k, default=now[n]) for n,k in self.facts.knobs.items()}
         hard = self.hard.value if len(self.facts.passes) == 2 else None
         page = player(self.f, hard, domain=self.facts.domain, **knobs)
-        data = {'text/plain': f'tune({_name(self.f)})', 'text/html': page}
+        data = {'text/plain': f'tune({name_of(self.f)})', 'text/html': page}
         alone = isinstance(self.comm, DummyComm) or getattr(self.comm, 'kernel', self) is None
         if alone: return data
         return (super()._repr_mimebundle_(**kw) or {}) | data

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from . import harness
-from .harness import Study, _images_of_digits
-from .source_coding import _line
+from .harness import Study, images_of_digits
+from .source_coding import whole_line_row
 
 # %% ../../nbs/studies/34_aware.ipynb #34000005
 _NETWORKS = [(task, bits) for task in ('digits', 'teacher') for bits in (2, 3, 4)]
@@ -28,9 +28,9 @@ class _Tasks(NamedTuple):
     labels:Tensor
 
 @functools.lru_cache(1)
-def _digits():
+def small_digits():
     "Pictures of 4x4, and what they show."
-    images,labels = _images_of_digits('aware')
+    images,labels = images_of_digits('aware')
     x = F.avg_pool2d(images.float().view(-1, 1, 8, 8), 2).flatten(1)
     return x-x.mean(0),labels
 
@@ -62,7 +62,7 @@ def _taught(bits, g):
 def _of_seed(seed):
     "Data for training and for the test, four times."
     g = torch.Generator().manual_seed(seed)
-    x,labels = _digits()
+    x,labels = small_digits()
     half = torch.arange(0, 1796, 2)
     learn = half[torch.randint(len(half), (_LEARN,), generator=g)]
     one = F.one_hot(labels, 10).float()
@@ -224,7 +224,7 @@ def _others(way):
 
 def _ways(row):
     "Those of all studies with learned steps; what gives whole numbers, with the others too."
-    row = _line(row)
+    row = whole_line_row(row)
     found = harness.ways(row)
     whole = [w for w in found if w.name == 'hard' or w.name == 'as it is' and row.on_grid]
     return found + [other for w in whole for other in _others(w)]

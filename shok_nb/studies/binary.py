@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from . import harness
-from .aware import _digits
+from .aware import small_digits
 from .harness import Study, Way
-from .source_coding import _to, _unclipped
+from .source_coding import knob_ramp, unclipped_row
 
 # %% ../../nbs/studies/35_binary.ipynb #35000005
 _BITS,_INPUTS,_HIDDEN,_BATCH = 6,16,24,64
@@ -31,7 +31,7 @@ def _tasks():
     cases = torch.cartesian_prod(*_BITS*[torch.tensor([-1., 1.])])
     odd = (cases > 0).sum(-1)%2
     cases = F.pad(cases, (0, _INPUTS-_BITS))
-    x,labels = _digits()
+    x,labels = small_digits()
     each = range(0, 896, 64)
     learn,test = torch.arange(0, 1792, 2),torch.arange(1, 1792, 2)
     many = len(each)
@@ -132,11 +132,11 @@ def _as_sign(way):
 
 def _ways(row):
     "Signs as they are and with a schedule; all others as a rounding of (x+1)/2."
-    if 'sign' not in row.name: return [_as_sign(w) for w in harness.ways(_unclipped(row))]
+    if 'sign' not in row.name: return [_as_sign(w) for w in harness.ways(unclipped_row(row))]
     found = harness.ways(row)
     if row.name in _STEEPER:
         start,values = _STEEPER[row.name]
-        found.append(Way('steeper', _to(row.f, row.knobs[0].name, start), values,
+        found.append(Way('steeper', knob_ramp(row.f, row.knobs[0].name, start), values,
             row.knobs[0].name))
     return found
 

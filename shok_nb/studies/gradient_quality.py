@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from ..catalog import Row
-from ..engine.arguments import _what, check_callable, check_count
-from .harness import Study, _values, ways
+from ..engine.arguments import answering, check_callable, check_count, what_came
+from .harness import Study, values_around, ways
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #21515ff4
 _DIM,_TERMS,_POINTS = 4,12,32
@@ -114,9 +114,10 @@ def quality(
         >>> bool(straight.variance.max() < 1e-9 and random.variance.min() > .01)
         True
     """
-    check_callable(f, 'quality', 'f')
+    f = answering(check_callable(f, 'quality', 'f'), 'quality', 'f')
     if not isinstance(seeds, range) or not len(seeds):
-        raise TypeError(f'quality: seeds must be a range, and not empty, got {_what(seeds)}')
+        got = what_came(seeds)
+        raise TypeError(f'quality: seeds must be a range, and not empty, got {got}')
     check_count(draws, 'quality', 'draws', 2)
     exact,found = _exact(seeds),_gradients(f, _problems(seeds), draws)
     def total(t): return t.double().sum((-2, -1))
@@ -148,8 +149,8 @@ def _ways(row:Row):
     k = row.knobs[0] if row.knobs else None
     values = (None,)
     if k:
-        ends = [v for v in (k.lo, k.hi) if v not in (*_values(k), k.soft)]
-        values = (*_values(k), *ends)
+        ends = [v for v in (k.lo, k.hi) if v not in (*values_around(k), k.soft)]
+        values = (*values_around(k), *ends)
     return [w._replace(values=values) for w in ways(row) if 'annealed' not in w.name]
 
 # %% ../../nbs/studies/38_gradient_quality.ipynb #67e5623f

@@ -10,7 +10,6 @@ __all__ = ['Way', 'Study', 'ways', 'scores', 'interval', 'search', 'read_results
 import functools
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Callable, Iterable
@@ -21,16 +20,17 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from ..catalog import Knob, Row, catalog
-from shok_nb.engine.arguments import (
-    _what,
+from ..engine.arguments import (
     check_callable,
     check_choice,
     check_flag,
     check_input,
     check_knob,
     missing_package,
+    what_came,
 )
-from ..engine.parts import _name
+from ..engine.parts import name_of
+from ..grids.files import check_path, check_place, write_whole
 from ..show.plots import figure
 
 # %% ../../nbs/studies/30_harness.ipynb #9ee8a7be
@@ -96,7 +96,7 @@ class Study(NamedTuple):
     version:int=1          # Raised when the task changes: records of another version are void
 
 # %% ../../nbs/studies/30_harness.ipynb #e0e88ac7
-def _values(k):
+def values_around(k):
     "The default of a knob, and one value on each side of it."
     if isinstance(k.default, int): sides = (k.lo+k.default)//2,(k.default+k.hi)//2
     elif k.lo > 0: sides = (k.lo*k.default)**.5,(k.default*k.hi)**.5
@@ -126,9 +126,10 @@ def _annealed(f:Callable, k:Knob, hard:bool):
     return rounding
 
 def _ends_of(k):
-    "Where annealing may end: the hard end of the slider, and values of `_values` towards it."
+    "Where annealing may end: the hard end of the slider, and `values_around` towards it."
     last = k.hi if _grows(k) else k.lo
-    between = [v for v in _values(k)[1:] if min(last, k.default) < v < max(last, k.default)]
+    low,high = min(last, k.default),max(last, k.default)
+    between = [v for v in values_around(k)[1:] if low < v < high]
     return (last, *between, k.default)
 
 # %% ../../nbs/studies/30_harness.ipynb #6cc3daf5
@@ -150,9 +151,9 @@ def ways(
         ['as it is', 'hard', 'annealed', 'annealed, hard']
     """
     if not isinstance(row, Row):
-        raise TypeError(f'ways: row must be a row of the catalog, got {_what(row)}')
+        raise TypeError(f'ways: row must be a row of the catalog, got {what_came(row)}')
     f,k = row.f,row.knobs[0] if row.knobs else None
-    name,values = (k.name, _values(k)) if k else (None, (None,))
+    name,values = (k.name, values_around(k)) if k else (None, (None,))
     hard = (False, True) if row.smooth else (False,)
     found = [Way('hard' if h else 'as it is', _used(f, name, h), values, name) for h in hard]
     if k and k.hard is not None and not row.random:
@@ -163,7 +164,7 @@ def ways(
 # %% ../../nbs/studies/30_harness.ipynb #29029c94
 _FLOOR = -1.        # a score below counts as this much
 
-def _images_of_digits(fn):
+def images_of_digits(fn):
     "The 1797 images of scikit-learn, (1797, 64) in [0, 1] and float64, and what they show."
     try:
         from sklearn.datasets import load_digits
@@ -173,7 +174,7 @@ def _images_of_digits(fn):
 
 def _check_study(study, fn):
     if not all(hasattr(study, name) for name in Study._fields):
-        raise TypeError(f'{fn}: study must be a Study, got {_what(study)}')
+        raise TypeError(f'{fn}: study must be a Study, got {what_came(study)}')
 
 @functools.lru_cache(256)
 def _ends(ends, seeds):
@@ -331,7 +332,7 @@ def search(
     """
     _check_study(study, 'search')
     if not all(hasattr(way, name) for name in Way._fields):
-        raise TypeError(f'search: way must be a Way, got {_what(way)}')
+        raise TypeError(f'search: way must be a Way, got {what_came(way)}')
     size = _size(study, check_flag(quick, 'search', 'quick'))
     found = {}
     def attempt(value, rate):
@@ -377,16 +378,33 @@ def _head(study, before):
 
 def _path(results, fn):
     if results is None: return _RESULTS
-    if not isinstance(results, (str, os.PathLike)) or not str(results):
-        raise TypeError(f'{fn}: results must be the path of a file, got {_what(results)}')
+    check_path(results, fn, 'results')
     return Path(results)
+
+def _is_record(r):
+    "Does it say what it is of?"
+    if not isinstance(r, dict): return False
+    return all(isinstance(r.get(k), str) for k in ('estimator', 'way')) and 'version' in r
+
+def _is_study(s):
+    if not isinstance(s, dict): return False
+    head,records = s.get('head'),s.get('records')
+    if not isinstance(head, dict) or not isinstance(records, list): return False
+    return all(map(_is_record, records))
+
+def _is_whole(found):
+    "Is it what `_text` writes?"
+    if not isinstance(found, dict) or found.get('schema') != _SCHEMA: return False
+    studies = found.get('studies')
+    return isinstance(studies, dict) and all(_is_study(s) for s in studies.values())
 
 def _stored(path, fn):
     "All that is in a file of results; nothing where there is none yet."
     if not path.exists(): return {}
+    found:Any = None
     try: found = json.loads(path.read_text('utf-8'))
-    except (OSError, ValueError): found = None
-    if not isinstance(found, dict) or found.get('schema') != _SCHEMA:
+    except (OSError, ValueError, RecursionError): pass
+    if not _is_whole(found):
         told = f'results must be a file of schema {_SCHEMA}, got {str(path)!r}'
         raise ValueError(f'{fn}: {told}')
     return found['studies']
@@ -421,7 +439,7 @@ def read_results(
         []
     """
     if study is not None and not isinstance(study, str):
-        raise TypeError(f'read_results: study must be the name of one, got {_what(study)}')
+        raise TypeError(f'read_results: study must be the name of one, got {what_came(study)}')
     studies = _stored(_path(results, 'read_results'), 'read_results')
     names = [study] if study is not None else sorted(studies)
     return [r for n in names if n in studies for r in studies[n]['records']]
@@ -465,20 +483,22 @@ def write_results(
         TypeError: write_results: study must be a Study, got str
     """
     _check_study(study, 'write_results')
-    if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
-        told = f'records must be a list from run_study, got {_what(records)}'
+    if not isinstance(records, list) or not all(map(_is_record, records)):
+        told = f'records must be a list from run_study, got {what_came(records)}'
         raise TypeError(f'write_results: {told}')
     if results is None: raise TypeError('write_results: results must be a path, got NoneType')
     path = _path(results, 'write_results')
+    check_place(path, 'write_results', 'results')
     studies = _stored(path, 'write_results')
     before = studies.get(study.name, dict(head={}, records=[]))
     old = (r for r in before['records'] if r['version'] == study.version)
     kept = {_place(r): r for r in (*old, *records)}
     studies[study.name] = dict(head=_head(study, before['head']),
         records=[kept[k] for k in sorted(kept)])
-    new = path.with_name(f'{path.name}.new')
-    new.write_text(_text(studies), 'utf-8')
-    os.replace(new, path)
+    try: text = _text(studies)
+    except (TypeError, ValueError) as e:
+        raise TypeError(f'write_results: records must be what JSON holds: {e}') from None
+    write_whole(path, [text.encode()])
 
 # %% ../../nbs/studies/30_harness.ipynb #080d0d1a
 def _row(f, fn):
@@ -488,7 +508,7 @@ def _row(f, fn):
     for r in catalog:
         if r.f is f: return r
     def mine(x, **knobs): return f(x, **knobs)
-    mine.__name__ = _name(f)
+    mine.__name__ = name_of(f)
     try: smooth = 'hard' in signature(f).parameters
     except (TypeError, ValueError): smooth = False
     return Row(mine, 'its own', 'its author', smooth=smooth)
@@ -498,7 +518,7 @@ def _rows(estimators, fn):
     if estimators is None: return list(catalog)
     if isinstance(estimators, Row) or callable(estimators): estimators = [estimators]
     if not isinstance(estimators, (list, tuple)):
-        told = f'estimators must be functions or rows, got {_what(estimators)}'
+        told = f'estimators must be functions or rows, got {what_came(estimators)}'
         raise TypeError(f'{fn}: {told}')
     return [_row(f, fn) for f in estimators]
 
@@ -602,7 +622,7 @@ def run_study(
     return out
 
 # %% ../../nbs/studies/30_harness.ipynb #4d3a7180
-def _best(records):
+def best_records(records):
     "The record of the best way of each estimator in each study; the baselines are left out."
     found = {}
     for r in records:
@@ -616,6 +636,7 @@ def _titled(record):
     named = record['estimator'],'' if record['way'] == 'as it is' else record['way']
     return ', '.join(filter(None, named))
 
+# %% ../../nbs/studies/30_harness.ipynb #b1d99a4f
 def plot_scores(
     records:list[dict],       # From `read_results` or `run_study`; all of them have a score
     ax:Any=None,              # Axes to draw into; None makes a figure
@@ -636,14 +657,14 @@ def plot_scores(
         >>> ax = plot_scores(read_results('updates'))
     """
     if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
-        told = f'records must be a list from run_study, got {_what(records)}'
+        told = f'records must be a list from run_study, got {what_came(records)}'
         raise TypeError(f'plot_scores: {told}')
     if not records: raise ValueError('plot_scores: records must not be empty')
     if ax is None: _,ax = figure(size=(5.5, 1.1+.16*len(records)))
     if not hasattr(ax, 'errorbar'):
-        raise TypeError(f'plot_scores: ax must be Axes of matplotlib, got {_what(ax)}')
+        raise TypeError(f'plot_scores: ax must be Axes of matplotlib, got {what_came(ax)}')
     if not isinstance(diamonds, (list, tuple)):
-        told = f'diamonds must be a list of names, got {_what(diamonds)}'
+        told = f'diamonds must be a list of names, got {what_came(diamonds)}'
         raise TypeError(f'plot_scores: {told}')
     marked = {'', *diamonds}
     shown = sorted(records, key=lambda r: -r['score'])

@@ -14,16 +14,17 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from shok_nb.engine.arguments import (
-    _what,
+from ..engine.arguments import (
+    answering,
     check_callable,
     check_choice,
     check_count,
     check_input,
     check_knob,
     missing_package,
+    what_came,
 )
-from ..engine.parts import _saturate
+from ..engine.parts import saturate
 from ..engine.random import check_random
 from ..estimators.ste import round_ste
 
@@ -56,28 +57,28 @@ def _check_broadcasts(t, fn, arg, shape):
         told = f'{arg} of shape {tuple(t.shape)} does not broadcast to {tuple(shape)}'
         raise ValueError(f'{fn}: {told}')
 
-def _pil(fn):
+def pillow(fn):
     "`PIL.Image`, imported when asked for."
     try:
         from PIL import Image
     except ImportError: raise missing_package(fn, 'PIL') from None
     return Image
 
-def _to_pil(image, fn):
+def to_pil(image, fn):
     "A tensor (C, H, W) as a Pillow image."
     mode = 'L' if len(image) == 1 else 'RGB'
     _,height,width = image.shape
     pixels = image.detach().round().clamp(0, 255).byte().permute(1, 2, 0).cpu()
-    return _pil(fn).frombytes(mode, (width, height), bytes(pixels.flatten().tolist()))
+    return pillow(fn).frombytes(mode, (width, height), bytes(pixels.flatten().tolist()))
 
-def _from_pil(im):
+def from_pil(im):
     "A Pillow image as a uint8 tensor (C, H, W)."
     pixels = torch.frombuffer(bytearray(im.tobytes()), dtype=torch.uint8)
     return pixels.view(im.height, im.width, -1).permute(2, 0, 1)
 
 @functools.cache
 def _pillow_tables(quality):
-    Image,file = _pil('jpeg_tables'),io.BytesIO()
+    Image,file = pillow('jpeg_tables'),io.BytesIO()
     Image.new('RGB', (8, 8)).save(file, 'JPEG', quality=quality)
     with Image.open(file) as im: return im.quantization[0],im.quantization[1]
 
@@ -128,25 +129,25 @@ def pillow_jpeg(
     _check_subsampling(subsampling, 'pillow_jpeg')
     out = torch.empty_like(images, requires_grad=False)
     for image,decoded in zip(images, out):
-        file,im = io.BytesIO(),_to_pil(image, 'pillow_jpeg')
+        file,im = io.BytesIO(),to_pil(image, 'pillow_jpeg')
         im.save(file, 'JPEG', quality=quality, subsampling=subsampling)
-        with _pil('pillow_jpeg').open(file) as im: decoded.copy_(_from_pil(im))
+        with pillow('pillow_jpeg').open(file) as im: decoded.copy_(from_pil(im))
     return out
 
 # %% ../../nbs/studies/10_jpeg.ipynb #f151ed24
-def _cosine_waves(x):
+def cosine_waves(x):
     "The two-dimensional cosine transform of 8x8 blocks as a matrix, in the dtype of `x`."
     k = torch.arange(8, dtype=torch.float64)
     D = torch.cos(math.pi/16*k[:, None]*(2*k+1))/2
     D[0] /= 2**.5
     return torch.kron(D, D).to(x)
 
-def _blocks(x):
+def into_blocks(x):
     "(..., H, W) as (..., H/8, W/8, 64)."
     return x.unflatten(-1, (-1, 8)).unflatten(-3, (-1, 8)).transpose(-2, -3).flatten(-2)
 
-def _unblocks(x):
-    "Inverse of `_blocks`."
+def from_blocks(x):
+    "Inverse of `into_blocks`."
     return x.unflatten(-1, (8, 8)).transpose(-2, -3).flatten(-2).flatten(-3, -2)
 
 def _pad(x, rows, cols):
@@ -193,10 +194,10 @@ def _tables(quality, x):
 
 def _plane(p, table, rounding, whole):
     "One plane into coefficients, rounded, and back."
-    K,table = _cosine_waves(p),table.flatten(-2)[..., None, None, None, :]
-    c = _blocks(_pad(p, 8, 8)-128) @ K.T
+    K,table = cosine_waves(p),table.flatten(-2)[..., None, None, None, :]
+    c = into_blocks(_pad(p, 8, 8)-128) @ K.T
     c = rounding(whole(8*c)/8/table)*table
-    return _saturate(whole(_unblocks(c @ K)[..., :p.shape[-2], :p.shape[-1]] + 128), 0., 255.)
+    return saturate(whole(from_blocks(c @ K)[..., :p.shape[-2], :p.shape[-1]] + 128), 0., 255.)
 
 def jpeg(
     images:Tensor,               # Luma (B, 1, H, W) or RGB (B, 3, H, W) in [0, 255]; any size
@@ -227,8 +228,9 @@ def jpeg(
     """
     _check_images(images, 'jpeg')
     _check_subsampling(subsampling, 'jpeg')
-    check_callable(rounding, 'jpeg', 'rounding')
-    if integers is not None: check_callable(integers, 'jpeg', 'integers')
+    rounding = answering(check_callable(rounding, 'jpeg', 'rounding'), 'jpeg', 'rounding')
+    if integers is not None:
+        integers = answering(check_callable(integers, 'jpeg', 'integers'), 'jpeg', 'integers')
     if not isinstance(quality, Tensor): _check_quality(quality, 'jpeg')
     def whole(p, tilt=0.):
         if integers is None: return p
@@ -242,7 +244,7 @@ def jpeg(
         of = zip(planes, (luma, chroma, chroma))
         planes = [_plane(p, table, rounding, whole) for p,table in of]
         if half: planes[1:] = [whole(_double(p, *x.shape[2:]), -1/32) for p in planes[1:]]
-        return _saturate(whole(_rgb(*planes)), 0., 255.).to(images.dtype)
+        return saturate(whole(_rgb(*planes)), 0., 255.).to(images.dtype)
 
 # %% ../../nbs/studies/10_jpeg.ipynb #1c0bebbd
 def psnr(
@@ -288,7 +290,7 @@ def mark_pattern(
         tensor(0.)
     """
     if not isinstance(shape, (tuple, list)) or len(shape) != 4:
-        told = f'shape must be a tuple (B, 1, H, W), got {_what(shape)}'
+        told = f'shape must be a tuple (B, 1, H, W), got {what_came(shape)}'
         raise TypeError(f'mark_pattern: {told}')
     for n in shape: check_count(n, 'mark_pattern', 'shape')
     check_random(torch.empty(0), generator, None, 'mark_pattern')
@@ -297,7 +299,7 @@ def mark_pattern(
         raise ValueError(f'mark_pattern: shape must be {want}, got {tuple(shape)}')
     blocks = shape[0],1,shape[2]//8,shape[3]//8
     order = torch.rand(*blocks, 64, generator=generator).argsort(-1)
-    return _unblocks(order%2*2. - 1)
+    return from_blocks(order%2*2. - 1)
 
 def correlate(
     images:Tensor, # (B, 1, H, W), luma in grey levels
@@ -326,7 +328,7 @@ def correlate(
 def _check_bits(bits, images):
     "bools, one for each block."
     if not isinstance(bits, Tensor) or bits.dtype != torch.bool:
-        got = bits.dtype if isinstance(bits, Tensor) else _what(bits)
+        got = bits.dtype if isinstance(bits, Tensor) else what_came(bits)
         raise TypeError(f'embed: bits must be a torch.Tensor of bools, got {got}')
     b,_,height,width = images.shape
     _check_broadcasts(bits, 'embed', 'bits', (b, 1, height//8, width//8))
@@ -371,7 +373,7 @@ def embed(
     _check_planes(images, 'embed', 'images')
     _check_planes(pattern, 'embed', 'pattern', images)
     _check_bits(bits, images)
-    check_callable(channel, 'embed', 'channel')
+    channel = answering(check_callable(channel, 'embed', 'channel'), 'embed', 'channel')
     limit = check_knob(limit, None, 'embed', 'limit', open=True)
     lr = check_knob(lr, None, 'embed', 'lr', open=True)
     _check_steps(steps)

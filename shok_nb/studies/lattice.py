@@ -85,11 +85,6 @@ def _optimum(seeds):
         best.append(_decoded(r.tolist(), (q.mT@b[:n]).tolist(), bound*(1+1e-9)))
     return torch.tensor(best, dtype=torch.float64).minimum(near)
 
-def _brute(A, b, around):
-    "The least cost in a box of three integers a side."
-    box = torch.cartesian_prod(*len(b)*[torch.arange(-1., 2.)]).to(A) + around
-    return (box@A.mT-b).square().sum(1).amin()
-
 # %% ../../nbs/studies/31_lattice.ipynb #27f0b0ae
 def _nearest_plane(tasks):
     "Babai's point of each instance."

@@ -202,14 +202,6 @@ def _train(f, rate, seeds, steps):
         adam.step()
     return _Learned(*(k.detach() for k in at))
 
-def _believed(at, f, n=2000):
-    "What the learner takes its codes to cost, at the end: (seeds, problems)."
-    g = torch.Generator().manual_seed(1)
-    u = ((torch.arange(n)+.5)/n).expand(len(at.price), -1)
-    noise = torch.rand(n, generator=g)
-    with torch.no_grad(): found = _objective(at, f, 1., u, noise)
-    return found.view(-1, len(_PROBLEMS))
-
 def _sent(at):
     "Rate and distortion of what is sent, (seeds, problems); the source in cells of 0.01."
     edges = .01*torch.arange(-1400, 1401, dtype=torch.float64)
@@ -253,7 +245,7 @@ def _best_step(seeds, steps):
 
 _FALLING = dict(noisy_soft_round=(.5, (5., 12.2, 30.)), sga_round=(1., (.1, .224, .5)))
 
-def _to(f, name, start):
+def knob_ramp(f, name, start):
     "The knob of a random estimator from `start` to a value, by a constant factor."
     def rounding(value): return lambda x, t: f(x, **{name: start*(value/start)**t})
     return rounding
@@ -265,7 +257,7 @@ def _noisy(way):
 
 _RANGE = 2048
 
-def _unclipped(row):
+def unclipped_row(row):
     "A row that clips, with a range that nothing reaches; others as they are."
     if not row.on_grid or row.unbounded: return row
     levels = dict(levels=2*_RANGE+1) if row.name == 'dsq_round' else {}
@@ -274,23 +266,24 @@ def _unclipped(row):
     knobs = tuple(k for k in row.knobs if k.name not in ('lower', 'upper'))
     return replace(row, f=wide, knobs=knobs)
 
-def _line(row):
+def whole_line_row(row):
     "A row that rounds the whole line; ValueError for the rest."
     if row.equivariant or row.name in ('trunc_ste', 'ratio_round'): return row
-    if row.on_grid and 'sign' not in row.name: return _unclipped(row)
+    if row.on_grid and 'sign' not in row.name: return unclipped_row(row)
     raise ValueError('it has two values, or none that repeat: no rounding of the line')
 
 def _ways(row):
     "Those of all studies, two annealed random ones, and noise for the rate."
-    row = _line(row)
+    row = whole_line_row(row)
     found = harness.ways(row)
     if row.name in _FALLING:
         start,values = _FALLING[row.name]
         name = row.knobs[0].name
-        found.append(Way('annealed', _to(row.f, name, start), values, name))
+        found.append(Way('annealed', knob_ramp(row.f, name, start), values, name))
     whole = [w for w in found if w.name == 'hard' or row.on_grid and not row.random]
     return found + [_noisy(w) for w in whole]
 
+# %% ../../nbs/studies/32_source_coding.ipynb #1eba48d5
 source_coding = Study('source_coding', 'Rate and distortion of a scalar code',
     _run, _ends, _ways, baselines={'textbook step, cells decoded to their means': _with_means,
         'best even step': _best_step},

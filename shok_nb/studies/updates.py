@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from ..estimators.neighbours import sga_round
-from .harness import Study, _images_of_digits, ways
+from .harness import Study, images_of_digits, ways
 
 # %% ../../nbs/studies/37_updates.ipynb #37f00005
 @functools.lru_cache(1)
 def _digits():
     "1000 images of digits to train on, and their labels."
-    images,labels = _images_of_digits('updates')
+    images,labels = images_of_digits('updates')
     chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:1000]
     return images[chosen].float(),labels[chosen]
 

@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from ..engine.arguments import missing_package
 from .harness import Study, ways
-from shok_nb.studies.jpeg import (
-    _blocks,
-    _cosine_waves,
-    _from_pil,
-    _pil,
-    _unblocks,
+from .jpeg import (
     correlate,
+    cosine_waves,
+    from_blocks,
+    from_pil,
+    into_blocks,
     jpeg,
     jpeg_tables,
     mark_pattern,
+    pillow,
     pillow_jpeg,
 )
 
@@ -36,7 +36,7 @@ _PSNR = 34.                         # of the marked picture, in dB
 
 def _drawing(im):
     "The box of a drawing on white, without what lies around it."
-    Image = _pil('watermark')
+    Image = pillow('watermark')
     white = Image.new('RGBA', im.size, 'white')
     whole = Image.alpha_composite(white, im.convert('RGBA'))
     return whole.crop((12, 40, 116, 112)).convert('RGB')
@@ -51,9 +51,9 @@ def _photos():
         from matplotlib import get_data_path
     except ImportError: raise missing_package('watermark', 'matplotlib') from None
     folder = Path(get_data_path())/'sample_data'
-    def opened(name): return _pil('watermark').open(folder/name)
-    with opened('grace_hopper.jpg') as im: portrait = _from_pil(im.convert('RGB'))
-    with opened('Minduka_Present_Blue_Pack.png') as im: drawing = _from_pil(_drawing(im))
+    def opened(name): return pillow('watermark').open(folder/name)
+    with opened('grace_hopper.jpg') as im: portrait = from_pil(im.convert('RGB'))
+    with opened('Minduka_Present_Blue_Pack.png') as im: drawing = from_pil(_drawing(im))
     temple,flower = (torch.tensor(a).permute(2, 0, 1) for a in load_sample_images().images)
     weights = torch.tensor([.299, .587, .114])[:, None, None]
     p,t,f,d = ((im*weights).sum(0) for im in (portrait, temple, flower, drawing))
@@ -137,10 +137,10 @@ class _Moves(NamedTuple):
 _MOST = 4               # moves of one coefficient
 
 def _moves(scenes):
-    K = _cosine_waves(scenes.images)
+    K = cosine_waves(scenes.images)
     table = scenes.tables[:, 0].flatten(1)[:, None]
-    c = _blocks(scenes.images-128).flatten(1, 3)@K.mT/table
-    waves = _blocks(scenes.pattern).flatten(1, 3)@K.mT*scenes.signs.flatten(1)[..., None]
+    c = into_blocks(scenes.images-128).flatten(1, 3)@K.mT/table
+    waves = into_blocks(scenes.pattern).flatten(1, 3)@K.mT*scenes.signs.flatten(1)[..., None]
     now = (c.round()*table*waves).sum(-1)/64
     towards = waves.sign()
     tie = .5 + towards*(c.round()-c)                    # how far, in steps
@@ -190,7 +190,7 @@ def _counted(moves, spare):
 
 def _written(scenes, spare=.8):
     "Coefficients moved to `spare` grey levels past a tie; the cheapest bits while they fit."
-    moves,K = _moves(scenes),_cosine_waves(scenes.images)
+    moves,K = _moves(scenes),cosine_waves(scenes.images)
     counts = _counted(moves, min(spare, .1))
     table = scenes.tables[:, 0].flatten(1)[:, None]
     tie = moves.energy[..., 0].sqrt()
@@ -200,7 +200,7 @@ def _written(scenes, spare=.8):
     fits = cost.gather(-1, order).cumsum(-1) <= _ENERGY
     size = size*torch.zeros_like(cost).scatter(-1, order, fits.float())[..., None]
     n = _SIDE//8
-    return _unblocks(((moves.towards*size)@K).unflatten(1, (1, n, n)))
+    return from_blocks(((moves.towards*size)@K).unflatten(1, (1, n, n)))
 def _best_written(scenes):
     "The writer reads the file too: of four distances, the one that loses fewest bits."
     marks = [_written(scenes, spare) for spare in (.8, 1.5, 3., 5.)]

@@ -14,17 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from ..estimators.stochastic import stochastic_round
-from ..quantization.calibrate import mse_init
-from shok_nb.quantization.closest import (
-    _best_kept,
-    _best_point,
-    _damped,
-    _Lattice,
-    _unit_factor,
+from ..post_training.closest import (
+    Lattice,
+    best_kept,
+    best_point,
     coordinate_descent,
+    damped_gram,
     gptq,
+    unit_factor,
 )
-from shok_nb.quantization.learned import (
+from ..quantization.calibrate import mse_init
+from ..quantization.learned import (
     adaround,
     adaround_beta,
     adaround_init,
@@ -32,7 +32,7 @@ from shok_nb.quantization.learned import (
     flexround,
     signround,
 )
-from .harness import Study, Way, _images_of_digits, search, ways
+from .harness import Study, Way, images_of_digits, search, ways
 
 # %% ../../nbs/studies/33_weights.ipynb #33f00005
 _BITS = 2,3,4
@@ -67,7 +67,7 @@ def _drawn(seed):
 
 def _digits():
     "1200 images of digits to train on, with their labels, then 597 others."
-    images,labels = _images_of_digits('weights')
+    images,labels = images_of_digits('weights')
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return images[order],labels[order]
 
@@ -111,7 +111,7 @@ def _layers(seeds):
     "For each seed a layer that is drawn; behind them, for each seed, one of a network."
     w,gram = (torch.cat([torch.stack(a), b]) for a,b in
         zip(zip(*map(_drawn, seeds)), _trained(seeds)))
-    return _on_grids(w, torch.stack([_damped(h, .01) for h in gram]))
+    return _on_grids(w, torch.stack([damped_gram(h, .01) for h in gram]))
 
 @functools.lru_cache(8)
 def _unit(seeds):
@@ -130,13 +130,13 @@ def _ordered(layers, i):
     order = layers.gram[i].diagonal().argsort(descending=True, stable=True)
     w,ends = layers.target[i].mT,(layers.low, layers.high)
     parts = w,torch.ones_like(w),*(k.expand(-1, len(w)).mT for k in ends)
-    return order,layers.gram[i][order][:, order],_Lattice(*(t[order] for t in parts))
+    return order,layers.gram[i][order][:, order],Lattice(*(t[order] for t in parts))
 
 def _beam(layers, keep):
     "`gptq` with a beam, for rows of different bits."
     def one(order, gram, lattice):
-        factor,diagonal = _unit_factor(gram, 'weights')
-        best,_ = _best_kept(lattice, factor, diagonal**2, keep)
+        factor,diagonal = unit_factor(gram, 'weights')
+        best,_ = best_kept(lattice, factor, diagonal**2, keep)
         return best[order.argsort()].mT
     return torch.stack([one(*_ordered(layers, i)) for i in range(len(layers.target))])
 
@@ -147,7 +147,7 @@ def _optimum(layers):
         order,gram,lattice = _ordered(layers, i)
         for j in range(near.shape[1]):
             start = near[i, j, order, None]
-            out[i, j, order] = _best_point(lattice.rows(slice(j, j+1)), gram, start)
+            out[i, j, order] = best_point(lattice.rows(slice(j, j+1)), gram, start)
     return out
 
 def _corners(layers):

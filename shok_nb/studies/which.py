@@ -10,9 +10,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 from ..catalog import catalog
-from ..engine.arguments import _what
+from ..engine.arguments import what_came
 from ..show.plots import figure
-from .harness import Study, _best, read_results
+from .harness import Study, best_records, read_results
 
 # %% ../../nbs/studies/39_which.ipynb #ceab1a8b
 _NAMES = ('lattice', 'source_coding', 'weights', 'aware', 'binary', 'watermark', 'updates',
@@ -32,7 +32,8 @@ def _records(records, fn):
     "Those with a score, or a TypeError."
     if records is None: records = read_results()
     if not isinstance(records, list) or not all(isinstance(r, dict) for r in records):
-        raise TypeError(f'{fn}: records must be a list from run_study, got {_what(records)}')
+        got = what_came(records)
+        raise TypeError(f'{fn}: records must be a list from run_study, got {got}')
     def behind(r): return r['estimator'] and _BEHIND in r['way']
     return [r for r in records if 'score' in r and not behind(r)]
 
@@ -71,7 +72,7 @@ def studies(
     """
     for n in names:
         if not isinstance(n, str):
-            raise TypeError(f'studies: names must be words, got {_what(n)}')
+            raise TypeError(f'studies: names must be words, got {what_came(n)}')
     there = [n for n in _NAMES if find_spec(f'shok_nb.studies.{n}')]
     unknown = [n for n in names if n not in there]
     if unknown:
@@ -82,7 +83,7 @@ def studies(
 # %% ../../nbs/studies/39_which.ipynb #ee0adfff
 def _ordered(records):
     "Estimators, first those most often within the interval of the best, then by score."
-    best,names = _best(records),_shown(records)
+    best,names = best_records(records),_shown(records)
     tied = [{r['estimator'] for r in _tied(records, n)} for n in names]
     def rank(name):
         mine = [best[n, name]['score'] for n in names if (n, name) in best]
@@ -124,10 +125,10 @@ def heat_map(
     """
     records = _records(records, 'heat_map')
     if not records: raise ValueError('heat_map: records must have a score, got none with one')
-    names,rows,best = _shown(records),_ordered(records),_best(records)
+    names,rows,best = _shown(records),_ordered(records),best_records(records)
     if ax is None: _,ax = figure(size=(5.5, .8+.27*len(rows)))
     if not hasattr(ax, 'imshow'):
-        raise TypeError(f'heat_map: ax must be Axes of matplotlib, got {_what(ax)}')
+        raise TypeError(f'heat_map: ax must be Axes of matplotlib, got {what_came(ax)}')
     def score(place): return best[place]['score'] if place in best else float('nan')
     at = [[score((n, row)) for n in names] for row in rows]
     ax.imshow(at, cmap='cividis', vmin=0., vmax=1., aspect='auto')
@@ -247,7 +248,7 @@ def unneeded(
         >>> 'round_ste' in unneeded()
         False
     """
-    best = _best(_records(records, 'unneeded'))
+    best = best_records(_records(records, 'unneeded'))
     middle = {}
     for n in {n for n,_ in best}:
         scores = sorted(r['score'] for (study,_),r in best.items() if study == n)
@@ -274,7 +275,7 @@ def results_table(
         '| --- | ---'
     """
     records = _records(records, 'results_table')
-    names,best = _shown(records),_best(records)
+    names,best = _shown(records),best_records(records)
     tied = {n: {r['estimator'] for r in _tied(records, n)} for n in names}
     def cell(n, row):
         if (n, row) not in best: return ''

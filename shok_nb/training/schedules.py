@@ -13,13 +13,14 @@ from collections.abc import Callable
 from functools import partial
 import torch
 from torch import Tensor, nn
-from shok_nb.engine.arguments import (
-    _what,
+from ..engine.arguments import (
+    answering,
     check_callable,
     check_count,
     check_input,
     check_knob,
     installed,
+    what_came,
 )
 from ..estimators.soft import soft_round
 
@@ -27,7 +28,7 @@ from ..estimators.soft import soft_round
 def _check_target(target):
     if not isinstance(target, Tensor):
         wanted = 'target must be a torch.nn.Module or a torch.Tensor'
-        raise TypeError(f'KnobScheduler: {wanted}, got {_what(target)}')
+        raise TypeError(f'KnobScheduler: {wanted}, got {what_came(target)}')
     check_input(target, 'KnobScheduler', 'target')
 
 class KnobScheduler:
@@ -57,7 +58,7 @@ class KnobScheduler:
         if schedule is not float:                         # the iteration itself
             check_callable(schedule, 'KnobScheduler', 'schedule')
         if not isinstance(knob, str):
-            raise TypeError(f'KnobScheduler: knob must be a name, got {_what(knob)}')
+            raise TypeError(f'KnobScheduler: knob must be a name, got {what_came(knob)}')
         self.target,self.schedule,self.knob = target,schedule,knob
         self.last_epoch,self._warned = -1,False
         self.step()
@@ -152,11 +153,13 @@ class KnobScheduler:
         """
         if not isinstance(state, dict) or 'last_epoch' not in state:
             wanted = 'state must be a dict with last_epoch, from state_dict'
-            raise TypeError(f'KnobScheduler: {wanted}, got {_what(state)}')
+            raise TypeError(f'KnobScheduler: {wanted}, got {what_came(state)}')
         self.step(state['last_epoch'])
 
 # %% ../../nbs/training/10_schedules.ipynb #e31c8ea2
-def _at(step, shape, a, b, steps, begin):
+def _at(step, shape, a, b, steps, begin, fn='schedule'):
+    if isinstance(step, Tensor) and step.numel() == 1: step = step.item()
+    step = check_knob(step, None, fn, 'step', -math.inf)
     t = min(max((step-begin)/steps, 0.), 1.)
     return shape(t, a, b)
 
@@ -174,7 +177,7 @@ def _schedule(fn, shape, a, b, steps, begin, lo=-math.inf):
     b = check_knob(b, None, fn, 'end_value', lo, open=True)
     check_knob(steps, None, fn, 'transition_steps', 0, open=True)
     check_knob(begin, None, fn, 'transition_begin', -math.inf, open=True)
-    return partial(_at, shape=shape, a=a, b=b, steps=steps, begin=begin)
+    return partial(_at, shape=shape, a=a, b=b, steps=steps, begin=begin, fn=fn)
 
 # %% ../../nbs/training/10_schedules.ipynb #50a00010
 def linear_schedule(
@@ -310,7 +313,7 @@ def dead_share(
         >>> R.dead_share(R.soft_round, alpha=5.), round(R.dead_share(R.soft_round, alpha=50.), 2)
         (0.0, 0.63)
     """
-    check_callable(f, 'dead_share', 'f', 1, knobs)
+    f = answering(check_callable(f, 'dead_share', 'f', 1, knobs), 'dead_share', 'f')
     threshold = check_knob(threshold, None, 'dead_share', 'threshold')
     x = torch.linspace(-.5, .5, 10_001, dtype=torch.float64).requires_grad_()
     with torch.enable_grad(): slope, = torch.autograd.grad(f(x, **knobs).sum(), x)
@@ -320,7 +323,7 @@ def dead_share(
 def _check_scheduler(scheduler, fn):
     if not isinstance(scheduler, KnobScheduler):
         wanted = 'scheduler must be a KnobScheduler'
-        raise TypeError(f'{fn}: {wanted}, got {_what(scheduler)}')
+        raise TypeError(f'{fn}: {wanted}, got {what_came(scheduler)}')
 
 # %% ../../nbs/training/10_schedules.ipynb #7a248146
 def lightning_callback(

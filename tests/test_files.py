@@ -1,0 +1,283 @@
+"""What is written: GGUF files for a reader of this file's own, which asks what ggml asks, and the files of all
+that write: whole or not at all, for several writers, never through a link. `tests/peers` reads them with `gguf`."""
+import math
+import os
+import stat
+import struct
+import subprocess
+import sys
+import threading
+from functools import partial
+import numpy as np
+import pytest
+import torch
+from estimators import generator
+import shok_nb as R
+from shok_nb.grids.files import write_whole
+from shok_nb.studies.harness import read_heads, read_results, write_results
+from shok_nb.studies.lattice import lattice
+
+LETTERS = {4: 'I', 5: 'i', 6: 'f', 7: '?', 10: 'Q', 11: 'q', 12: 'd'}
+SIZES = {0: (1, 4), 1: (1, 2), 30: (1, 2), 8: (32, 34), 2: (32, 18), 3: (32, 20), 34: (256, 54), 39: (32, 17),
+    24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8)}        # values and bytes of a block
+
+def gguf(path):
+    "Metadata and, for each tensor, its type, shape and bytes; asserts what ggml's reader does."
+    data,at = path.read_bytes(),0
+    def take(code):
+        nonlocal at
+        *v, = struct.unpack_from('<'+code, data, at)
+        at += struct.calcsize('<'+code)
+        return v[0] if len(v) == 1 else v
+    def text(): return take(f'{take("Q")}s').decode()
+    def value(kind): return text() if kind == 8 else take(LETTERS[kind])
+    def entry():
+        kind = take('I')
+        if kind != 9: return value(kind)
+        kind,n = take('IQ')
+        return [value(kind) for _ in range(n)]
+    assert take('4sI') == [b'GGUF', 3]
+    tensors,keys = take('QQ')
+    about = {}
+    for _ in range(keys):
+        key = text()
+        assert key not in about
+        about[key] = entry()
+    align = about.get('general.alignment', 32)
+    assert align and not align & align-1
+    found,end = {},0
+    for _ in range(tensors):
+        name,dims = text(),take('I')
+        assert 0 < len(name.encode()) < 64 and '\0' not in name and name not in found and dims <= 4
+        shape = [take('Q') for _ in range(dims)]
+        kind,begin = take('IQ')
+        block,size = SIZES[kind]
+        assert shape[0] % block == 0 and 0 not in shape[1:] and begin == end
+        nbytes = int(np.prod(shape))//block*size
+        found[name],end = (kind, shape[::-1], begin, nbytes),begin+nbytes+-nbytes % align
+    start = at + -at % align
+    assert len(data) == start+end
+    return about,{k: (kind, shape, data[start+b:start+b+n]) for k,(kind,shape,b,n) in found.items()}
+
+def values(kind, shape, data):
+    "What a reader of Q8_0, Q4_0 and floats makes of the bytes."
+    if kind in (0, 1):
+        numbers = np.frombuffer(data, (np.float32, np.float16)[kind]).astype(np.float32)
+        return torch.tensor(numbers).view(shape)
+    if kind == 30: return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).float().view(shape)
+    blocks = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(-1, SIZES[kind][1])
+    d,codes = blocks[:, :2].contiguous().view(torch.float16).float(),blocks[:, 2:]
+    if kind == 8: return (codes.contiguous().view(torch.int8).float()*d).view(shape)
+    return ((torch.cat([codes & 15, codes >> 4], 1).float()-8)*d).view(shape)
+
+def weights(dtype=torch.float32, rows=3, columns=64):
+    return torch.randn(rows, columns, generator=generator()).to(dtype)
+
+@pytest.mark.parametrize('align', [8, 16, 32, 64, 4096])
+def test_alignment(align, tmp_path):
+    "Tensors begin where the metadata says, whatever their sizes."
+    state = {f't{i}': weights(columns=n) for i,n in enumerate((1, 3, 32, 64, 5, 7))}
+    R.save_gguf(tmp_path/'x', state, 'Q4_0', metadata={'general.alignment': align})
+    about,found = gguf(tmp_path/'x')
+    assert about['general.alignment'] == align
+    for name,t in state.items():
+        want = R.gguf_quantize(t, 'Q4_0') if t.shape[-1] % 32 == 0 else t
+        assert torch.equal(values(*found[name]), want)
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize('kind', ['Q8_0', 'Q4_0', 'F32', 'F16', 'BF16'])
+def test_reported_difference(kind, dtype, tmp_path):
+    "Of what a reader gets from what the model holds, both in float64: not rounded to the model's dtype. Seed 0."
+    w = weights(torch.float64, 20, 64).to(dtype)
+    made = [w, R.gguf_quantize(w, kind)] if kind[0] == 'Q' else [w]
+    for t in made:
+        report = R.save_gguf(tmp_path/'x', dict(w=t), kind)
+        read = values(*gguf(tmp_path/'x')[1]['w']).double()
+        assert report['w'][1] == pytest.approx((read-t.double()).abs().max().item(), rel=1e-6, abs=0)
+    if kind[0] == 'Q' and dtype == torch.float32: assert report['w'][1] == 0
+
+METADATA = {'a.int': 3, 'a.minus': -4, 'a.large': 2**40, 'a.huge': 2**64-1, 'a.word': 'héllo\0', 'a.flag': True,
+    'a.float': 2.5,
+    'a.fine': 1e-300, 'a.wide': 1e300, 'a.inf': float('inf'), 'tokenizer.ggml.tokens': ['<s>', '', 'ä', 'a b'],
+    'tokenizer.ggml.token_type': [3, 1, -1], 'a.longs': [1, -2**40], 'a.hugest': [0, 2**64-1],
+    'tokenizer.ggml.scores': [0., -1.5, float('-inf')], 'a.doubles': [1e300, 0.], 'a.flags': (True, False),
+    'gpt-oss.numpy': np.int32(7), 'a.single': np.float32(.5), 'a.words': ['x']*3000}
+
+def test_metadata(tmp_path):
+    R.save_gguf(tmp_path/'x', dict(w=weights()), architecture='gpt-oss', metadata=METADATA)
+    about,_ = gguf(tmp_path/'x')
+    given = {k: list(v) if isinstance(v, tuple) else v for k,v in METADATA.items()}
+    assert about == given | {'general.architecture': 'gpt-oss', 'general.quantization_version': 2}
+
+BAD_METADATA = [('general.architecture', 'llama'), ('general.quantization_version', 2), ('split.count', 2),
+    ('split.no', 0),
+    ('general.alignment', 3), ('general.alignment', 0), ('general.alignment', -32), ('general.alignment', 2**40),
+    ('general.alignment', '32'), ('general.alignment', True), ('general.alignment', 32.5), ('general.alignment',
+    [32]), ('', 1), ('a b', 1),
+    ('a..b', 1), ('.a', 1), ('a.', 1), ('A.b', 1), ('ä', 1), ('a\0', 1), ('a\n', 1), ('a'*2**16, 1), (3, 1), (None,
+    1), ('a', None),
+    ('a', []), ('a', [[1]]), ('a', [1, 'b']), ('a', [1, True]), ('a', [None]), ('a', 2**64), ('a', -2**63-1), ('a',
+    [2**70]),
+    ('a', [2**64-1, -1]), ('a', 1j), ('a', b'x'), ('a', {}), ('a', torch.ones(2)), ('a', np.ones(2)), ('a', '\ud800'),
+    ('a', ['\ud800'])]
+
+@pytest.mark.parametrize('key, value', BAD_METADATA, ids=lambda v: f'{v!r:.20}')
+def test_bad_metadata(key, value, tmp_path):
+    with pytest.raises((TypeError, ValueError), match='^save_gguf: metadata .*') as e:
+        R.save_gguf(tmp_path/'x', dict(w=weights()), metadata={key: value})
+    assert len(str(e.value)) < 250 and not [*tmp_path.iterdir()]
+
+BAD_STATES = [('', (2, 32)), ('a'*64, (2, 32)), ('ü'*32, (2, 32)), ('a\0b', (2, 32)), ('\ud800', (2, 32)), (1, (2,
+    32)), (None, (2, 32)),
+    (('a', 'b'), (2, 32)), ('w', (1, 1, 1, 2, 32)), ('w', (0, 32)), ('w', (2, 0, 32)), ('w', (0, 0))]
+
+@pytest.mark.parametrize('name, shape', BAD_STATES, ids=lambda v: f'{v!r:.20}')
+def test_bad_tensors(name, shape, tmp_path):
+    with pytest.raises((TypeError, ValueError), match='^save_gguf: .*(name|shape)'):
+        R.save_gguf(tmp_path/'x', {'b': torch.ones(3), name: torch.ones(shape)})
+    for t in (torch.eye(4).to_sparse(), torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)):
+        with pytest.raises(TypeError, match='^save_gguf: w must be dense'): R.save_gguf(tmp_path/'x', dict(w=t))
+    assert not [*tmp_path.iterdir()]
+
+def test_tensors_at_the_ends(tmp_path):
+    "Names of 63 bytes, 4 dims, empty rows, no tensors at all."
+    state = {'a'*63: torch.ones(1, 2, 3, 32), 'ü'*31: torch.ones(2, 32), 'rows': torch.ones(3, 0),
+        'none': torch.ones(0),
+        'one': torch.tensor(2.), 'half': torch.ones(4, 32)[:, ::2]}
+    report = R.save_gguf(tmp_path/'x', state, 'Q4_0')
+    _,found = gguf(tmp_path/'x')
+    assert {k: tuple(shape) for k,(_,shape,_) in found.items()} == {k: tuple(t.shape) or (1,) for k,t in state.items()}
+    assert all(gap == 0 for _,gap in report.values())
+    R.save_gguf(tmp_path/'y', {})
+    assert gguf(tmp_path/'y')[1] == {}
+
+@pytest.mark.parametrize('kind', ['Q8_0', 'Q4_0'])
+@pytest.mark.parametrize('size', [0., 1e-45, 1e-42, 1e-39, 2e-38, 1e-30, 1e-9, 1e-7])
+def test_tiny_blocks(kind, size, tmp_path):
+    "Below the smallest half a scale is 0, and so is what a reader gets; the rows beside are as ever."
+    w = weights(columns=32)
+    w[1] *= size
+    report = R.save_gguf(tmp_path/'x', dict(w=w), kind)
+    read = values(*gguf(tmp_path/'x')[1]['w'])
+    assert torch.equal(read, R.gguf_quantize(w, kind)) and report['w'] == (kind, (read-w).abs().max().item())
+    assert (read[1].abs() <= w[1].abs().max()*1.01+2**-24*8).all()
+
+def writers():
+    layer = torch.nn.Sequential(torch.nn.Linear(32, 4))
+    R.quantize_model_(layer, 'mxfp4', None)
+    def gguf_to(p): return R.save_gguf(p, layer)
+    def compressed_to(p): return R.save_compressed(p.parent, layer)
+    def results_to(p): return write_results(lattice, [], p)
+    return dict(gguf=(gguf_to, 'x.gguf'), compressed=(compressed_to, 'model.safetensors'), results=(results_to,
+        'x.json'))
+
+each_writer = pytest.mark.parametrize('kind', ['gguf', 'compressed', 'results'])
+
+@each_writer
+def test_others_files_stay(kind, tmp_path):
+    "Files and links that stand beside, under the names that such writers like to take, and what a link leads to."
+    write,name = writers()[kind]
+    mine = tmp_path/'mine'
+    mine.write_text('mine')
+    for end in ('.part', '.new', '.tmp', '~'): (tmp_path/f'{name}{end}').symlink_to(mine)
+    if kind != 'results': (tmp_path/name).symlink_to(mine)
+    before = {p.name for p in tmp_path.iterdir()}
+    write(tmp_path/name)
+    assert mine.read_text() == 'mine' and (tmp_path/name).is_file() and not (tmp_path/name).is_symlink()
+    assert {p.name for p in tmp_path.iterdir()}-before <= {name, 'config.json'}
+
+@pytest.mark.skipif(os.name != 'posix', reason='rights as POSIX has them')
+@each_writer
+def test_rights(kind, tmp_path):
+    "A new file has those of any new file, a replaced one keeps its own."
+    write,name = writers()[kind]
+    old = os.umask(0o027)
+    try: write(tmp_path/name)
+    finally: os.umask(old)
+    assert stat.S_IMODE((tmp_path/name).stat().st_mode) == 0o640
+    (tmp_path/name).chmod(0o600)
+    write(tmp_path/name)
+    assert stat.S_IMODE((tmp_path/name).stat().st_mode) == 0o600
+
+@each_writer
+def test_several_writers(kind, tmp_path):
+    "As every rank of a group does. Sixteen threads, three times each."
+    write,name = writers()[kind]
+    failed = []
+    def often():
+        try:
+            for _ in range(3): write(tmp_path/name)
+        except Exception as e: failed.append(e)
+    threads = [threading.Thread(target=often) for _ in range(16)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert not failed and {p.name for p in tmp_path.iterdir()} <= {name, 'config.json'}
+    if kind == 'gguf': gguf(tmp_path/name)
+    if kind == 'results': assert read_results(results=tmp_path/name) == []
+
+@pytest.mark.slow
+def test_several_processes(tmp_path):
+    code = 'import sys, torch, shok_nb as R\nfor _ in range(40): R.save_gguf(sys.argv[1], dict(w=torch.ones(64, 64)))'
+    ran = [subprocess.Popen([sys.executable, '-c', code, tmp_path/'x.gguf'], stderr=subprocess.PIPE) for _ in range(2)]
+    assert [(p.communicate(timeout=120)[1], p.returncode) for p in ran] == [(b'', 0)]*2
+    assert len(gguf(tmp_path/'x.gguf')[1]) == 1 and len([*tmp_path.iterdir()]) == 1
+
+def test_nothing_is_left(tmp_path):
+    "Where a part cannot be made, the older file stands, and none beside it."
+    (tmp_path/'x').write_bytes(b'old')
+    def parts():
+        yield b'new'
+        raise RuntimeError('no more')
+    with pytest.raises(RuntimeError, match='no more'): write_whole(tmp_path/'x', parts())
+    assert (tmp_path/'x').read_bytes() == b'old' and len([*tmp_path.iterdir()]) == 1
+    long = tmp_path/('x'*250)
+    write_whole(long, [b'new'])
+    assert long.read_bytes() == b'new'
+
+def test_no_place_for_a_file(tmp_path):
+    (tmp_path/'folder').mkdir()
+    (tmp_path/'file').write_bytes(b'')
+    (tmp_path/'link').symlink_to(tmp_path/'folder')
+    state = dict(w=torch.ones(2, 32))
+    for p,error in (('folder', IsADirectoryError), ('link', IsADirectoryError), ('none/x', FileNotFoundError),
+        ('file/x', FileNotFoundError), ('.', IsADirectoryError)):
+        with pytest.raises(error, match='^save_gguf: path '): R.save_gguf(tmp_path/p, state)
+    for p,error in ((os.devnull, ValueError), ('', ValueError), ('x\0y', ValueError), (b'x', TypeError), (3,
+        TypeError)):
+        with pytest.raises(error, match='^save_gguf: path '): R.save_gguf(p, state)
+    layer = torch.nn.Sequential(torch.nn.Linear(32, 4))
+    R.quantize_model_(layer, 'mxfp4', None)
+    with pytest.raises(NotADirectoryError, match='^save_compressed: folder '): R.save_compressed(tmp_path/'file', layer)
+    for bad in (dict(a=torch.ones(2)), {('a', 'b'): 1}, dict(a={1, 2})):
+        with pytest.raises(TypeError, match='^save_compressed: config '): R.save_compressed(tmp_path/'new', layer,
+            config=bad)
+    assert {p.name for p in tmp_path.iterdir()} == {'folder', 'file', 'link'}
+
+WHOLE = '{"schema": 1, "studies": {"line": {"head": {}, "records": [{"estimator": "f", "way": "hard", "version": 1}]}}}'
+RECORD = '{"estimator": "f", "way": "hard", "version": 1}'
+DAMAGED = ['['*100000, '{"a":'*100000, '', 'null', '[]', '{}', '\ud800', '{"schema": 1}',
+    '{"schema": 1, "studies": []}',
+    '{"schema": 1, "studies": null}', *(WHOLE.replace('"studies": {"line"', f'"studies": {{"a": {v}, "line"')
+        for v in ('null', '3', '[]', '{}', '{"head": {}}', '{"records": []}', '{"head": [], "records": []}')),
+    *(WHOLE.replace(RECORD, v) for v in ('null', '{}', '[]', '{"estimator": "f"}', RECORD.replace('"f"', '[]'))),
+    WHOLE.replace('1,', '2,', 1), WHOLE[:-1], WHOLE+'}']
+
+def test_damaged_results(tmp_path):
+    "Each is a ValueError of the function that reads, and stays as it is; so is each cut of a file."
+    file = tmp_path/'x.json'
+    file.write_text(WHOLE)
+    assert len(read_results(results=file)) == 1
+    for text in (*DAMAGED, *(WHOLE[:i] for i in range(1, len(WHOLE), 7))):
+        data = text.encode('utf-8', 'surrogatepass')
+        file.write_bytes(data)
+        for f in (read_results, read_heads, partial(write_results, lattice, [])):
+            name = getattr(f, 'func', f).__name__
+            with pytest.raises(ValueError, match=f'^{name}: results must be a file of schema 1'): f(results=file)
+        assert file.read_bytes() == data
+
+def test_records_that_are_none(tmp_path):
+    record = dict(estimator='f', way='hard', version=lattice.version)
+    for bad in ([{}], [dict(record, estimator=None)], [3], {}, [dict(record, score=torch.ones(2))], [dict(record,
+        score=math.nan)]):
+        with pytest.raises(TypeError, match='^write_results: records must'): write_results(lattice, bad, tmp_path/'x')
+    assert not [*tmp_path.iterdir()]
