@@ -1,5 +1,6 @@
 """What a reader copies from a page runs: the code that stands open, in order, in a Python that has the package alone.
-`make test` looks whether each name is there, without running a page again; the runs are slow."""
+`make test` looks at every page for whether each name is there, without running it again; the runs of the lessons and
+of the first page of each folder, which show what no look sees, are slow."""
 import ast
 import json
 import os
@@ -12,7 +13,7 @@ import literate
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import NBS, ROOT, conf, is_folded, notebook, played, slug
+from pages import FOLDERS, NBS, ROOT, conf, is_folded, notebook, played, slug
 
 GIVEN = {'export', 'exports', 'exporti'}              # such cells are in the package, which the reader has installed
 UNSEEN = {'remove-cell', 'remove-input', 'skip-execution'}
@@ -42,8 +43,10 @@ def wrong(nb, cwd, missing=()):
     ends = zip(cells, map(raised, made), strict=True)
     return [(c['source'].partition('\n')[0], e) for c,e in ends if not as_shown(c, e)]
 
+COPIED = [*FOLDERS['start'], *(pages[0] for f,pages in FOLDERS.items() if f != 'start')]
+
 @pytest.mark.slow
-@pytest.mark.parametrize('nb', NBS, ids=slug)
+@pytest.mark.parametrize('nb', COPIED, ids=slug)
 def test_what_is_seen_runs(nb, tmp_path):
     "With the extras that the page says it needs, and with no other."
     page,extras = json.loads(nb.read_text('utf-8')),conf()['literate_extras']
