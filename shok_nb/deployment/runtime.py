@@ -232,7 +232,7 @@ def _unshared(file):
     _one_reader_each(model.graph, of_weights)
     seen = set()
     for node in model.graph.node:
-        if node.op_type != 'DequantizeLinear' or node.input[0] not in held: continue
+        if node.op_type not in ('QuantizeLinear', 'DequantizeLinear'): continue
         for at,name in enumerate(node.input):
             if name in seen and name in held: _copy_constant(model.graph, held[name], node, at)
             seen.add(name)
