@@ -100,7 +100,7 @@ def _uncompiled():
 def fields_of(batch):
     "What a mapping, a dataclass or a named tuple holds, by name; None for others."
     if isinstance(batch, Mapping): return dict(batch)
-    if hasattr(batch, 'fields_of'): return batch._asdict()
+    if hasattr(batch, '_fields'): return batch._asdict()
     if not dataclasses.is_dataclass(batch) or isinstance(batch, type): return None
     return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
 
@@ -242,7 +242,7 @@ def tensors_within(value):
 def _like(value, fields):
     "One like `value` with other fields."
     made:Any = type(value)
-    if hasattr(value, 'fields_of'): return made(**fields)
+    if hasattr(value, '_fields'): return made(**fields)
     if isinstance(value, (tuple, list)): return made(fields.values())
     if isinstance(value, Mapping): return made(fields)
     return dataclasses.replace(value, **fields)
