@@ -2130,6 +2130,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'shok_nb/networks/operations.py'),
                                              'shok_nb.networks.operations._only_tensors': ( 'networks/operations.html#_only_tensors',
                                                                                             'shok_nb/networks/operations.py'),
+                                             'shok_nb.networks.operations._own_layers': ( 'networks/operations.html#_own_layers',
+                                                                                          'shok_nb/networks/operations.py'),
                                              'shok_nb.networks.operations._path': ( 'networks/operations.html#_path',
                                                                                     'shok_nb/networks/operations.py'),
                                              'shok_nb.networks.operations._picture': ( 'networks/operations.html#_picture',

@@ -400,10 +400,14 @@ def _is_known(v):
     if isinstance(v, types.MethodType): return isinstance(v.__func__, types.FunctionType)
     return isinstance(v, (*_FIXED, *_CODE, type, nn.Module))
 
+def _own_layers(modules):
+    "The names of what a module holds, but for operations that were put there."
+    return [k for k,m in modules.items() if not isinstance(m, _Operations)]
+
 def _answer(holder, path):
     "What stands at the end of these names, as it is now."
     for name in path: holder = getattr(holder, name, _ABSENT)
-    if path[-1] == '_modules': return [*holder]
+    if path[-1] == '_modules': return _own_layers(holder)
     return _LAYER if isinstance(holder, nn.Module) else _picture(holder)
 
 def _same_answer(a, b): return a is b or type(a) is type(b) and a == b
@@ -479,7 +483,7 @@ class _Reads:
     def found(self, m, name, value, frame):
         "A module had this attribute."
         if name == '_modules' and frame.f_code.co_filename.endswith('container.py'):
-            self.answers[m, (name,)] = [*value]
+            self.answers[m, (name,)] = _own_layers(value)
         if not _is_theirs(frame) or name.startswith('__') and name != '__dict__': return
         if name == 'training' and m is self.owner: return               # both are read
         if name == 'training': raise _Unread('asks whether a module in it trains')
