@@ -20,6 +20,7 @@ from .estimators.stochastic import *
 from .estimators.dither import *
 from .estimators.neighbours import *
 from .estimators.gradient import *
+from .estimators.bounds import *
 from .grids.floats import *
 from .grids.blocks import *
 from .grids.codebooks import *
