@@ -9,6 +9,7 @@ from .estimators.ratio import *
 from .estimators.ewgs import *
 from .estimators.surrogates import *
 from .estimators.signs import *
+from .estimators.spikes import *
 from .estimators.soft import *
 from .estimators.sigmoid import *
 from .estimators.sine import *
@@ -20,6 +21,7 @@ from .estimators.stochastic import *
 from .estimators.dither import *
 from .estimators.neighbours import *
 from .estimators.gradient import *
+from .estimators.bounds import *
 from .grids.floats import *
 from .grids.blocks import *
 from .grids.codebooks import *

@@ -157,6 +157,14 @@ def of_gradient():
     yield 'quantize_grad', dict(x=X, bits=8, dim=1, generator=None, seed=None), noisy(x=kind('meta'),
         bits=NOTHING, dim=AXIS)
 
+def of_bounds():
+    ends = NUMBER | kind('inf huge none')
+    yield 'clip', dict(x=X, lower=-1., upper=torch.tensor(1.), gradient='identity'), dict(x=TENSOR, lower=ends,
+        upper=ends, gradient=NOTHING)
+    for n in ('lower_bound', 'upper_bound'):
+        yield n, dict(x=X, bound=.5, gradient='identity'), dict(x=TENSOR, bound=NUMBER | kind('inf huge'),
+            gradient=NOTHING)
+
 def of_neighbours():
     yield 'local_expectation', dict(f=torch.square, x=X, step=1., offset=0.), grid(f=NOTHING, x=TENSOR)
     yield 'reinmax_round', dict(x=X, generator=None, seed=None, step=1., offset=0.), noisy(**grid(x=TENSOR))
@@ -478,10 +486,11 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'blocks', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'neighbours',
-            'dither', 'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
-            'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed',
-            'reconstruct', 'harness', 'gradient_quality', 'which', 'source_coding', 'core', 'random'):
+    for module in ('ste', 'floats', 'blocks', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'bounds',
+            'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks',
+            'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest', 'equalize',
+            'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'which', 'source_coding', 'core',
+            'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

@@ -55,6 +55,10 @@ def slope_one(v, hard):
     hard = hard.detach()
     return torch.where(torch.isinf(v), torch.where(hard == v, v, hard), hard - (v.detach()-v))
 
+def stand_in(x, held):
+    "`held` in the place of `x`, whose gradient passes as if it were there."
+    return slope_one(x, held) if is_followed(x) else held
+
 def _plain_of(value, slope, v, *knobs):
     "The plain form of an estimator without one: the slope is a number of each element."
     hard = value(v.detach(), *knobs)
@@ -190,7 +194,7 @@ def back_in_range(k, lo=0., hi=math.inf, open=False, size=False, held=(None, Non
     at = k.detach()
     below,above = (at <= lo, at >= hi) if open else (at < lo, at > hi)
     within = torch.where(below, least, torch.where(above, most, at))
-    return slope_one(k, within) if is_followed(k) else within
+    return stand_in(k, within)
 
 def _in_order(op, knobs, named):
     "All knobs in order, by position, by name or by default."

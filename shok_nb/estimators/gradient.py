@@ -133,7 +133,7 @@ def _refused_inside(fn, *args):
 def _regraded_nowhere(fn, x, *args): return _view(x)
 
 # The identity with a backward that is not linear.
-_regrade = by_mode(_regraded, transform=either(_regraded_inside, _refused_inside),
+regrade = by_mode(_regraded, transform=either(_regraded_inside, _refused_inside),
     export=_regraded_nowhere)
 
 # %% ../../nbs/estimators/40_gradient.ipynb #25596c2c
@@ -201,7 +201,7 @@ def normalize_grad(
     dim = check_dim('normalize_grad', dim, x)
     if group is not None: _check_group(group)
     def normalized(g): return over_largest(g, dim, least, group)
-    return _regrade('normalize_grad', x, normalized)
+    return regrade('normalize_grad', x, normalized)
 
 # %% ../../nbs/estimators/40_gradient.ipynb #b4236a54
 def _few_bits(g, seed, u, half, dim, generator):
@@ -256,4 +256,4 @@ def quantize_grad(
     if dim is None: dim = tuple(range(x.ndim > 1, x.ndim))
     u = _noise_beforehand(x, seed)
     few = partial(_few_bits, half=(2**bits-1)/2, dim=dim, generator=generator)
-    return _regrade('quantize_grad', x, few, seed, u)
+    return regrade('quantize_grad', x, few, seed, u)
