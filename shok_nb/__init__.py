@@ -22,6 +22,7 @@ from .estimators.neighbours import *
 from .estimators.gradient import *
 from .grids.floats import *
 from .grids.blocks import *
+from .grids.best import *
 from .grids.codebooks import *
 from .grids.files import *
 from .training.schedules import *
