@@ -32,6 +32,7 @@ literate_folders = dict(                                     # the groups of the
     training='Training',
     quantization='Quantize tensors',
     networks='Quantize models',
+    low_precision='Train in few bits',
     deployment='Deploy',
     post_training='Without training',
     studies='Studies',

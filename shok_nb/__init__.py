@@ -24,6 +24,7 @@ from .estimators.gradient import *
 from .estimators.bounds import *
 from .grids.floats import *
 from .grids.blocks import *
+from .grids.best import *
 from .grids.codebooks import *
 from .grids.files import *
 from .training.schedules import *
@@ -34,6 +35,8 @@ from .quantization.calibrate import *
 from .quantization.quantizer import Quantizer as Quantizer
 from .networks.models import parameter_groups as parameter_groups
 from .networks.models import quantize_model_ as quantize_model_
+from .low_precision.stored import *
+from .low_precision.products import *
 from .deployment.deploy import deploy_ as deploy_
 from .post_training.equalize import equalize_ as equalize_, smooth_ as smooth_
 from .post_training.rotate import rotate_ as rotate_

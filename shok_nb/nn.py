@@ -765,14 +765,16 @@ def _keep_tied(model, made):
             'a Parameter of its own')
 
 def remove_rounding_(
-    model:nn.Module,        # What `round_weights_` or `quantize_model_` has changed, in place
+    # What `round_weights_`, `quantize_model_` or `low_precision_` has changed, in place
+    model:nn.Module,
     *,
     leave_rounded:bool=True # Keep the weights as evaluation rounds them? Else as trained
 )->nn.Module:               # `model` itself
     """Take away what rounds weights and the inputs of layers. Raises ValueError without any.
 
     Parameters:
-        model (nn.Module): What `round_weights_` or `quantize_model_` has changed, in place
+        model (nn.Module): What `round_weights_`, `quantize_model_` or `low_precision_` has
+            changed, in place
         leave_rounded (bool = True): Keep the weights as evaluation rounds them? Else as
             trained
 
@@ -798,7 +800,9 @@ def remove_rounding_(
         found = [_free(m, leave_rounded) for m in modules]
         _keep_tied(model, made)
         for m in modules:
-            if again := vars(m).pop('whole_again', None): again(m)
+            if again := vars(m).pop('whole_again', None):
+                again(m)
+                found.append(True)
     if any(found): return model
     told = f'nothing rounds the weights or the inputs of a layer in {type(model).__name__}'
     raise ValueError(f'remove_rounding_: {told}')

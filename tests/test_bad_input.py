@@ -9,7 +9,7 @@ import inspect
 import re
 import signal
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from shutil import rmtree
@@ -128,19 +128,25 @@ def of_floats():
     yield 'float_round', dict(x=X, format='e4m3', rounding=R.round_ste, saturate=True, gradient='clipped'), dict(
         x=TENSOR, format=NOTHING, rounding=NOTHING, saturate=FLAG, gradient=NOTHING)
 
+MIXED = [partial(R.mx_quantize, format='e2m1', block=3, scale='up'),partial(R.int_quantize, bits=4, block=3)]
+
 def of_blocks():
     rest = dict(rounding=R.round_ste, dim=-1, pad=False, gradient='clipped')
     kinds = dict(rounding=NOTHING, dim=kind('minus zero'), pad=FLAG, gradient=NOTHING)
     yield 'mx_quantize', dict(x=X, format='e2m1', block=3, scale='floor', **rest), dict(x=TENSOR, format=NOTHING,
         block=NOTHING, scale=NOTHING, **kinds)
-    yield 'nvfp4_quantize', dict(x=X, tensor_scale=1., square=False, **rest | dict(pad=True)), dict(x=TENSOR,
-        tensor_scale=NONE | POSITIVE, square=FLAG, **kinds)
+    yield 'nvfp4_quantize', dict(x=X, tensor_scale=1., scale='up', top=4., square=False, **rest | dict(pad=True)), dict(
+        x=TENSOR, tensor_scale=NONE | POSITIVE, scale=NOTHING, top=POSITIVE, square=FLAG, **kinds)
 
     del rest['gradient']
     yield 'int_quantize', dict(x=X, bits=4, block=3, scale_format=None, **rest), dict(x=TENSOR, bits=NOTHING,
         block=NOTHING, scale_format=NONE, **kinds)
     yield 'gguf_quantize', dict(x=torch.ones(2, 32), format='Q4_0', rounding=None, gradient='clipped'), dict(x=TENSOR,
         format=NOTHING, rounding=NONE, gradient=NOTHING)
+
+def of_best():
+    yield 'best_quantize', dict(x=X, grids=MIXED, rounding=R.round_ste, error='sizes'), dict(x=TENSOR, grids=NOTHING,
+        rounding=NOTHING, error=NOTHING)
 
 def of_codebooks():
     yield 'levels_round', dict(x=X, levels=[-1., 0., 1.], rounding=R.round_ste, axis=None, gradient='clipped'), dict(

@@ -103,9 +103,12 @@ def test_gradient_beyond():
 
 # --- every estimator on every grid
 X = torch.linspace(-7, 7, 256, dtype=torch.float64)
+MIXED = partial(R.mx_quantize, format='e2m1', scale='up'),partial(R.int_quantize, bits=4)
+
 GRIDS = dict(floats=lambda f: lambda x, **kw: R.float_round(x, 'e2m1', f, **kw),
     blocks=lambda f: lambda x, **kw: R.mx_quantize(x, 'e2m1', f, **kw),
     ints=lambda f: lambda x, **kw: R.int_quantize(x, 4, f, **kw),
+    best=lambda f: lambda x, **kw: R.best_quantize(x, MIXED, f, **kw),
     q8_0=lambda f: lambda x, **kw: R.gguf_quantize(x, 'Q8_0', f, **kw),
     q4_0=lambda f: lambda x, **kw: R.gguf_quantize(x, 'Q4_0', f, **kw),
     q4_1=lambda f: lambda x, **kw: R.gguf_quantize(x, 'Q4_1', f, **kw),
@@ -132,7 +135,10 @@ def test_a_grid_of_ones_own_says_how_it_lies():
 
 KINDS = 'Q8_0', 'Q4_0', 'Q4_1'
 IN_ROWS = dict(e4m3=lambda t: R.float_round(t, 'e4m3'), mx=lambda t: R.mx_quantize(t, 'e2m1'),
-    nvfp4=lambda t: R.nvfp4_quantize(t, tensor_scale=.01), levels=lambda t: R.levels_round(t, R.NF4),
+    nvfp4=lambda t: R.nvfp4_quantize(t, tensor_scale=.01),
+    up=lambda t: R.nvfp4_quantize(t, tensor_scale=.01, scale='up'),
+    four_six=lambda t: R.best_quantize(t, [partial(R.nvfp4_quantize, tensor_scale=.01, top=k) for k in (6, 4)]),
+    best=lambda t: R.best_quantize(t, MIXED), levels=lambda t: R.levels_round(t, R.NF4),
     ints=lambda t: R.int_quantize(t, scale_format='float16'), **{k: partial(R.gguf_quantize, format=k) for k in KINDS})
 
 ROWS = 4*torch.randn(9375, 32, generator=generator())
@@ -218,6 +224,63 @@ def test_compiled_beyond_the_range():
     def f(x): return R.float_round(x, 'e4m3', saturate=False)
     compiled = both(torch.compile(f, fullgraph=True), x, g)
     torch.testing.assert_close(compiled, both(f, x, g), rtol=0, atol=0, equal_nan=True)
+
+@pytest.mark.parametrize('error', ['squares', 'sizes', 'largest'])
+def test_best_of_several_by_hand(error):
+    "Three grids, two with scales of their own for the tensor: each block is that of the grid with the least error."
+    x = torch.randn(500, 16, generator=generator())*torch.logspace(-3, 1, 500)[:, None]     # any seed: a law
+    grids = [partial(R.nvfp4_quantize, tensor_scale=x.abs().amax()/2688),
+        partial(R.nvfp4_quantize, tensor_scale=x.abs().amax()/1536, top=4), partial(R.int_quantize, bits=4, block=16)]
+    ys = torch.stack([f(x) for f in grids])
+    of = dict(squares=lambda e: e.square().sum(-1), sizes=lambda e: e.abs().sum(-1), largest=lambda e: e.abs().amax(-1))
+    errors = of[error](ys.double()-x.double())
+    got = of[error](R.best_quantize(x, grids, error=error).double()-x.double())
+    assert (got <= errors.amin(0)*(1+1e-6)).all() and errors.argmin(0).bincount().min() > 20
+    assert torch.equal(R.best_quantize(x.T, [partial(f, dim=0) for f in grids], error=error).T,
+        R.best_quantize(x, grids, error=error))
+
+def test_the_choice_of_a_grid_draws_nothing():
+    "What the rounding draws decides no grid: each draw is one of the two neighbours on the grid that nearest chose."
+    x = torch.randn(300, 16, generator=generator())                                          # any seed: a law
+    grids = [partial(R.nvfp4_quantize, scale='up', top=k) for k in (6, 4)]
+    errors = torch.stack([(f(x)-x).square().sum(1) for f in grids])
+    first = (errors[0] <= errors[1])[:, None]
+    one,other = (f(x, R.stochastic_round, seed=torch.tensor(5)) for f in grids)
+    got = R.best_quantize(x, grids, R.stochastic_round, seed=torch.tensor(5))
+    assert torch.equal(got, torch.where(first, one, other)) and 50 < first.sum() < 250
+
+def test_gradient_on_the_best_grid():
+    "That of the chosen grid, clipped where it clips."
+    x = torch.tensor([[7.9, 1., 0., 0.], [7., 7., 7., 7.]], requires_grad=True)
+    grids = [partial(R.mx_quantize, format='e2m1', block=4), partial(R.int_quantize, block=4)]
+    assert torch.autograd.grad(R.best_quantize(x, grids).sum(), x)[0].tolist() == [[1.]*4]*2
+    floor = [partial(R.mx_quantize, format='e2m1', block=4, gradient=g) for g in ('clipped', 'saturated')]
+    assert torch.autograd.grad(R.best_quantize(x, [floor[0], floor[0]]).sum(), x)[0][0].tolist() == [0., 1., 1., 1.]
+    with pytest.raises(ValueError, match="^best_quantize: grids must agree on gradient, got 'clipped' and 'saturated'"):
+        R.best_quantize(x, floor)
+
+ROUNDED_AGAIN = dict(mx=lambda s: partial(R.mx_quantize, format='e2m1', scale=s), mx8=lambda s: partial(R.mx_quantize,
+    scale=s), nvfp4=lambda s: partial(R.nvfp4_quantize, scale=s), nvfp4_own=lambda s: partial(R.nvfp4_quantize, scale=s,
+    tensor_scale=.0037), four=lambda s: partial(R.nvfp4_quantize, scale=s, top=4))
+
+@pytest.mark.parametrize('name', ROUNDED_AGAIN)
+def test_rounding_twice_changes_no_value(name):
+    "With the scale rounded up as well as without: a block that is on its grid keeps its scale, or a finer one."
+    x = torch.cat([ROWS, ROWS*2.**torch.arange(-5, 4).repeat(1042)[:9375, None]])
+    for s in ('nearest', 'up') if 'mx' not in name else ('ceil', 'rceil', 'up'):
+        f = ROUNDED_AGAIN[name](s)
+        y = f(x)
+        assert torch.equal(f(y), y), s
+
+def test_scales_rounded_up_clip_nothing():
+    "Every float32 of a binade as the largest of its block, and some of all sizes within the reach of the scales."
+    grid = dataclasses.replace(R.deployment.deploy.nvfp4_grid, whole=False, scale='up')
+    sizes = torch.tensor([2.**-6, .1, 447., 448.])*6
+    x = torch.cat([sizes, torch.arange(2**23, dtype=torch.int32).add(127 << 23).view(torch.float32)])[:, None]
+    scale = grid.shared(x, None)
+    assert same(scale, R.float_round(scale, 'e4m3')) and (x/scale <= 6*(1+1e-6)).all()
+    less = scale/2+R.float_round(scale*.96, 'e4m3')/2                 # between it and the number below
+    assert (less < x/6*(1+1e-6)).sum() > 0 and (scale*8/9 <= x/6*(1+1e-6)).all()
 
 def test_two_codebooks_are_two():
     "A grid that holds a tensor is not known by its name: nothing of one is replayed for the other."
@@ -818,6 +881,13 @@ def test_not_saved(call, kind, told, tmp_path):
     (lambda x: R.mx_quantize(x[0, 0], 'e2m1'), ValueError, 'mx_quantize: x must have a dim'),
     (lambda x: R.nvfp4_quantize(x, tensor_scale=torch.ones(32)), ValueError, 'nvfp4_quantize: tensor_scale'),
     (lambda x: R.int_quantize(x, 1), ValueError, 'int_quantize: bits'),
+    (lambda x: R.nvfp4_quantize(x, scale='ceil'), ValueError, 'nvfp4_quantize: scale must be one of nearest, up'),
+    (lambda x: R.nvfp4_quantize(x, top=8.), ValueError, 'nvfp4_quantize: top must be in'),
+    (lambda x: R.best_quantize(x, R.nvfp4_quantize), TypeError, 'best_quantize: grids must be a list'),
+    (lambda x: R.best_quantize(x, MIXED, error='mse'), ValueError, 'best_quantize: error must be one of squares'),
+    (lambda x: R.best_quantize(x, [*MIXED, lambda x: x]), TypeError, 'best_quantize: grids[2] cannot be called'),
+    (lambda x: R.best_quantize(x[:, :4], [partial(f, block=2) for f in (*MIXED, MIXED[0])]), ValueError,
+        'best_quantize: grids must be at most as many'),
     (lambda x: R.int_quantize(x, block=24), ValueError, 'int_quantize: block must divide dim -1 of length 32'),
     (lambda x: R.gguf_quantize(x, 'TQ1_0'), ValueError, 'gguf_quantize: block must divide dim -1 of length 32'),
     (lambda x: R.log2_round(x, exponents=(3, 3)), ValueError, 'log2_round: the largest exponent'),

@@ -76,8 +76,8 @@ def tracked():
 def names(reqs): return {canonicalize_name(Requirement(r).name): Requirement(r).specifier for r in reqs}
 
 # --- notebooks
-TRAINS = set('''without_training digits residual quantization_recipes foreign reconstruct equalize rotate runtime
-    source_coding weights aware binary updates lattice demo speed'''.split())      # pages of ten seconds and more
+TRAINS = set('''without_training four_bits digits residual quantization_recipes foreign reconstruct equalize rotate
+    runtime source_coding weights aware binary updates lattice demo speed'''.split())      # pages of ten seconds and more
 
 def late(nb): return pytest.param(nb, marks=[pytest.mark.slow]*(slug(nb) in TRAINS))
 

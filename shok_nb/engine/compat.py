@@ -61,6 +61,12 @@ batched = _batched or unknown                       # is it a batch of `is_grads
 _saved_hooks = _private('_C._autograd._top_saved_tensors_default_hooks')
 _zero_tensor = _private('Tensor._is_zerotensor')
 
+_task = _private('_C._current_graph_task_id')           # of the backward that runs, or -1
+
+def in_backward():
+    "Does autograd run backward now? False if it cannot be asked."
+    return not is_compiling() and _task is not None and _task() != -1
+
 saved_tensor_hooks = partial(_saved_hooks or unknown, False)    # who gets what autograd saves?
 empty = _zero_tensor or unknown                     # a zero of forward mode, without memory?
 

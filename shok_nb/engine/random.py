@@ -17,6 +17,7 @@ from .arguments import (
     check_input,
     check_knob,
     check_step,
+    is_strided,
 )
 from .parts import either, maths, pick
 from .pieces import (
@@ -207,7 +208,7 @@ def check_random(
         raise ValueError(f'{fn}: got both generator and seed; give one of them')
     if seed is None: _check_generator(x, generator, fn)
     else: _check_seed(x, seed, fn)
-    if x.layout != torch.strided:
+    if not is_strided(x):
         raise TypeError(f'{fn}: x must be strided for a generator or seed, '
             f'got layout {x.layout}; use x.values()')
 
@@ -257,7 +258,7 @@ WHOLE_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, 
 
 def _as_int64(n, seed):
     "A Tensor of integers as int64, or an error."
-    dense = n.layout == torch.strided and not n.is_nested and not n.is_quantized
+    dense = is_strided(n) and not n.is_nested and not n.is_quantized
     if not dense or n.dtype not in WHOLE_DTYPES:
         raise TypeError('fold_in: n must be an int or a dense Tensor of integers, '
             f'got {n.dtype}, layout {n.layout}; use n.long()')

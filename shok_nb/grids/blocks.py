@@ -8,7 +8,7 @@ __all__ = ['mx_quantize', 'nvfp4_quantize', 'int_quantize', 'gguf_quantize']
 # %% ../../nbs/grids/20_blocks.ipynb #20f00003
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 from ..engine.arguments import (
@@ -51,8 +51,8 @@ def _even(amax, f):
 
 def _rceil(amax, f): return _ceil(amax/f.largest*power_of_two(f.largest), f)
 
-_BlockScale = Literal['floor', 'ceil', 'even', 'rceil', 'mse']
-_SCALES = dict(floor=_floor, ceil=_ceil, even=_even, rceil=_rceil)
+_BlockScale = Literal['floor', 'ceil', 'even', 'rceil', 'mse', 'up']
+_SCALES = dict(floor=_floor, ceil=_ceil, even=_even, rceil=_rceil, up=_rceil)
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00011
 def _rounded(grid, x):
@@ -120,15 +120,21 @@ class NVFP4Grid(Grid):
     whole:bool
     block:Any
     gradient:GradientRule
+    scale:str = 'nearest'
+    top:float = 6.
     def shared(self, x, own):
         """The e4m3 of each block: in a sum with `far` the neighbours are a step of it apart.
         Nan where the block is not finite."""
         largest = _amax(x)
-        amax = largest/6
+        amax = largest/self.top
         if self.whole: amax = amax/own
         amax,far = amax.clamp(2.**-6, 448.),2.**(FLOAT_BITS[x.dtype][1]-3)
         at = binade_of(amax)
         scale = torch.add(amax, at, alpha=far).sub(at, alpha=far)
+        if self.scale == 'up':
+            # what is a scale but for last digits stays: a block on its grid is divided
+            short = scale*(1+4*torch.finfo(x.dtype).eps) < amax
+            scale = torch.where(short, scale + at/8, scale)
         return torch.where(torch.isfinite(largest), scale, torch.nan)
 
     def both_ways(self, x, own):
@@ -201,7 +207,9 @@ def mx_quantize(
     *,
     block:int=32,                # Values that share a scale
     dim:int=-1,                  # Along this dim
-    scale:_BlockScale='floor',   # Which power of two, from the largest magnitude or the error
+    # Which power of two, from the largest magnitude or the error. With stochastic rounding
+    # only 'ceil', 'rceil' and 'up' (which is 'rceil') have no bias: the others clip
+    scale:_BlockScale='floor',
     pad:bool=False,              # Fill a last block that is short with zeros, or raise?
     # 0 where the value is clipped ('saturated'), where `x` is beyond ('clipped'), or nowhere
     gradient:GradientRule='clipped',
@@ -216,8 +224,9 @@ def mx_quantize(
         rounding (Callable = round_ste): An estimator that has a `step`
         block (int = 32): Values that share a scale
         dim (int = -1): Along this dim
-        scale ('floor'|'ceil'|'even'|'rceil'|'mse' = 'floor'): Which power of two, from the
-            largest magnitude or the error
+        scale ('floor'|'ceil'|'even'|'rceil'|'mse'|'up' = 'floor'): Which power of two, from
+            the largest magnitude or the error. With stochastic rounding only 'ceil', 'rceil'
+            and 'up' (which is 'rceil') have no bias: the others clip
         pad (bool = False): Fill a last block that is short with zeros, or raise?
         gradient ('saturated'|'clipped'|'ste' = 'clipped'): 0 where the value is clipped
             ('saturated'), where `x` is beyond ('clipped'), or nowhere
@@ -243,13 +252,19 @@ def mx_quantize(
     return back(rounded_on(rounding, v, grid, knobs, fn))
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00015
+_ScaleRounding = Literal['nearest', 'up']
+
 def nvfp4_quantize(
     x:Tensor,                    # Values; any shape with a dim to cut, floating dtype
-    rounding:Callable=round_ste, # An estimator that has a `step` and an `offset`
+    # An estimator that has a `step` and an `offset`; a stochastic one has a bias without
+    # scale='up'
+    rounding:Callable=round_ste,
     *,
     # Of the whole tensor, > 0: `x.abs().amax()/2688` uses the full range; None is none. Of a
     # tensor the size counts, and at least 2**-120; infinity and nan make all nan
     tensor_scale:float|Tensor|None=None,
+    scale:_ScaleRounding='nearest', # The e4m3 nearest to what fits, or 'up', which clips none
+    top:float=6.,                # What the largest of a block becomes, 6, or 4 where better
     dim:int=-1,                  # Blocks of 16 lie along this dim
     square:bool=False,           # Or squares of 16 × 16, as for weights
     pad:bool=False,              # Fill a last block that is short with zeros, or raise?
@@ -261,10 +276,14 @@ def nvfp4_quantize(
 
     Parameters:
         x (Tensor): Values; any shape with a dim to cut, floating dtype
-        rounding (Callable = round_ste): An estimator that has a `step` and an `offset`
+        rounding (Callable = round_ste): An estimator that has a `step` and an `offset`; a
+            stochastic one has a bias without scale='up'
         tensor_scale (float|Tensor|None = None): Of the whole tensor, > 0:
             `x.abs().amax()/2688` uses the full range; None is none. Of a tensor the size
             counts, and at least 2**-120; infinity and nan make all nan
+        scale ('nearest'|'up' = 'nearest'): The e4m3 nearest to what fits, or 'up', which clips
+            none
+        top (float = 6.): What the largest of a block becomes, 6, or 4 where better
         dim (int = -1): Blocks of 16 lie along this dim
         square (bool = False): Or squares of 16 × 16, as for weights
         pad (bool = False): Fill a last block that is short with zeros, or raise?
@@ -286,7 +305,10 @@ def nvfp4_quantize(
     _check_numbers(knobs, fn)
     element = grid_of(FORMATS['e2m1'], gradient=gradient)
     whole = tensor_scale is not None
-    grid = NVFP4Grid(element=element, whole=whole, block=16, gradient=gradient)
+    check_choice(scale, fn, 'scale', get_args(_ScaleRounding))
+    top = check_knob(top, None, fn, 'top', lo=1., hi=6.)
+    grid = NVFP4Grid(element=element, whole=whole, block=16, gradient=gradient, scale=scale,
+        top=top)
     if whole: knobs['offset'] = _one_number(tensor_scale, x, fn)
     if check_flag(square, fn, 'square'): v,back = _in_squares(x, fn)
     else: v,back = _in_blocks(x, 16, dim, pad, fn)

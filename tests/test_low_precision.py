@@ -1,0 +1,405 @@
+"""Training in few bits: stored weights, and the operands of products, against a second way to write them."""
+import copy
+from functools import partial
+import pytest
+import torch
+from estimators import generator
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+import shok_nb as R
+from shok_nb.engine.random import fold_in
+
+ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=.1)
+
+# --- weights that are stored at random
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_cast_is_one_of_two_neighbours(dtype):
+    "At every size: what torch casts down or up, and itself where that is x; infinity and nan stay where they can."
+    x = torch.randn(20_000, generator=generator())*2.**torch.arange(-8, 8).repeat(1250)     # any seed: a law
+    y = R.stochastic_cast(x, dtype, seed=torch.tensor(1))
+    assert y.dtype == dtype and y.shape == x.shape
+    largest = torch.finfo(dtype).max
+    near = x.clamp(-largest, largest)
+    gap = (y.float()-near).abs()
+    assert (gap < R.ulp(near, dtype)).all() and (y.float() != near.to(dtype).float()).sum() > 1000
+    odd = R.stochastic_cast(torch.tensor([torch.inf, torch.nan]), dtype, seed=torch.tensor(1)).float()
+    assert not odd.isfinite().any()
+
+def test_a_cast_of_a_wider_range():
+    "What float16 holds is cast in float32: bfloat16 numbers that float16 lacks are not lost on the way."
+    x = torch.tensor([65504.]*64, dtype=torch.float16)
+    y = R.stochastic_cast(x, torch.bfloat16, seed=torch.tensor(0)).float()
+    assert set(y.tolist()) <= {65280., 65536.} and y.isfinite().all()
+
+OPTIMIZERS = dict(adamw=ADAMW, sgd=partial(torch.optim.SGD, lr=.1, momentum=.9, weight_decay=.01),
+    nesterov=partial(torch.optim.SGD, lr=.1, momentum=.9, nesterov=True), adam=torch.optim.Adam,
+    rmsprop=torch.optim.RMSprop, adagrad=torch.optim.Adagrad, adadelta=torch.optim.Adadelta, adamax=torch.optim.Adamax,
+    nadam=torch.optim.NAdam, radam=torch.optim.RAdam, rprop=torch.optim.Rprop, asgd=torch.optim.ASGD,
+    adafactor=torch.optim.Adafactor, amsgrad=partial(torch.optim.AdamW, amsgrad=True))
+
+def some(dtype=torch.bfloat16, sizes=((8, 4), (4,), (3, 2))):
+    g = generator()
+    return [nn.Parameter(torch.randn(s, generator=g).to(dtype)) for s in sizes]
+
+def give_gradients(params, i):
+    g = generator(i)
+    for p in params: p.grad = torch.randn(p.shape, generator=g).to(torch.bfloat16).to(p.dtype)
+
+@pytest.mark.parametrize('name', OPTIMIZERS)
+def test_each_step_is_that_of_float32(name):
+    "Three steps of every optimizer: in float32 from what is stored, then cast with the seed of its place."
+    make,params = OPTIMIZERS[name],some()
+    wide = [nn.Parameter(p.detach().float()) for p in params]
+    ours,plain = R.RoundedOptimizer(params, make, seed=7, at_once=10),make(wide)
+    for t in range(1, 4):
+        give_gradients(params, t)
+        give_gradients(wide, t)
+        grads = [p.grad for p in params]
+        ours.step()
+        plain.step()
+        assert all(p.grad is g and p.dtype == g.dtype == torch.bfloat16 for p,g in zip(params, grads))
+        for i,(p,w) in enumerate(zip(params, wide)):
+            seed = fold_in(fold_in(torch.tensor(7), t), i << 8)
+            assert torch.equal(p, R.stochastic_cast(w, torch.bfloat16, seed=seed)), (t, i)
+            w.data = p.data.float()
+
+@pytest.mark.parametrize('states', [None, torch.bfloat16])
+@pytest.mark.parametrize('format', [None, 'e4m3'])
+def test_a_resume_goes_on_bit_for_bit(states, format, tmp_path):
+    "Through a file, in an optimizer that is new; with two groups, and with parameters of two dtypes."
+    def made():
+        params = some()+some(torch.float32, ((5,),))
+        groups = [dict(params=params[:2], lr=.1), dict(params=params[2:])]
+        return params,R.RoundedOptimizer(groups, ADAMW, states=states, format=format, seed=3, at_once=12)
+    def run(params, opt, steps):
+        for i in steps:
+            give_gradients(params, i)
+            opt.step()
+    params,opt = made()
+    run(params, opt, range(5))
+    other,again = made()
+    run(other, again, range(3))
+    torch.save(again.state_dict(), tmp_path/'state.pt')
+    held = [p.detach().clone() for p in other]
+    other,again = made()
+    again.load_state_dict(torch.load(tmp_path/'state.pt'))
+    with torch.no_grad():
+        for p,h in zip(other, held): p.copy_(h)
+    run(other, again, range(3, 5))
+    for p,q in zip(params, other):
+        assert torch.equal(p, q)
+        for k,v in opt.state[p].items(): assert v.dtype == again.state[q][k].dtype and torch.equal(v, again.state[q][k])
+    kept = states or torch.float32
+    assert opt.state[params[0]]['exp_avg'].dtype == kept and opt.state[params[0]]['step'].dtype == torch.float32
+    assert again.param_groups is again.inner.param_groups and again.param_groups[0]['lr'] == .1
+
+def test_few_are_wide_at_a_time():
+    "While torch's optimizer steps, no more elements are in float32 than at_once says; memory is that of before."
+    params = some(sizes=((10,),)*7)
+    opt = R.RoundedOptimizer(params, ADAMW, at_once=25)
+    at,seen,step = [p.data_ptr() for p in params],[],opt.inner.step
+    def watched():
+        seen.append(sum(p.numel() for p in params if p.dtype == torch.float32))
+        return step()
+    opt.inner.step = watched
+    give_gradients(params, 0)
+    params[3].grad = None
+    before = params[3].detach().clone()
+    opt.step()
+    assert seen == [20, 20, 20] and [p.data_ptr() for p in params] == at and torch.equal(params[3], before)
+
+def test_what_fails_leaves_dtypes_and_gradients():
+    params = some()
+    opt = R.RoundedOptimizer(params, ADAMW)
+    give_gradients(params, 0)
+    grads,values = [p.grad for p in params],[p.detach().clone() for p in params]
+    def broken(): raise RuntimeError('no')
+    opt.inner.step = broken
+    with pytest.raises(RuntimeError, match='no'): opt.step()
+    for p,g,v in zip(params, grads, values): assert p.grad is g and p.dtype == g.dtype and torch.equal(p, v)
+
+def test_a_closure_and_a_new_group():
+    params = some()
+    opt = R.RoundedOptimizer(params[:2], ADAMW)
+    opt.add_param_group(dict(params=params[2:], lr=.5))
+    def closure():
+        loss = sum(p.square().sum() for p in params)
+        loss.backward()
+        return loss
+    before = [p.detach().clone() for p in params]
+    assert opt.step(closure).requires_grad and len(opt.inner.param_groups) == 2
+    assert all(not torch.equal(p, b) for p,b in zip(params, before))
+
+def test_ranks_agree():
+    "The same parameters, gradients and seed: the same numbers, whatever torch's generator says."
+    def run(noise):
+        torch.manual_seed(noise)
+        params = some()
+        opt = R.RoundedOptimizer(params, ADAMW, states=torch.bfloat16)
+        for i in range(3):
+            give_gradients(params, i)
+            opt.step()
+        return torch.cat([p.detach().flatten() for p in params])
+    assert torch.equal(run(1), run(2))
+
+@pytest.mark.parametrize('call, kind, told', [
+    (lambda p: R.RoundedOptimizer(p, 3), TypeError, 'RoundedOptimizer: make must be callable, got int'),
+    (lambda p: R.RoundedOptimizer(p, lambda groups: groups), TypeError,
+        'RoundedOptimizer: make must make a torch.optim.Optimizer, got list'),
+    (lambda p: R.RoundedOptimizer(p, lambda groups: torch.optim.SGD(some())), ValueError,
+        'RoundedOptimizer: make must give its optimizer the groups'),
+    (lambda p: R.RoundedOptimizer(p, torch.optim.LBFGS), TypeError, 'RoundedOptimizer: make must make an optimizer of'),
+    (lambda p: R.RoundedOptimizer(p, ADAMW, format='e9m9'), ValueError, 'RoundedOptimizer: format must be one of'),
+    (lambda p: R.RoundedOptimizer(p, ADAMW, states=torch.int8), TypeError, 'RoundedOptimizer: states must be a dtype'),
+    (lambda p: R.RoundedOptimizer(p, ADAMW, at_once=0), ValueError, 'RoundedOptimizer: at_once must be >= 1, got 0'),
+    (lambda p: R.RoundedOptimizer(p, ADAMW, seed=.5), TypeError, 'RoundedOptimizer: seed must be an int, got float'),
+    (lambda p: R.RoundedOptimizer(p, ADAMW, states=torch.bfloat16).load_state_dict(
+        R.RoundedOptimizer(some(), ADAMW).state_dict()), ValueError,
+        'RoundedOptimizer.load_state_dict: state_dict has states=None'),
+    (lambda p: R.stochastic_cast(p[0], 'bfloat16'), TypeError, 'stochastic_cast: dtype must be one of torch.float16'),
+    (lambda p: R.stochastic_cast(p[0].long(), torch.bfloat16), TypeError, 'stochastic_cast: x must be'),
+])
+def test_stored_refuses(call, kind, told):
+    with pytest.raises(kind) as e: call(some())
+    assert str(e.value).startswith(told), e.value
+
+# --- products
+def small(): return nn.Sequential(nn.Linear(40, 24), nn.GELU(), nn.Linear(24, 16))
+
+def gradients(model, x, way=None):
+    loss = (way or model)(x).square().sum()
+    return [loss.detach(), *torch.autograd.grad(loss, [*model.parameters()])]
+
+def same(a, b): return all(torch.equal(s, t) for s,t in zip(a, b, strict=True))
+
+X = torch.randn(24, 40, generator=generator())
+
+def made(recipe, seed=0, model=None):
+    torch.manual_seed(0)
+    model = small() if model is None else model
+    R.low_precision_(model, recipe, seed=seed)
+    return model
+
+@pytest.mark.parametrize('recipe', R.RECIPES)
+def test_each_recipe(recipe):
+    """Sizes that no block divides: near the float gradients, other than they, and the same for a copy. Evaluation
+    draws nothing new; what is called to be trained does, if anything is drawn."""
+    torch.manual_seed(0)
+    plain,model = small(),made(recipe)
+    wanted,found = gradients(plain, X),gradients(model, X)
+    for a,b in zip(wanted, found):
+        assert a.shape == b.shape and not torch.equal(a, b) and (a-b).norm() < .4*a.norm(), recipe
+    assert same(found, gradients(made(recipe), X))
+    assert same(found, gradients(model, X)) != R.RECIPES[recipe].draws()
+    model.eval()
+    assert same(gradients(model, X), gradients(model, X))
+    assert same(gradients(copy.deepcopy(model), X), gradients(model, X))
+
+def test_another_seed_draws_other_numbers():
+    one,other = (gradients(made('nvfp4', seed=s), X) for s in (0, 1))
+    assert not same(one, other) and torch.equal(one[0], other[0])          # forward is to the nearest
+
+def blocks(t, fmt, dim): return R.mx_quantize(t, fmt, dim=dim, scale='up', pad=True)
+
+def test_products_of_mx_by_hand():
+    "Each operand in blocks along the axis that its product sums over."
+    layer = made('mxfp8', model=nn.Linear(40, 24))
+    g,w = torch.randn(24, 24, generator=generator()),layer.weight.detach()
+    x = X.clone().requires_grad_()
+    y = layer(x)
+    dx,dw,db = torch.autograd.grad(y, (x, layer.weight, layer.bias), g)
+    assert torch.equal(y, blocks(X, 'e4m3', 1) @ blocks(w, 'e4m3', 1).T + layer.bias)
+    assert torch.equal(dx, blocks(g, 'e5m2', 1) @ blocks(w, 'e4m3', 0))
+    assert torch.equal(dw, blocks(g, 'e5m2', 0).T @ blocks(X, 'e4m3', 0)) and torch.equal(db, g.sum(0))
+
+@pytest.mark.parametrize('block', ['tensor', 'row', 8, (8, 4), (24, 40)])
+def test_scales_that_are_floats(block):
+    "Of every kind of block: the largest magnitude becomes the largest number, the rest is rounded beside it."
+    op = R.Operand('e4m3', block=block)
+    recipe = R.Recipe('one', (op, None), (None, None), (None, None))
+    layer = made(recipe, model=nn.Linear(40, 40, bias=False))
+    with torch.no_grad():
+        layer.weight.copy_(torch.eye(40))
+        y = layer(X)
+    rows,columns = dict(tensor=(24, 40), row=(1, 40)).get(block) or (block if isinstance(block, tuple) else (1, block))
+    want = torch.empty_like(X)
+    for i in range(0, 24, rows):
+        for j in range(0, 40, columns):
+            t = X[i:i+rows, j:j+columns]
+            s = t.abs().max()/448
+            want[i:i+rows, j:j+columns] = R.float_round(t/s, 'e4m3')*s
+    assert torch.equal(y, want)
+
+def test_a_turn_changes_no_product():
+    "With operands as they are, turned or not: the same gradient of the weight, to float32."
+    free = (None, None)
+    one,other = (gradients(made(R.Recipe('free', free, free, free, hadamard=h)), X) for h in (0, 32))
+    for a,b in zip(one, other): assert torch.allclose(a, b, rtol=1e-5, atol=1e-4)
+    assert same(one, gradients(made(R.Recipe('free', free, free, free)), X))
+
+@pytest.mark.parametrize('recipe', ['nvfp4', 'nvfp4_4/6', 'mxfp4_stochastic'])
+def test_gradients_have_no_bias(recipe):
+    """The mean over 64 draws, along the gradient: four deviations of it are less than what a slope of .9965 lacks.
+    Any seeds: one run in 16,000 is farther off by chance."""
+    torch.manual_seed(0)
+    plain = nn.Linear(96, 96, bias=False)
+    g = torch.randn(192, 96, generator=generator())
+    x = torch.randn(192, 96, generator=generator(1)).requires_grad_()
+    r = R.RECIPES[recipe]
+    r = R.Recipe('gradients alone', (None, None), (r.input_gradient[0], None), (r.weight_gradient[0], None), r.hadamard)
+    layer = made(r, model=copy.deepcopy(plain))
+    exact = torch.autograd.grad(plain(x), (x, plain.weight), g)
+    draws = [torch.autograd.grad(layer(x), (x, layer.weight), g) for _ in range(64)]
+    for want,found in zip(exact, zip(*draws)):
+        slopes = torch.stack([(t*want).sum()/want.square().sum() for t in found])
+        assert abs(slopes.mean()-1) < 4*slopes.std()/8 < .0035
+
+def test_recomputed_resumed_and_called_twice(tmp_path):
+    "Checkpointed inside the model and as a whole; from a file; and after two calls for one step."
+    for seed in (0, 5):
+        model = made('nvfp4', seed)
+        gradients(model, X)
+        state = copy.deepcopy(model.state_dict())
+        torch.save(state, tmp_path/'state.pt')
+        want = gradients(model, X)
+        for way in (lambda m: m, lambda m: lambda x: checkpoint(m, x, use_reentrant=False),
+                lambda m: lambda x: checkpoint(m, x.clone().requires_grad_(), use_reentrant=True)):
+            again = made('nvfp4', 77)
+            again.load_state_dict(torch.load(tmp_path/'state.pt', weights_only=True))
+            again = again.train()
+            loss = way(again)(X).square().sum()
+            loss.backward()
+            assert same(want[1:], [p.grad for p in again.parameters()]) and again[0].rounding_count == 2
+
+@pytest.mark.slow
+@pytest.mark.parametrize('recipe', ['nvfp4', 'fp8_block', 'nvfp4_4/6'])
+def test_compiled_with_the_count(recipe):
+    "Two steps compiled: the count goes on in the graph."
+    model,other = (made(recipe, model=nn.Linear(40, 16)) for _ in range(2))
+    compiled = torch.compile(other, backend='aot_eager', fullgraph=True)
+    other.load_state_dict(model.state_dict())
+    for _ in range(2): assert same(gradients(model, X), gradients(other, X, compiled))
+    assert torch.equal(model.rounding_count, other.rounding_count)
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_halves(dtype):
+    "Under autocast, and in parameters of the dtype: the output is of that dtype, the operands are those of float32."
+    torch.manual_seed(0)
+    plain = nn.Linear(40, 24)
+    with torch.no_grad(): plain.weight.copy_(plain.weight.to(dtype))
+    x = X.to(dtype)
+    want = made('mxfp8', model=copy.deepcopy(plain))(x.float())
+    with torch.autocast('cpu', dtype):
+        layer = made('mxfp8', model=copy.deepcopy(plain))
+        y = layer(X)
+        y.sum().backward()
+    half = made('mxfp8', model=copy.deepcopy(plain).to(dtype))(x)
+    assert y.dtype == half.dtype == dtype and layer.weight.grad.dtype == torch.float32
+    for t in (y, half): assert torch.allclose(t.float(), want, atol=.02)
+
+@pytest.mark.parametrize('kind, size', [(nn.Conv1d, (9,)), (nn.Conv2d, (6, 5)), (nn.Conv3d, (3, 4, 2))])
+def test_convolutions(kind, size):
+    "By hand: channels forward and for the input, all places of a channel for the weight; without a batch too."
+    torch.manual_seed(0)
+    plain = kind(6, 4, 3, stride=2, padding=1)
+    layer = made('mxfp8', model=copy.deepcopy(plain))
+    x = torch.randn(2, 6, *size, generator=generator()).requires_grad_()
+    y = layer(x)
+    g = torch.randn(y.shape, generator=generator())
+    dx,dw = torch.autograd.grad(y, (x, layer.weight), g)
+    def along(t, fmt): return blocks(t.movedim(1, -1), fmt, -1).movedim(-1, 1)
+    def places(t, fmt):
+        v = t.transpose(0, 1)
+        return blocks(v.flatten(1), fmt, 1).view(v.shape).transpose(0, 1)
+    w = plain.weight.detach()
+    def conv(x, w): return torch.conv1d(x, w, None, 2, 1) if len(size) == 1 else (
+        torch.conv2d if len(size) == 2 else torch.conv3d)(x, w, None, 2, 1)
+    want = conv(along(x, 'e4m3'), along(w, 'e4m3')) + plain.bias.view(-1, *[1]*len(size))
+    assert torch.allclose(y, want, atol=1e-6)
+    leaf,kernel = x.detach().requires_grad_(),blocks(w.flatten(1), 'e4m3', 0).view_as(w)
+    assert torch.allclose(dx, torch.autograd.grad(conv(leaf, kernel), leaf, along(g, 'e5m2'))[0], atol=1e-6)
+    leaf = w.clone().requires_grad_()
+    assert torch.allclose(dw, torch.autograd.grad(conv(places(x.detach(), 'e4m3'), leaf), leaf, places(g, 'e5m2'))[0],
+        atol=1e-5)
+    assert torch.allclose(layer(x[0]), layer(x[:1])[0])
+
+def test_an_attention_is_four_layers_and_one_again():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0., batch_first=True)
+    names,x = [n for n,_ in layer.named_parameters()],torch.randn(2, 5, 32, generator=generator())
+    before = layer(x)
+    report = R.low_precision_(layer, 'mxfp4')
+    assert len([r for r in report.rows if r.recipe]) == 6 and not torch.equal(layer(x), before)
+    R.nn.remove_rounding_(layer)
+    assert sorted(n for n,_ in layer.named_parameters()) == sorted(names) and torch.equal(layer(x), before)
+    assert not layer._forward_pre_hooks
+
+def test_what_is_left_alone_is_named():
+    class Own(nn.Linear):
+        def forward(self, x): return super().forward(x)*2
+    model = nn.ModuleDict(dict(a=nn.Linear(4, 4), b=Own(4, 4), c=nn.Conv2d(4, 4, 3, groups=2), d=nn.LSTM(4, 4),
+        e=nn.Conv1d(4, 4, 3, padding='same'), f=nn.Sequential(nn.Linear(4, 4)), g=nn.Linear(32, 16)))
+    report = R.low_precision_(model, 'mxfp4', skip=['f'])
+    assert {r.name: r.note for r in report.rows} == dict(
+        a='4 inputs filled up to 32s, 4 outputs filled up to 32s',
+        b='has a class of its own', c='has 2 groups', d='is not known', e='pads in its own way',
+        g='16 outputs filled up to 32s') | {'f.0': 'skipped'}
+    assert type(model.b) is Own and type(model.f[0]) is nn.Linear
+
+def test_removed_and_begun_again():
+    "The same weights, no more in the state; another recipe may follow; other weights may be rounded in between."
+    model = made('nvfp4')
+    torch.manual_seed(0)
+    state = small().state_dict()
+    R.nn.round_weights_(model, R.nn.RoundSTE(step=.25))
+    assert (model[0].weight*4 % 1 == 0).all()
+    gradients(model, X)
+    R.nn.remove_rounding_(model, leave_rounded=False)
+    assert all(torch.equal(state[k], t) for k,t in model.state_dict().items()) and len(state) == 4
+    assert type(model[0]) is nn.Linear and not model._forward_pre_hooks
+    assert torch.equal(gradients(made('mxfp8', model=model), X)[0], gradients(made('mxfp8'), X)[0])
+
+def test_any_estimator_rounds():
+    "Its value forward and backward; what it takes beside a step is given by partial."
+    op = R.Operand('e2m1', 8, rounding=partial(R.soft_round, alpha=5.))
+    assert gradients(made(R.Recipe('soft', (op, op), (op, op), (op, op))), X)[0].isfinite()
+
+def test_ranks_draw_the_same():
+    "What torch's generators hold changes nothing."
+    model,other = made('nvfp4'),made('nvfp4')
+    one = gradients(model, X)
+    torch.manual_seed(99)
+    assert same(one, gradients(other, X))
+
+OP = R.Operand('e4m3')
+
+@pytest.mark.parametrize('call, kind, told', [
+    (lambda: R.low_precision_(small(), 'int4'), ValueError, 'low_precision_: recipe must be one of bfloat16, fp8,'),
+    (lambda: R.low_precision_(small(), skip='0'), TypeError, 'low_precision_: skip must be a list of names, got str'),
+    (lambda: R.low_precision_(small(), skip=['7']), ValueError, "low_precision_: skip must name modules, got '7'"),
+    (lambda: R.low_precision_(small(), skip=['0', '2']), ValueError, 'low_precision_: no layer with products'),
+    (lambda: R.low_precision_(small(), seed=.5), TypeError, 'low_precision_: seed must be an int'),
+    (lambda: R.low_precision_(nn.Linear), TypeError, 'low_precision_: model must be a torch.nn.Module'),
+    (lambda: R.low_precision_(made('fp8'), 'fp8'), ValueError, 'low_precision_: model is in low precision already'),
+    (lambda: R.nn.remove_rounding_(small()), ValueError, 'remove_rounding_: nothing rounds'),
+    (lambda: R.Operand('e9m9'), ValueError, 'Operand: format must be one of'),
+    (lambda: R.Operand('e4m3', block='column'), ValueError, 'Operand: block must be one of tensor, row'),
+    (lambda: R.Operand('e4m3', block=0), ValueError, 'Operand: block must be >= 1'),
+    (lambda: R.Operand('e4m3', block=1.5), TypeError, 'Operand: block must be an int'),
+    (lambda: R.Operand('e4m3', block='row', scale='up'), ValueError, "Operand: block must be a number of values where"),
+    (lambda: R.Operand('nvfp4', 32), ValueError, 'Operand: block of nvfp4 must be 16'),
+    (lambda: R.Operand('nvfp4', scale='floor'), ValueError, 'Operand: scale must be one of nearest, up'),
+    (lambda: R.Operand('e4m3', 32, scale='most'), ValueError, 'Operand: scale must be one of floor'),
+    (lambda: R.Operand('e4m3', rounding=torch.nn.ReLU), TypeError, 'Operand: rounding must be a function'),
+    (lambda: R.Recipe(3, (OP, OP), (OP, OP), (OP, OP)), TypeError, 'Recipe: name must be a str'),
+    (lambda: R.Recipe('a', OP, (OP, OP), (OP, OP)), TypeError, 'Recipe: forward must be a tuple of two Operands'),
+    (lambda: R.Recipe('a', (OP, OP), (OP, OP), (OP, OP), 12), ValueError, 'Recipe: hadamard must be 0 or a power'),
+])
+def test_low_precision_refuses(call, kind, told):
+    with pytest.raises(kind) as e: call()
+    assert str(e.value).startswith(told), e.value
+
+def test_second_derivatives_are_refused():
+    model,x = made('fp8'),X.clone().requires_grad_()
+    g, = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match='once_differentiable'): g.sum().backward()
