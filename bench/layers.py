@@ -19,7 +19,7 @@ class Layer:
         self.w,self.gram = torch.randn(rows, columns, generator=g),self.x.mT@self.x
         self.bits,self.block = bits,block
         axis = None if block else 0
-        self.scale = R.minmax_init(self.w, bits=bits, axis=axis, block=block).reshape(rows, -1)
+        self.scale = R.minmax_init(self.w, bits=bits, axis=axis, block=block)[0].reshape(rows, -1)
 
     def each(self, t): return t.repeat_interleave(self.w.shape[1]//t.shape[1], 1)
 
@@ -134,7 +134,7 @@ def limit(clock, race, n=4096, inputs=2048, rounds=5):
     in float64, and the same without the Gram matrix."""
     g = torch.Generator().manual_seed(0)
     w,x = torch.randn(n, n, generator=g),torch.randn(inputs, n, generator=g)*torch.rand(n, generator=g)
-    gram,scale = x.mT@x,R.minmax_init(w, bits=4, axis=0)
+    gram,scale = x.mT@x,R.minmax_init(w, bits=4, axis=0)[0]
     def without_rounding():
         h = gram.double()
         h.diagonal().add_(.01*h.diagonal().mean())

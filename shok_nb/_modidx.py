@@ -2506,7 +2506,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                             'shok_nb.nn.quantize_input': ('training/nn.html#quantize_input', 'shok_nb/nn.py'),
                             'shok_nb.nn.remove_rounding_': ('training/nn.html#remove_rounding_', 'shok_nb/nn.py'),
                             'shok_nb.nn.round_weights_': ('training/nn.html#round_weights_', 'shok_nb/nn.py'),
-                            'shok_nb.nn.swap_rounding': ('training/nn.html#swap_rounding', 'shok_nb/nn.py'),
+                            'shok_nb.nn.swap_rounding_': ('training/nn.html#swap_rounding_', 'shok_nb/nn.py'),
                             'shok_nb.nn.tied_weights': ('training/nn.html#tied_weights', 'shok_nb/nn.py')},
             'shok_nb.post_training.channels': { 'shok_nb.post_training.channels.Equalized': ( 'post_training/channels.html#equalized',
                                                                                               'shok_nb/post_training/channels.py'),

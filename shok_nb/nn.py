@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Rounding', 'SoftRound', 'RoundSTE', 'FloorSTE', 'CeilSTE', 'TruncSTE', 'SignSTE', 'RatioRound', 'LogisticRound',
-           'CubicRound', 'StochasticRound', 'swap_rounding', 'round_weights_', 'remove_rounding_']
+           'CubicRound', 'StochasticRound', 'swap_rounding_', 'round_weights_', 'remove_rounding_']
 
 # %% ../nbs/training/20_nn.ipynb #abc9555f
 import copy
@@ -502,7 +502,7 @@ def all_or_nothing(model):
 def _replacement(old, new, model):
     "A copy of `new`, or what it makes, in the mode, on the device and on the grid of `old`."
     if not isinstance(new, nn.Module):
-        made = check_model(new(old), 'swap_rounding', 'what new makes')
+        made = check_model(new(old), 'swap_rounding_', 'what new makes')
     else:
         made = copy.deepcopy(new)
         for k in ('step', 'offset'):
@@ -528,7 +528,7 @@ def _check_kinds(kinds, fn, arg):
     wanted = f'{arg} must be a class, a tuple of them or a function'
     raise TypeError(f'{fn}: {wanted}, got {what_came(kinds)}')
 
-def swap_rounding(
+def swap_rounding_(
     model:nn.Module,         # Any model, changed in place
     old:type|tuple|Callable, # A class, a tuple of them, or the function of a `Rounding` layer
     new:nn.Module|Callable   # A layer, copied for each place, or a function of the old one
@@ -548,21 +548,21 @@ def swap_rounding(
         >>> import shok_nb as R
         >>> from torch import nn
         >>> model = nn.Sequential(nn.Linear(2, 2), R.nn.RoundSTE(step=0.5))
-        >>> R.nn.swap_rounding(model, R.nn.RoundSTE, R.nn.SoftRound(5.))[1]
+        >>> R.nn.swap_rounding_(model, R.nn.RoundSTE, R.nn.SoftRound(5.))[1]
         SoftRound(alpha=5, step=0.5)
     """
     def wanted(m):
         if isinstance(old, (type, tuple)): return isinstance(m, old)
         return m is not None and getattr(m, 'f', None) is old
-    check_model(model, 'swap_rounding')
-    _check_kinds(old, 'swap_rounding', 'old')
+    check_model(model, 'swap_rounding_')
+    _check_kinds(old, 'swap_rounding_', 'old')
     if isinstance(new, type) and not issubclass(new, nn.Module):
-        raise TypeError(f'swap_rounding: new must make layers, got {what_came(new)}')
-    if not isinstance(new, type): check_callable(new, 'swap_rounding', 'new')
+        raise TypeError(f'swap_rounding_: new must make layers, got {what_came(new)}')
+    if not isinstance(new, type): check_callable(new, 'swap_rounding_', 'new')
     children = ((p, name, m) for p in model.modules() for name,m in p._modules.items())
     places = [(p, name, m) for p,name,m in children if wanted(m)]
     if not places:
-        raise ValueError(f'swap_rounding: no {name_of(old)} inside {type(model).__name__}; '
+        raise ValueError(f'swap_rounding_: no {name_of(old)} inside {type(model).__name__}; '
             'it replaces layers, no call within a forward')
     made = {m: _replacement(m, new, model) for _,_,m in places}
     with all_or_nothing(model):
@@ -653,7 +653,7 @@ def round_weights_(
     for m in found:
         if is_rounded(m, name):
             raise ValueError(f'round_weights_: {name} of {type(m).__name__} is rounded '
-                'already; use swap_rounding, or remove_rounding_ first')
+                'already; use swap_rounding_, or remove_rounding_ first')
     made = []
     for m in found:
         if isinstance(rounding, nn.Module): r = copy.deepcopy(rounding)

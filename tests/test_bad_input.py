@@ -473,7 +473,7 @@ def methods():
         yield of('nn', n, *layer_table(c))
         if not inspect.signature(c).parameters: continue
         yield of('nn', n, lambda c=c: dict(self=c(), x=X), dict(x=TENSOR), member='forward')
-    yield of('nn', 'swap_rounding', lambda: dict(model=soft(), old=R.nn.SoftRound, new=R.nn.RoundSTE()), dict(
+    yield of('nn', 'swap_rounding_', lambda: dict(model=soft(), old=R.nn.SoftRound, new=R.nn.RoundSTE()), dict(
         model=NOTHING, old=kind('cls arity'), new=NOTHING))
     yield of('nn', 'round_weights_', lambda: dict(model=network(), rounding=R.nn.RoundSTE(), layers=nn.Linear,
         name='weight'), dict(model=NOTHING, rounding=NOTHING, layers=NOTHING, name=NOTHING))

@@ -30,7 +30,7 @@ WAYS = dict(
     flexround=lambda x: R.flexround(x, torch.tensor(1.25)),
     flexround_narrow=lambda x: R.flexround(x, torch.tensor(1.25), step=.1),
     signround=lambda x: R.signround(x, torch.tensor(.3)), adaround=lambda x: R.adaround(x, torch.full_like(x, -9.)),
-    clipped=lambda x: R.clipped_round(x, torch.tensor(2.), torch.tensor(-2.)),
+    clipped=lambda x: R.clipped_round(x, lower=torch.tensor(2.), upper=torch.tensor(-2.)),
     dsq=lambda x: R.dsq_round(x, lower=torch.tensor(0.), upper=torch.tensor(0.)),
     sigmoid=lambda x: R.sigmoid_round(x, center=torch.tensor(math.inf)),
     ramp=lambda x: R.ramp_round(x, threshold=torch.tensor(math.inf)))

@@ -115,7 +115,8 @@ def test_normalization_beyond_int8():
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[-1., .5]]))
         model[1].weight.fill_(-1.)
-    quantize_model_(model, Quantizer(8, axis=0, init=lambda w, *a, **kw: torch.full((1, 1), 1/128)), 8, calibrate=[x])
+    def one(w, *a, **kw): return torch.full((1, 1), 1/128),torch.zeros(1, 1)
+    quantize_model_(model, Quantizer(8, axis=0, init=one), 8, calibrate=[x])
     with torch.no_grad(): want = model(x)
     report = deploy_(model, x)
     assert model[0].codes.tolist() == [[127, -64]] and report.rows[0].normalization == '1'

@@ -84,12 +84,13 @@ def case(f, points, floor=1e-2, name='', end=None):
         return want
     return add
 
-@case(R.clipped_round, lambda d: grid(d, (-2.5, -2, -1.5, 1.5, 2, 2.5), (-2., 2.)))
+@case(lambda x, lower, upper: R.clipped_round(x, lower=lower, upper=upper),
+    lambda d: grid(d, (-2.5, -2, -1.5, 1.5, 2, 2.5), (-2., 2.)))
 def clipped_round(x, lower, upper):
     n = round(x)
     return hold(n, lower, upper),inside(n, lower, upper),float(n < lower),float(n > upper)
 
-@case(lambda x, s: R.clipped_round(x, -2., 2., step=s), lambda d: grid(d, (-1.25, 1, 1.25), (.5,)))
+@case(lambda x, s: R.clipped_round(x, step=s), lambda d: grid(d, (-1.25, 1, 1.25), (.5,)))
 def clipped_round_learning_its_step(x, s):
     v,n = x/s,round(x/s)
     k = hold(n, -2, 2)

@@ -196,7 +196,7 @@ def test_clipped_step_at_infinity():
         s = leaf(.5)
         assert grads(clip(torch.tensor([at]), step=s), s)[0] == want
     s = leaf(1.)
-    many = clipped_round(torch.full((8,), INF), -3e38, 3e38, step=s)
+    many = clipped_round(torch.full((8,), INF), lower=-3e38, upper=3e38, step=s)
     assert grads(many, s)[0] == 8*torch.tensor(torch.finfo(torch.float32).max**.5)
 
 def test_dtypes_of_gradients():

@@ -244,7 +244,7 @@ def test_no_share_is_left_out(kw):
         for i in range(1, 101):
             grid = _grid_of_range(low*(i/100), high*(i/100), *ends, 'zero_point' in kw)
             least = torch.minimum(least, _error(x, grid, ends, torch.empty_like(x)))
-        grid = (found[0], found[1].float()) if 'zero_point' in kw else (found, None)
+        grid = (found[0], found[1].float())
         assert torch.allclose(_error(x, grid, ends, torch.empty_like(x)), least, rtol=1e-4)
 
 @pytest.mark.slow

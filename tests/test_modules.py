@@ -147,18 +147,18 @@ def test_no_hard_twin(rounding):
 def test_swap():
     shared = L.RoundSTE(step=torch.tensor(.5))
     model = nn.Sequential(shared, nn.Sequential(shared, nn.ReLU()), L.FloorSTE(offset=.25)).eval()
-    L.swap_rounding(model, (L.RoundSTE, L.FloorSTE), L.SoftRound(2.))
+    L.swap_rounding_(model, (L.RoundSTE, L.FloorSTE), L.SoftRound(2.))
     assert model[0] is model[1][0] and not model[0].training and torch.equal(model[0].step, torch.tensor(.5))
     assert model[2].offset == .25
     assert [*model.state_dict()] == ['0.alpha', '0.step', '1.0.alpha', '1.0.step', '2.alpha']
     assert isinstance(model[1][1], nn.ReLU)
-    L.swap_rounding(model, L.SoftRound, lambda old: L.RoundSTE(step=old.step))
+    L.swap_rounding_(model, L.SoftRound, lambda old: L.RoundSTE(step=old.step))
     assert type(model[2]) is L.RoundSTE
     assert torch.equal(model(X), R.round_ste(R.round_ste(R.round_ste(X, step=.5), step=.5).relu()))
     with pytest.raises(ValueError, match='no round inside Sequential; it replaces layers, no call within a forward'):
-        L.swap_rounding(model, torch.round, L.RoundSTE())
+        L.swap_rounding_(model, torch.round, L.RoundSTE())
     with pytest.raises(ValueError, match='no round_ste inside RoundSTE'):
-        L.swap_rounding(L.RoundSTE(), R.round_ste, L.SoftRound())
+        L.swap_rounding_(L.RoundSTE(), R.round_ste, L.SoftRound())
 
 def test_weights():
     """Convolutions and attention too, the optimizer's Parameters stay its own, tied
@@ -175,7 +175,7 @@ def test_weights():
     sgd.step()
     assert not torch.equal(start['3.parametrizations.weight.original'], model[3].parametrizations.weight.original)
     steps = [model[i].parametrizations.weight[0].step for i in (0, 3, 4, 5)]
-    L.swap_rounding(model, L.SoftRound, L.RoundSTE())                               # inside the parametrizations
+    L.swap_rounding_(model, L.SoftRound, L.RoundSTE())                               # inside the parametrizations
     assert [model[i].parametrizations.weight[0].step for i in (0, 3, 4, 5)] == steps
     loaded = copy.deepcopy(model)
     loaded.load_state_dict(model.state_dict())

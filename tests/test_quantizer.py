@@ -20,7 +20,16 @@ from shok_nb.estimators.surrogates import clipped_round
 from shok_nb.networks import models
 from shok_nb.networks.models import quantize_model_
 from shok_nb.networks.report import LayerReport
-from shok_nb.nn import FloorSTE, Rounding, RoundSTE, SignSTE, SoftRound, remove_rounding_, round_weights_, swap_rounding
+from shok_nb.nn import (
+    FloorSTE,
+    Rounding,
+    RoundSTE,
+    SignSTE,
+    SoftRound,
+    remove_rounding_,
+    round_weights_,
+    swap_rounding_,
+)
 from shok_nb.quantization import quantizer
 from shok_nb.quantization.calibrate import minmax_init, mse_init, percentile_init, sample_init
 from shok_nb.quantization.fake_quantize import dorefa_weight, fake_quantize, lsq_init, pact
@@ -30,6 +39,12 @@ from shok_nb.training.schedules import KnobScheduler, linear_schedule
 INITS = dict(minmax=minmax_init, percentile=percentile_init, mse=mse_init, sample=sample_init,
     lsq=lsq_init)
 inits = pytest.mark.parametrize('init', INITS.values(), ids=INITS)
+
+def scale_of(init, *args, **kw):
+    "The scale alone; that is all `lsq_init` returns."
+    found = init(*args, **kw)
+    return found if init is lsq_init else found[0]
+
 W = torch.randn(6, 4, 10, generator=generator())*torch.logspace(-1, 1, 6)[:, None, None]
 
 def error(x, scale, zero_point, bits, signed=True):
@@ -40,26 +55,27 @@ def error(x, scale, zero_point, bits, signed=True):
 @pytest.mark.parametrize('axis', [0, 1, -1, (1, 2), (-1, 0), (0, 1, 2)], ids=str)
 def test_axes_are_groups(init, axis):
     "Each group as if it were alone; a scale broadcasts with the tensor. The valley of an error is flat."
-    scale = init(W, 4, axis=axis)
+    scale = scale_of(init, W, 4, axis=axis)
     kept = sorted({d % 3 for d in (axis if isinstance(axis, tuple) else (axis,))})
     assert scale.shape == tuple(n if d in kept else 1 for d,n in enumerate(W.shape))
     alone = W.permute(*kept, *[d for d in range(3) if d not in kept])
     for i in [*np.ndindex(alone.shape[:len(kept)])][:40]:
-        assert torch.allclose(scale.squeeze()[i], init(alone[i], 4), rtol=1e-3 if init is mse_init else 1e-5)
+        assert torch.allclose(scale.squeeze()[i], scale_of(init, alone[i], 4), rtol=1e-3 if init is mse_init else 1e-5)
 
 @inits
 def test_one_dimension(init):
     "Without an axis one scale, 0-d; with it one for each value."
     x = torch.tensor([1., -2., 3.])
-    assert init(x, 4).shape == () and init(x, 4, axis=0).shape == (3,)
-    assert torch.allclose(init(x, 4, axis=0), torch.stack([init(v, 4) for v in x]))
+    one,each = scale_of(init, x, 4),scale_of(init, x, 4, axis=0)
+    assert one.shape == () and each.shape == (3,)
+    assert torch.allclose(each, torch.stack([scale_of(init, v, 4) for v in x]))
 
 @inits
 def test_blocks_are_groups(init):
     "Runs along the last axis, at every index of the others."
-    scale = init(W, 4, block=5)
+    scale = scale_of(init, W, 4, block=5)
     assert scale.shape == (6, 4, 2, 1)
-    assert torch.equal(scale, init(W.unflatten(2, (2, 5)), 4, axis=(0, 1, 2)))
+    assert torch.equal(scale, scale_of(init, W.unflatten(2, (2, 5)), 4, axis=(0, 1, 2)))
 
 RANGES = (8, True), (4, True), (2, True), (1, False), (8, False), ((-3, 3), True)
 
@@ -68,7 +84,8 @@ RANGES = (8, True), (4, True), (2, True), (1, False), (8, False), ((-3, 3), True
 def test_minmax(bits, signed, shift):
     "Nothing is clipped, and the farthest value has the last code; with a zero point both ends, and 0."
     x = W+shift
-    scale = minmax_init(x, bits, signed=signed)
+    scale,code = minmax_init(x, bits, signed=signed)
+    assert code.dtype == torch.int32 and code.shape == scale.shape == () and code == 0
     q = Quantizer(bits, signed=signed)
     low,high = q.range()
     far = x.abs().max() if signed else x.clamp(min=0).max()
@@ -83,10 +100,10 @@ def test_percentile():
     "The value of that rank, as numpy finds it."
     for p in (50., 90., 99.9, 100.):
         want = np.percentile(W.abs().flatten(1).numpy(), p, axis=1, method='inverted_cdf')/7
-        assert np.allclose(percentile_init(W, 4, percentile=p, axis=0).flatten().numpy(), want)
-    assert torch.equal(percentile_init(W, 4, percentile=100.), minmax_init(W, 4))
-    both = [f(W, 4, zero_point=True, **kw) for f,kw in ((percentile_init, dict(percentile=100.)), (minmax_init, {}))]
-    assert all(map(torch.equal, *both))
+        assert np.allclose(percentile_init(W, 4, percentile=p, axis=0)[0].flatten().numpy(), want)
+    for zero_point in (False, True):
+        both = percentile_init(W, 4, percentile=100., zero_point=zero_point),minmax_init(W, 4, zero_point=zero_point)
+        assert all(map(torch.equal, *both))
 
 @pytest.mark.parametrize('zero_point', [False, True])
 @pytest.mark.parametrize('bits', [2, 3, 4, 8])
@@ -97,11 +114,11 @@ def test_mse(name, bits, zero_point):
     g = generator()
     x = torch.randn(500, generator=g)
     x = dict(normal=x, uniform=torch.rand(500, generator=g)-.5, heavy=x**3, **{'one-sided': x.abs()})[name]
-    def of(grid): return error(x, *(grid if zero_point else (grid, 0)), bits)
+    def of(grid): return error(x, *grid, bits)
     share = torch.linspace(.01, 1, 2000)[:, None]
     ends = x.clamp(x.min()*share, x.max()*share) if zero_point else x*share
     grid = minmax_init(ends, bits, zero_point=zero_point, axis=0)
-    errors = fake_quantize(x, *(grid if zero_point else (grid, 0)), bits=bits)-x
+    errors = fake_quantize(x, *grid, bits=bits)-x
     best = errors.double().square().mean(1).min()
     golden,grid = (of(mse_init(x, bits, search=s, zero_point=zero_point)) for s in ('golden', 'grid'))
     assert golden <= grid*(1+1e-6) and golden <= 1.02*best+1e-12
@@ -112,7 +129,7 @@ def test_a_sample(bits, zero_point):
     "With 256 codes the widest share of the range that costs at most a twentieth more, with fewer that of least error."
     x = torch.randn(400, generator=generator(2))**3
     def grid(share): return minmax_init(x*share, bits, zero_point=zero_point)
-    def cost(grid): return error(x, *(grid if zero_point else (grid, 0)), bits)
+    def cost(grid): return error(x, *grid, bits)
     costs = {i: cost(grid(i/100)) for i in range(1, 101)}
     most = min(costs.values())*(1.05 if bits in (8, (0, 255)) else 1+1e-9)
     found = sample_init(x, bits, zero_point=zero_point)
@@ -123,19 +140,19 @@ def test_activations_are_samples():
     layer = nn.Linear(10, 3)
     quantize_model_(layer, 8, 8, calibrate=[W[:, 0]])
     assert layer.input_quantizer.init == 'sample' and layer.parametrizations.weight[0].init == 'mse'
-    assert torch.allclose(layer.input_quantizer.grid()[0], sample_init(W[:, 0]))
+    assert torch.allclose(layer.input_quantizer.grid()[0], sample_init(W[:, 0])[0])
     layer = nn.Linear(10, 3)
     quantize_model_(layer, None, Quantizer(8, init='minmax'), calibrate=[W[:, 0]])
-    assert torch.allclose(layer.input_quantizer.grid()[0], minmax_init(W[:, 0]))
+    assert torch.allclose(layer.input_quantizer.grid()[0], minmax_init(W[:, 0])[0])
 
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 @inits
 def test_dtypes(init, dtype):
     x = W.to(dtype)
-    scale = init(x, 4, axis=(0, 1))
+    scale = scale_of(init, x, 4, axis=(0, 1))
     assert scale.isfinite().all() and (scale > 0).all()
     rtol = .02 if dtype in FLOATS[:2] else 1e-3 if init is mse_init else 1e-5
-    assert torch.allclose(scale.double(), init(x.double(), 4, axis=(0, 1)), rtol=rtol)
+    assert torch.allclose(scale.double(), scale_of(init, x.double(), 4, axis=(0, 1)), rtol=rtol)
 
 def test_bad_data():
     for init in (minmax_init, percentile_init, mse_init, sample_init):
@@ -144,7 +161,7 @@ def test_bad_data():
                 (torch.tensor([1., torch.inf]), 'x must be finite')):
             with pytest.raises(ValueError, match=f'^{name}: {words}'): init(x, 4)
         with pytest.raises(TypeError, match=f'^{name}: x must be float16'): init(torch.arange(3), 4)
-        assert init(torch.zeros(3), 4) == 1 and init(torch.tensor(3.), 4) > 0
+        assert init(torch.zeros(3), 4)[0] == 1 and init(torch.tensor(3.), 4)[0] > 0
     with pytest.raises(ValueError, match="^mse_init: search must be one of grid, golden, got 'best'"):
         mse_init(W, search='best')
 
@@ -376,7 +393,10 @@ def test_nan_has_no_code():
     assert q(torch.tensor([torch.nan])).isnan()
 
 BAD_INITS = dict(number=.1, negative=torch.tensor(-1.), zero=torch.tensor(0.), nan=torch.tensor(torch.nan),
-    infinite=torch.tensor(torch.inf), shape=torch.ones(3), nothing=None, pair=(torch.tensor(1.), 0))
+    infinite=torch.tensor(torch.inf), shape=torch.ones(3))
+BAD_INITS = {k: (scale, torch.tensor(0)) for k,scale in BAD_INITS.items()}
+BAD_INITS |= dict(nothing=None, alone=torch.tensor(1.), pair=(torch.tensor(1.), 0),
+    code=(torch.tensor(1.), torch.tensor(.5)))
 
 @pytest.mark.parametrize('found', BAD_INITS.values(), ids=BAD_INITS)
 def test_what_an_init_returns(found):
@@ -515,7 +535,7 @@ def test_a_bool_of_numpy_is_one():
     no,yes = np.bool_(False),np.bool_(True)
     q = Quantizer(signed=no, zero_point=yes, learn=no)
     assert (q.signed, q.has_zero_point, q.learn) == (False, True, False) and type(q.learn) is bool
-    assert torch.equal(minmax_init(W, signed=yes), minmax_init(W))
+    assert torch.equal(minmax_init(W, signed=yes)[0], minmax_init(W)[0])
 
 def test_an_init_takes_what_it_is_given():
     "All of it, when the layer is made and not when it is calibrated."
@@ -529,7 +549,7 @@ def test_an_init_takes_what_it_is_given():
 def test_arguments_of_an_init(init):
     for axis in ((), []):
         with pytest.raises(ValueError, match=f'^{init.__name__}: axis must name an axis'): init(W, axis=axis)
-    zeros = init(torch.cat([torch.zeros(1, 40), W.flatten(1)]), 4, axis=0)
+    zeros,_ = init(torch.cat([torch.zeros(1, 40), W.flatten(1)]), 4, axis=0)
     assert zeros[0] == zeros[1:].median()
     scale,code = init(torch.tensor([3e38, -3e38]), zero_point=True)
     assert scale.isfinite() and code in (-1, 0)
@@ -783,7 +803,7 @@ CALLS = dict(quantize=(everything, quickly),
     leave=(lambda: called(quickly, everything()), remove_rounding_),
     unround=(lambda: called(round_weights_, everything(), RoundSTE(step=.1)), remove_rounding_),
     round=(everything, lambda m: round_weights_(m, RoundSTE(step=.1))),
-    swap=(everything, lambda m: swap_rounding(m, RoundSTE, SoftRound(3.))))
+    swap=(everything, lambda m: swap_rounding_(m, RoundSTE, SoftRound(3.))))
 
 def called(f, model, *args, **kwargs):
     f(model, *args, **kwargs)

@@ -52,7 +52,7 @@ def published(w, h, scale, low, high):
 def test_gptq_is_the_published_one(columns, bits):
     """Any seed: in exact numbers both are the same. In float64 a tie within 1e-15 could part them: none in these."""
     w,x = matrix(20, columns, dtype=torch.float64),correlated(300, columns, dtype=torch.float64)
-    gram,scale = x.mT@x,R.minmax_init(w, bits=bits, axis=0)
+    gram,scale = x.mT@x,R.minmax_init(w, bits=bits, axis=0)[0]
     given = w.clone(),gram.clone()
     order = gram.diagonal().argsort(descending=True, stable=True)
     h = damped_gram(gram, .01)
@@ -70,7 +70,7 @@ def test_each_row_keeps_the_better_of_two_orders(beam, block, damping):
     w,x = matrix(60, 40, dtype=torch.float64),correlated(200, 40, dtype=torch.float64)
     x[:, 25:] *= .5
     gram = x.mT@x
-    scale = R.minmax_init(w, bits=3, axis=None if block else 0, block=block).reshape(60, -1)
+    scale = R.minmax_init(w, bits=3, axis=None if block else 0, block=block)[0].reshape(60, -1)
     scale = scale.repeat_interleave(40//scale.shape[1], 1) if block else scale
     largest,natural,both = (R.gptq(w, gram, scale, bits=3, damping=damping, ordered=o, beam=beam)
         for o in (True, False, None))
@@ -164,7 +164,7 @@ def test_descent_ends_where_no_single_code_is_better(bits, signed):
     "Any seed: it is the definition of the end. Compared with every other code of every weight."
     w,x = matrix(12, 24, dtype=torch.float64),correlated(100, 24, dtype=torch.float64)
     if not signed: w = w.abs()
-    gram,scale = x.mT@x,R.minmax_init(w, bits=bits, signed=signed, axis=0)
+    gram,scale = x.mT@x,R.minmax_init(w, bits=bits, signed=signed, axis=0)[0]
     low,high = (-2**(bits-1), 2**(bits-1)-1) if signed else (0, 2**bits-1)
     start = R.fake_quantize(w, scale, bits=bits, signed=signed)
     point = R.coordinate_descent(w, gram, scale, bits=bits, signed=signed)
@@ -182,7 +182,7 @@ def test_no_method_beats_the_best_and_the_best_is_that_of_all(bits):
     "Six weights can be tried in all ways (at 2 bits 4,096); any seed."
     n = {2: 6, 3: 4, 4: 3}[bits]
     w,x = matrix(10, n, dtype=torch.float64),correlated(50, n, dtype=torch.float64)
-    gram,scale = x.mT@x,R.mse_init(w, bits=bits, axis=0)
+    gram,scale = x.mT@x,R.mse_init(w, bits=bits, axis=0)[0]
     codes = torch.cartesian_prod(*[torch.arange(-2**(bits-1), 2**(bits-1))]*n).double()
     h = damped_gram(gram, .01)
     e = w[:, None]-codes*scale[:, None]
@@ -200,8 +200,8 @@ def test_grids_of_every_shape(method):
     w,x = matrix(8, 32),correlated(200, 32)
     gram = x.mT@x
     scale,code = R.minmax_init(w, bits=4, zero_point=True, axis=0, signed=False)
-    cases = [(.3, 0), (torch.tensor(.3), 0), (R.minmax_init(w, bits=4, axis=0), 0),
-        (R.minmax_init(w, bits=4, block=8).expand(8, 4, 8).reshape(8, 32), 0)]
+    cases = [(.3, 0), (torch.tensor(.3), 0), R.minmax_init(w, bits=4, axis=0),
+        (R.minmax_init(w, bits=4, block=8)[0].expand(8, 4, 8).reshape(8, 32), 0)]
     for s,z in cases:
         point = method(w, gram, s, z, 4)
         assert on_grid(point, s, -8, 7) and point.dtype == w.dtype

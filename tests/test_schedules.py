@@ -5,7 +5,7 @@ import torch
 from estimators import INDUCTOR, generator
 from torch import nn
 import shok_nb as R
-from shok_nb.nn import LogisticRound, SoftRound, round_weights_, swap_rounding
+from shok_nb.nn import LogisticRound, SoftRound, round_weights_, swap_rounding_
 
 
 def net(): return nn.Sequential(nn.Linear(3, 4), SoftRound(step=.5), nn.Linear(4, 1), SoftRound())
@@ -60,10 +60,10 @@ def test_follows_the_model():
     model.double()
     scheduler.step()
     assert model[1].alpha.dtype == torch.float64 and model[1].alpha == model[3].alpha == 1.
-    swap_rounding(model, SoftRound, SoftRound(7.))
+    swap_rounding_(model, SoftRound, SoftRound(7.))
     scheduler.step(5)
     assert model[1].alpha == 5. and scheduler.last_epoch == 5
-    swap_rounding(model, SoftRound, LogisticRound())
+    swap_rounding_(model, SoftRound, LogisticRound())
     R.KnobScheduler(model, R.linear_schedule(30., 30., transition_steps=1), knob='beta')
     assert model[1].beta == 30.
     with pytest.raises(ValueError, match="no buffer named 'alpha'"): scheduler.step()

@@ -194,10 +194,10 @@ clipped_estimator = estimator('clipped_round', round_clipped, rounds_inside,
 # %% ../../nbs/estimators/13_surrogates.ipynb #94169793
 def clipped_round(
     x:Tensor,               # Values; any shape, floating dtype
+    *,
     lower:float|Tensor=-2., # Lowest multiple of `step`, an integer, broadcasts; may learn
     # Highest multiple of `step`, above `lower`. Tensors that cross change places
     upper:float|Tensor=2.,
-    *,
     step:float|Tensor=1.,   # Grid spacing > 0, broadcasts with `x`; learns by the LSQ gradient
     offset:float|Tensor=0., # Grid point number 0, in the units of `x`
 )->Tensor:                  # Nearest grid point in the range; dtype of `x`, broadcast shape

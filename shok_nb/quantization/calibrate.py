@@ -39,10 +39,10 @@ def _grid_of_range(low, high, qmin, qmax, zero_point):
     scale = filled_scale(high/(qmax-qmin) - low/(qmax-qmin))       # high-low may be infinite
     return scale,(qmin-low/scale).round().clamp(qmin, qmax)
 
-def _given(grid, shape)->Any:
-    "A grid as the user gets it: alone without a zero point."
+def _given(grid, shape)->tuple[Tensor,Tensor]:
+    "A grid as the user gets it: code 0 is its zero point if none was wanted."
     scale,zero_point = grid
-    if zero_point is None: return scale.reshape(shape)
+    if zero_point is None: zero_point = torch.zeros_like(scale)
     return scale.reshape(shape),zero_point.reshape(shape).to(torch.int32)
 
 def _largest_of(v): return v.amax(1, keepdim=True)
@@ -62,7 +62,7 @@ def minmax_init(
     zero_point:bool=False,
     axis:AxisLike=None,
     block:int|None=None,
-)->Tensor|tuple[Tensor,Tensor]: # A scale, or it and an int32 zero point; as for `lsq_init`
+)->tuple[Tensor,Tensor]:   # A scale as of `lsq_init`, and an int32 zero point of its shape
     """The finest grid that clips nothing (arXiv:1712.05877). Raises ValueError for nan.
 
     Parameters:
@@ -77,14 +77,15 @@ def minmax_init(
             block))`
 
     Returns:
-        Tensor|tuple[Tensor,Tensor]: A scale, or it and an int32 zero point; as for `lsq_init`
+        tuple[Tensor,Tensor]: A scale as of `lsq_init`, and an int32 zero point of its shape
 
     Example:
         >>> import torch, shok_nb as R
         >>> w = torch.tensor([[0.1, -0.5, 1.27], [2., 0.3, -2.54]])
         >>> R.minmax_init(w, 8)
-        tensor(0.0200)
-        >>> R.minmax_init(w, 8, axis=0)    # a scale for each row
+        (tensor(0.0200), tensor(0, dtype=torch.int32))
+        >>> scale, zero_point = R.minmax_init(w, 8, axis=0)    # one for each row
+        >>> scale
         tensor([[0.0100],
                 [0.0200]])
     """
@@ -106,7 +107,7 @@ def percentile_init(
     zero_point:bool=False,
     axis:AxisLike=None,
     block:int|None=None,
-)->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
+)->tuple[Tensor,Tensor]:   # As for `minmax_init`
     """The finest grid that clips few (arXiv:2004.09602). Raises ValueError for nan.
 
     Parameters:
@@ -121,13 +122,13 @@ def percentile_init(
             block))`
 
     Returns:
-        Tensor|tuple[Tensor,Tensor]: As for `minmax_init`
+        tuple[Tensor,Tensor]: As for `minmax_init`
 
     Example:
         >>> import torch, shok_nb as R
         >>> x = torch.linspace(0., 1., 1000)
         >>> x[-1] = 100.                  # one outlier
-        >>> R.percentile_init(x, 8, percentile=99.), R.minmax_init(x, 8)
+        >>> R.percentile_init(x, 8, percentile=99.)[0], R.minmax_init(x, 8)[0]
         (tensor(0.0078), tensor(0.7874))
     """
     v,shape,qmin,qmax = _settle(x, 'percentile_init', bits, signed, zero_point, axis, block)
@@ -220,7 +221,7 @@ def mse_init(
     zero_point:bool=False,
     axis:AxisLike=None,
     block:int|None=None,
-)->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
+)->tuple[Tensor,Tensor]:   # As for `minmax_init`
     """The grid of least squared error (arXiv:1810.05723). Raises ValueError for nan.
 
     Parameters:
@@ -236,13 +237,13 @@ def mse_init(
             block))`
 
     Returns:
-        Tensor|tuple[Tensor,Tensor]: As for `minmax_init`
+        tuple[Tensor,Tensor]: As for `minmax_init`
 
     Example:
         >>> import torch, shok_nb as R
         >>> w = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-        >>> scale = R.mse_init(w, bits=4)
-        >>> scale < R.minmax_init(w, bits=4)    # a few values are clipped, the rest is finer
+        >>> scale, zero_point = R.mse_init(w, bits=4)
+        >>> scale < R.minmax_init(w, bits=4)[0]    # a few values are clipped, the rest is finer
         tensor(True)
     """
     v,shape,qmin,qmax = _settle(x, 'mse_init', bits, signed, zero_point, axis, block)
@@ -258,7 +259,7 @@ def sample_init(
     zero_point:bool=False,
     axis:AxisLike=None,
     block:int|None=None,
-)->Tensor|tuple[Tensor,Tensor]: # As for `minmax_init`
+)->tuple[Tensor,Tensor]:   # As for `minmax_init`
     """The widest grid of nearly the least squared error. Raises ValueError for nan.
 
     Parameters:
@@ -272,12 +273,13 @@ def sample_init(
             block))`
 
     Returns:
-        Tensor|tuple[Tensor,Tensor]: As for `minmax_init`
+        tuple[Tensor,Tensor]: As for `minmax_init`
 
     Example:
         >>> import torch, shok_nb as R
         >>> x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
-        >>> R.mse_init(x) < R.sample_init(x) <= R.minmax_init(x)    # other values reach farther
+        >>> narrow, wide, widest = (f(x)[0] for f in (R.mse_init, R.sample_init, R.minmax_init))
+        >>> narrow < wide <= widest    # other values reach farther
         tensor(True)
     """
     v,shape,qmin,qmax = _settle(x, 'sample_init', bits, signed, zero_point, axis, block)

@@ -21,6 +21,7 @@ from ..engine.arguments import (
     check_flag,
     check_input,
     real_tensor,
+    what_came,
 )
 from ..engine.core import straight_through
 from ..engine.parts import name_of, saturate
@@ -180,15 +181,19 @@ def _check_init(init, block, zero_point):
 # %% ../../nbs/quantization/30_quantizer.ipynb #be66b7d6
 def _as_pair(found, shape, zero_point, init):
     "The scale and the zero point that `init` has found; raises where they are none."
-    pair:Any = found if zero_point else (found,)
-    if not isinstance(pair, tuple) or len(pair) != 1+zero_point:
-        raise TypeError(f'Quantizer: {init} must return a scale and a zero point')
-    for what,t in zip(('scale', 'zero point'), pair):
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise TypeError(f'Quantizer: {init} must return a scale and a zero point, as '
+            f'minmax_init does, got {what_came(found)}')
+    for what,t in zip(('scale', 'zero point'), found):
         if not isinstance(t, Tensor) or t.shape != shape or t.is_complex():
             got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
             raise TypeError(f'Quantizer: {init} must return a {what} of real numbers '
                 f'and shape {tuple(shape)}, got {got}')
-    return pair[0],pair[1] if zero_point else None
+    scale,code = found
+    if zero_point: return scale,code
+    if not code.any(): return scale,None
+    raise ValueError(f'Quantizer: {init} gives a zero point, and this one has none; pass '
+        'zero_point=True')
 
 def _sound(scale, zero_point, grid, learn, who):
     "Both in float32, if a grid of them can be computed with; or raises."
@@ -327,7 +332,9 @@ class _IntegerGrid(_Grid):
         init = _INITS[init] if isinstance(init, str) else init
         if parts is not None:
             return init_of_parts(x, parts, init, self.bits, signed, self.has_zero_point)
-        if init is lsq_init: return filled_scale(init(x, self.bits, signed=signed, **of))
+        if init is lsq_init:
+            scale = filled_scale(init(x, self.bits, signed=signed, **of))
+            return scale,torch.zeros_like(scale)
         return init(x, self.bits, signed=signed, zero_point=self.has_zero_point, **of)
 
     def nearest(self, q, x):
@@ -412,14 +419,14 @@ class _FormatGrid(_Grid):
         "The scale with which the largest magnitude is the largest number, or the best below."
         v,shape = scale_groups(x, 'Quantizer', of['axis'], of.get('block'))
         most = filled_scale(v.abs().amax(1)/self.largest())
-        if init == 'minmax': return most.reshape(shape)
+        if init == 'minmax': return most.reshape(shape),most.new_zeros(shape)
         best,least = most,torch.full_like(most, torch.inf)
         for share in torch.linspace(.5, 1., 41).tolist():
             scale = most*share
             error = (self.points(v/scale[:, None])*scale[:, None]-v).square()
             error = mean_of_group(error, parts)[:, 0]
             best,least = torch.where(error < least, scale, best),torch.minimum(error, least)
-        return best.reshape(shape)
+        return best.reshape(shape),best.new_zeros(shape)
 
     def nearest(self, q, x):
         "The numbers next to these values, times the scale; in evaluation by `round_ste`."

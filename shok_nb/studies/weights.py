@@ -9,7 +9,7 @@ __all__ = ['weights']
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -51,8 +51,7 @@ class _Layers(NamedTuple):
 
 def _on_grids(weights, gram):
     "Layers (layers, rows, inputs) at 2, 3 and 4 bits, a step for each row."
-    def step(w, b): return cast(Tensor, mse_init(w, bits=b, axis=0))
-    steps = [torch.stack([step(w, b) for w in weights]) for b in _BITS]
+    steps = [torch.stack([mse_init(w, b, axis=0)[0] for w in weights]) for b in _BITS]
     top = torch.tensor([2.**(b-1) for b in _BITS], dtype=weights.dtype)
     top = top.repeat_interleave(weights.shape[1])[:, None]
     return _Layers(torch.cat([weights/s for s in steps], 1), gram, -top, top-1)

@@ -91,5 +91,6 @@ def test_lower_bound_lets_back_in_what_clipped_round_keeps_out():
     "Below the bound theirs passes a gradient that would raise x; ours passes none, above both pass all."
     x = torch.tensor([-1., -1., 2., 2.], requires_grad=True)
     g = torch.tensor([1., -1., 1., -1.])
-    theirs,ours = (torch.autograd.grad(y, x, g)[0].tolist() for y in (LowerBound(1)(x), clipped_round(x, 1, 3)))
+    both = LowerBound(1)(x),clipped_round(x, lower=1, upper=3)
+    theirs,ours = (torch.autograd.grad(y, x, g)[0].tolist() for y in both)
     assert theirs == [0, -1, 1, -1] and ours == [0, 0, 1, -1]
