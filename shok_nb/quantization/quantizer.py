@@ -221,7 +221,7 @@ class _Grid:
     found:Callable                       # the scale, and the zero point, by `init`
     own_scales = False                   # has each block its own, and needs none of ours?
     def __init__(self, format, bits, signed, zero_point, axis, block):
-        low,high = code_range('Quantizer', bits, signed is not False)
+        low,high = self.code_ends = code_range('Quantizer', bits, signed is not False)
         if max(-low, high) > 2**24:
             raise ValueError('Quantizer: bits must be end codes that float32 has, within '
                 f'-2**24 and 2**24, got {bits}')
@@ -238,6 +238,7 @@ class _Grid:
         "The same but for these."
         other = copy.copy(self)
         vars(other).update(values)
+        other.code_ends = code_range('Quantizer', other.bits, other.signed is not False)
         return other
 
     def values_per_scale(self): return self.block
@@ -295,7 +296,7 @@ class _Grid:
 # %% ../../nbs/quantization/30_quantizer.ipynb #1b0ca3cb
 class _IntegerGrid(_Grid):
     "Integers between two ends, with a zero point or without."
-    def ends(self): return code_range('Quantizer', self.bits, self.signed is not False)
+    def ends(self): return self.code_ends
 
     def numbers(self): return [*self.ends()]
 
