@@ -302,6 +302,12 @@ class _IntegerGrid(_Grid):
 
     def name(self): return 'codes {} to {}'.format(*self.ends())
 
+    def in_words(self):
+        "What it makes, as a report says it."
+        of = '' if self.block is None else f', blocks of {self.block}'
+        if self.has_zero_point: of += ' with zero point'
+        return '{} to {}'.format(*self.ends())+of
+
     def fitting(self):
         "Of either sign, if the data decide."
         if self.asked is not None or isinstance(self.bits, tuple): return [self.layout()]
@@ -394,6 +400,8 @@ class _FormatGrid(_Grid):
         return [0, 2**32 + zlib.crc32(str(self.format).encode())]
 
     def name(self): return f'format={self.format}'
+
+    def in_words(self): return str(self.format)
 
     def unlike(self, layout): return 'another grid',self.name()
 
