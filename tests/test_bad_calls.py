@@ -264,7 +264,7 @@ def test_all_bad_calls_are_named():
 BUILDS = 'arguments', 'parts', 'random'
 TAKES_ALL = {'core.estimator.composite', 'core.estimator.forward', 'core.estimator.backward',
     'nn.Rounding.right_inverse', 'quantizer.Quantizer.right_inverse', 'attention.Attention.forward',
-    'operations.Add.forward', 'operations.Multiply.forward', 'operations.Mean.forward',
+    'operations.Mean.forward',
     *(f'functions.{c}.{m}' for c in functions.__all__ for m in ('forward', 'backward'))}
 
 def arguments(f, *without):

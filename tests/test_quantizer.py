@@ -386,6 +386,12 @@ def test_calibrated_again():
     q = Quantizer(signed=None).calibrate_(W.abs())
     assert q.range() == (0, 255) and q.calibrate_(W).range() == (-128, 127) and q.calibrate_(W.abs()).range()[0] == 0
 
+def test_ends_are_counted_once(monkeypatch):
+    "When the grid is made or changes, and not in each call."
+    q = Quantizer(4, signed=None, axis=0).calibrate_(W.abs())
+    monkeypatch.setattr('shok_nb.quantization.quantizer.code_range', None)
+    assert q.range() == (0, 15) and q(W).shape == W.shape and q.to_codes(W).max() == 15
+
 # --- numbers
 def test_nan_has_no_code():
     q = Quantizer().calibrate_(W)

@@ -37,7 +37,7 @@ from ..engine.compat import forget_compiled
 from ..engine.pieces import wide_dtype
 from ..grids.blocks import MXGrid
 from ..grids.codebooks import NF4
-from ..grids.files import e2m1_codes, mxfp4_grid, nvfp4_grid
+from ..grids.files import e2m1_codes, elements_of, mxfp4_grid, nvfp4_grid
 from ..grids.floats import FORMATS, grid_of
 from ..networks.flow import (
     NoFlow,
@@ -646,14 +646,9 @@ def _of_blocks(q, w):
     "Elements of a format with scales of its own, and the scales as in `Dequantize`."
     grid,whole = _GRIDS[q.format],q.format == 'nvfp4'
     v = w.to(wide_dtype(w.dtype)).unflatten(-1, (-1, grid.block))
-    own = q.scale.detach().view(()).to(v.dtype)
-    scale = grid.shared(v, own) if whole else grid.shared(v)
-    element = grid.element.cells(v*((1/own)/scale) if whole else v/scale)
+    y,_,stored = elements_of(grid, v, q.scale.detach().view(()).to(v.dtype))
     kept = dict(tensor_scale=q.scale.detach()) if whole else {}
-    if whole: stored = scale.to(torch.float8_e4m3fn)
-    else: stored = (torch.frexp(scale)[1]+126).to(torch.uint8)
-    kept |= dict(scale=stored.squeeze(-1), block=grid.block)
-    return element.value(element.v.round()).flatten(-2),kept
+    return y.flatten(-2),kept | dict(scale=stored, block=grid.block)
 
 def _of_numbers(q, w):
     "The same for a format with a scale for all, for each channel or for each block."

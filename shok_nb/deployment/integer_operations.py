@@ -6,6 +6,7 @@
 __all__ = ['IntegerAdd', 'IntegerMultiply', 'IntegerCurve', 'IntegerMean', 'IntegerAveragePool', 'IntegerConcatenate']
 
 # %% ../../nbs/deployment/40_integer_operations.ipynb #5ac00006
+import operator
 from typing import Any
 import torch
 from torch import Tensor, nn
@@ -101,7 +102,20 @@ class _Operator(Float32Buffers):
         return 'codes out' if self.out_scale is not None else 'not connected'
 
 # %% ../../nbs/deployment/40_integer_operations.ipynb #5ac00008
-class IntegerAdd(_Operator):
+class _OfTwo(_Operator):
+    "An operation on the codes of two tensors."
+    takes = 'x','y'
+    def __init__(self, first, second):
+        super().__init__([first, second], ('first', 'second'))
+
+    def forward(self,
+        x:Tensor, # Values
+        y:Tensor  # Values that broadcast with them
+    )->Tensor:    # What the operation makes of both, on the grid of what comes next
+        "The code of the result, in floats that hold its value exactly; dtype of `x`."
+        return self._run(x, y)
+
+class IntegerAdd(_OfTwo):
     """`x + y` on codes, as ONNX Runtime's QLinearAdd. Raises TypeError unless `x` is a Tensor.
 
     Parameters:
@@ -118,15 +132,13 @@ class IntegerAdd(_Operator):
         tensor([2.])
     """
     kernel = 'QLinearAdd'
-    takes = 'x','y'
+    _floats = staticmethod(operator.add)
     def __init__(self,
         first:tuple, # Scale and uint8 zero point of `x`, 0-d; a largest code if not 255
         second:tuple # The same of `y`
     ):
         "See `IntegerAdd`."
-        super().__init__([first, second], ('first', 'second'))
-
-    def _floats(self, x, y): return x+y
+        super().__init__(first, second)
 
     def _codes(self, x, y):
         (a,za),(b,zb) = self._grid(0),self._grid(1)
@@ -135,32 +147,8 @@ class IntegerAdd(_Operator):
         fixed = zero_point - _fma(za, a, b*zb)            # the same for all codes
         return round_ste(_fma(x, a, _fma(y, b, fixed)))
 
-    def forward(self,
-        x:Tensor, # Values
-        y:Tensor  # Of the same shape
-    )->Tensor:    # Their sum, on the grid of the next layer
-        """The value of the code of the sum, exact in floats; dtype of `x`.
-
-        Parameters:
-            x (Tensor): Values
-            y (Tensor): Of the same shape
-
-        Returns:
-            Tensor: Their sum, on the grid of the next layer
-
-        Example:
-            >>> import torch
-            >>> from shok_nb.deployment.integer_operations import IntegerAdd
-            >>> grid = torch.tensor(0.25), torch.tensor(128, dtype=torch.uint8)    # scale, code of 0
-            >>> add = IntegerAdd(grid, grid)
-            >>> add.feeds(*grid)
-            >>> add.forward(torch.tensor([0.25]), torch.tensor([2.]))
-            tensor([2.2500])
-        """
-        return self._run(x, y)
-
 # %% ../../nbs/deployment/40_integer_operations.ipynb #fcab79b4
-class IntegerMultiply(_Operator):
+class IntegerMultiply(_OfTwo):
     """`x * y` on codes, as ONNX Runtime's QLinearMul. Raises TypeError for no float Tensor.
 
     Parameters:
@@ -177,44 +165,18 @@ class IntegerMultiply(_Operator):
         tensor([2.])
     """
     kernel = 'QLinearMul'
-    takes = 'x','y'
+    _floats = staticmethod(operator.mul)
     def __init__(self,
         first:tuple, # Scale and uint8 code of 0 of `x`, 0-d; a largest code if not 255
         second:tuple # The same of the other
     ):
         "See `IntegerMultiply`."
-        super().__init__([first, second], ('first', 'second'))
-
-    def _floats(self, x, y): return x*y
+        super().__init__(first, second)
 
     def _codes(self, x, y):
         (a,za),(b,zb) = self._grid(0),self._grid(1)
         whole = (x-za.float())*(y-zb.float())             # below 2**16: exact
         return round_ste(_fma(whole, a*b/self.out_scale, self.out_zero_point.float()))
-
-    def forward(self,
-        x:Tensor, # Values
-        y:Tensor  # Values that broadcast with them
-    )->Tensor:    # Their product, on the grid of what comes next
-        """Codes, their product, and its code, in floats that hold it exactly; dtype of `x`.
-
-        Parameters:
-            x (Tensor): Values
-            y (Tensor): Values that broadcast with them
-
-        Returns:
-            Tensor: Their product, on the grid of what comes next
-
-        Example:
-            >>> import torch
-            >>> from shok_nb.deployment.integer_operations import IntegerMultiply
-            >>> grid = torch.tensor(0.25), torch.tensor(128, dtype=torch.uint8)    # scale, code of 0
-            >>> multiply = IntegerMultiply(grid, grid)
-            >>> multiply.feeds(*grid)
-            >>> multiply.forward(torch.tensor([2.]), torch.tensor([1.5]))
-            tensor([3.])
-        """
-        return self._run(x, y)
 
 # %% ../../nbs/deployment/40_integer_operations.ipynb #06569098
 class IntegerCurve(_Operator):

@@ -401,20 +401,23 @@ def _beside(q, scale):
     "Scales as a matrix."
     return scale if q.block is not None else scale.view(-1, 1) if q.axis is not None else scale
 
+def elements_of(grid, v, own):
+    "The elements of blocks, the scale of each, and that in the dtype in which it is stored."
+    whole = isinstance(grid, NVFP4Grid)                # does it divide by `own` first?
+    scale = grid.shared(v, own) if whole else grid.shared(v)
+    element = grid.element.cells(v*((1/own)/scale) if whole else v/scale)
+    if whole: stored = scale.to(torch.float8_e4m3fn)
+    else: stored = (torch.frexp(scale)[1]+126).to(torch.uint8)
+    return element.value(element.v.round()),scale,stored.squeeze(-1)
+
 def _of_blocks(q, w):
     "Packed codes and scales of mxfp4 and nvfp4, the scheme, and what a reader gets."
     whole = q.format == 'nvfp4'
     grid:Any = nvfp4_grid if whole else mxfp4_grid
-    v = w.unflatten(-1, (-1, grid.block))
     own = q.scale.view(()) if whole else torch.ones(())
-    scale = grid.shared(v, own) if whole else grid.shared(v)
-    element = grid.element.cells(v*((1/own)/scale) if whole else v/scale)
-    y = element.value(element.v.round())
-    packed = dict(weight_packed=_pairs(e2m1_codes(y).flatten(-2)))
-    if whole:
-        packed |= dict(weight_scale=scale[..., 0].to(torch.float8_e4m3fn),
-            weight_global_scale=(1/q.scale).view(1))
-    else: packed |= dict(weight_scale=(torch.frexp(scale[..., 0])[1]+126).to(torch.uint8))
+    y,scale,stored = elements_of(grid, w.unflatten(-1, (-1, grid.block)), own)
+    packed = dict(weight_packed=_pairs(e2m1_codes(y).flatten(-2)), weight_scale=stored)
+    if whole: packed |= dict(weight_global_scale=(1/q.scale).view(1))
     strategy = 'tensor_group' if whole else 'group'
     scheme = dict(num_bits=4, type='float', strategy=strategy, group_size=grid.block)
     kind = f'{q.format}-pack-quantized'

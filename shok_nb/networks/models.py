@@ -800,9 +800,7 @@ def _attach(model, found, of_weights, of_inputs):
 def _codes(q):
     "What a quantizer makes, in words."
     if not isinstance(q, Quantizer): return ' '.join(str(q).split())
-    of = '' if q.block is None or q.format else f', blocks of {q.block}'
-    if q.has_zero_point: of += ' with zero point'
-    return str(q.format or f'{q.range()[0]} to {q.range()[1]}')+of
+    return q.kind.in_words()
 
 def _input_codes(q): return _codes(q) if getattr(q, 'ready', True) else 'waits for a state'
 

@@ -19,6 +19,7 @@ import os
 import random
 import sys
 import types
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 import torch
@@ -44,7 +45,18 @@ class _Operation(nn.Module):
             raise ValueError(f'{name}: takes {wanted} tensors, got {len(tensors)}')
         return [place(t) for place,t in zip(self.inputs, tensors)]
 
-class Add(_Operation):
+class _OfTwo(_Operation):
+    "An operation on two tensors."
+    _operation:Callable
+    def __init__(self): super().__init__(2)
+    def forward(self,
+        x:Tensor, # The one
+        y:Tensor  # The other; broadcasts with `x`
+    )->Tensor:    # What the operation makes of both
+        "The operation, each input through its place."
+        return self._operation(*self._placed([x, y]))
+
+class Add(_OfTwo):
     """`x + y` as a layer, with a place for a quantizer at each input. Raises as `+` does.
 
     Example:
@@ -55,33 +67,10 @@ class Add(_Operation):
         >>> add(torch.tensor([0.7]), torch.tensor([0.7]))
         tensor([1.7000])
     """
-    def __init__(self):
-        "See `Add`."
-        super().__init__(2)
-    def forward(self,
-        x:Tensor, # The first summand
-        y:Tensor  # The second; broadcasts with `x`
-    )->Tensor:    # Their sum
-        """`x + y`.
-
-        Parameters:
-            x (Tensor): The first summand
-            y (Tensor): The second; broadcasts with `x`
-
-        Returns:
-            Tensor: Their sum
-
-        Example:
-            >>> import torch
-            >>> from shok_nb.networks.operations import Add
-            >>> Add().forward(torch.tensor([0.5]), torch.tensor([1.]))
-            tensor([1.5000])
-        """
-        x,y = self._placed([x, y])
-        return x+y
+    _operation = staticmethod(operator.add)
 
 # %% ../../nbs/networks/40_operations.ipynb #0fbe41b5
-class Multiply(_Operation):
+class Multiply(_OfTwo):
     """`x * y` as a layer, with a place for a quantizer at each. Raises as `*` does.
 
     Example:
@@ -90,30 +79,7 @@ class Multiply(_Operation):
         >>> Multiply()(torch.tensor([2.]), torch.tensor([1.5]))
         tensor([3.])
     """
-    def __init__(self):
-        "See `Multiply`."
-        super().__init__(2)
-    def forward(self,
-        x:Tensor, # The one
-        y:Tensor  # The other; broadcasts with `x`
-    )->Tensor:    # Their product
-        """`x * y`.
-
-        Parameters:
-            x (Tensor): The one
-            y (Tensor): The other; broadcasts with `x`
-
-        Returns:
-            Tensor: Their product
-
-        Example:
-            >>> import torch
-            >>> from shok_nb.networks.operations import Multiply
-            >>> Multiply().forward(torch.ones(1, 2, 4, 4), torch.ones(1, 2, 1, 1)).shape
-            torch.Size([1, 2, 4, 4])
-        """
-        x,y = self._placed([x, y])
-        return x*y
+    _operation = staticmethod(operator.mul)
 
 # %% ../../nbs/networks/40_operations.ipynb #5ab0000a2
 class Concatenate(_Operation):

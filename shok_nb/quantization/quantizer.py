@@ -226,7 +226,7 @@ class _Grid:
     found:Callable                       # the scale, and the zero point, by `init`
     own_scales = False                   # has each block its own, and needs none of ours?
     def __init__(self, format, bits, signed, zero_point, axis, block):
-        low,high = code_range('Quantizer', bits, signed is not False)
+        low,high = self.code_ends = code_range('Quantizer', bits, signed is not False)
         if max(-low, high) > 2**24:
             raise ValueError('Quantizer: bits must be end codes that float32 has, within '
                 f'-2**24 and 2**24, got {bits}')
@@ -243,6 +243,7 @@ class _Grid:
         "The same but for these."
         other = copy.copy(self)
         vars(other).update(values)
+        other.code_ends = code_range('Quantizer', other.bits, other.signed is not False)
         return other
 
     def values_per_scale(self): return self.block
@@ -300,11 +301,17 @@ class _Grid:
 # %% ../../nbs/quantization/30_quantizer.ipynb #1b0ca3cb
 class _IntegerGrid(_Grid):
     "Integers between two ends, with a zero point or without."
-    def ends(self): return code_range('Quantizer', self.bits, self.signed is not False)
+    def ends(self): return self.code_ends
 
     def numbers(self): return [*self.ends()]
 
     def name(self): return 'codes {} to {}'.format(*self.ends())
+
+    def in_words(self):
+        "What it makes, as a report says it."
+        of = '' if self.block is None else f', blocks of {self.block}'
+        if self.has_zero_point: of += ' with zero point'
+        return '{} to {}'.format(*self.ends())+of
 
     def fitting(self):
         "Of either sign, if the data decide."
@@ -400,6 +407,8 @@ class _FormatGrid(_Grid):
         return [0, 2**32 + zlib.crc32(str(self.format).encode())]
 
     def name(self): return f'format={self.format}'
+
+    def in_words(self): return str(self.format)
 
     def unlike(self, layout): return 'another grid',self.name()
 
