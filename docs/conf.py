@@ -45,8 +45,7 @@ literate_inside = ('layers', 'flow', 'operations', 'attention', 'foreign_layers'
     'integer_layers', 'integer_operations')
 literate_titles = dict(                                      # in the menu: the words that people look for
     ewgs='Gradient scaling (EWGS)',
-    surrogates='Slopes for quantizers: DSQ',
-    spikes='Surrogate gradients: spikes',
+    surrogates='Surrogate gradients: DSQ',
     dither='Noise and dither',
     neighbours='ReinMax and SGA (Gumbel)',
     fake_quantize='Fake quantization, fixed point',

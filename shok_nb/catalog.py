@@ -37,14 +37,6 @@ from .estimators.soft import (
     soft_round_conditional_mean,
     soft_round_inverse,
 )
-from .estimators.spikes import (
-    atan_spike,
-    fast_sigmoid_spike,
-    gaussian_spike,
-    sigmoid_spike,
-    spike_ste,
-    triangle_spike,
-)
 from .estimators.ste import ceil_ste, floor_ste, round_ste, sign_ste, trunc_ste
 from .estimators.stochastic import stochastic_round
 from .estimators.surrogates import clipped_round, dsq_round, stable_round, trust_round
@@ -213,7 +205,6 @@ _mixed = Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit'))
 _Claims = dict[str,Any]
 _sign:_Claims = dict(on_grid=True, equivariant=False, unbounded=False, grid=False)
 _bit:_Claims = _sign | dict(mass_one=False)
-_spike:_Claims = _bit | dict(odd=False)
 _clamped:_Claims = dict(on_grid=True, mass_one=False, equivariant=False, unbounded=False)
 _curve:_Claims = dict(exact_slope=True, continuous=True)
 _one_step:_Claims = dict(
@@ -252,17 +243,6 @@ catalog = (
     Row(reste_sign, '|x|^(1/o-1) / o where |x| ≤ c', '2308.06689',
         (_log('o', 3., 1., 10., ends=(1., math.inf)),
             Knob('clip', 1.5, .2, 3., ends=_half_line)), **_bit),
-    Row(spike_ste, '1', '1308.3432', **_spike | dict(mass_one=True)),
-    Row(fast_sigmoid_spike, '1 / (1 + k|x|)²', '1705.11146',
-        (_log('k', 25., 1., 100.),), **_spike),
-    Row(atan_spike, 'α / 2(1 + (παx/2)²)', '2007.05785',
-        (_log('alpha', 2., .5, 20.),), **_spike),
-    Row(triangle_spike, '(1 - |x|/w) / w inside [-w, w]', '1803.09574',
-        (_log('width', 1., .1, 3.),), **_spike),
-    Row(sigmoid_spike, 'k σ(kx) σ(-kx)', '1901.09948',
-        (_log('k', 4., 1., 50.),), **_spike),
-    Row(gaussian_spike, 'the normal density of width σ', '1706.02609',
-        (_log('sigma', .4, .1, 2.),), **_spike),
     Row(soft_round, 'α sech²(α(½-q)) / 2tanh(α/2)', _tanh, (_alpha,), smooth=True, **_curve),
     Row(logistic_round, 'as soft_round, α = β/2', _tanh,
         (_log('beta', 10., 1., 60., soft=0., hard=math.inf, ends=_half_line),),

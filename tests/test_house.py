@@ -77,7 +77,7 @@ def names(reqs): return {canonicalize_name(Requirement(r).name): Requirement(r).
 
 # --- notebooks
 TRAINS = set('''without_training four_bits digits residual quantization_recipes foreign reconstruct equalize rotate
-    runtime source_coding weights aware binary updates lattice demo speed spikes'''.split())   # ten seconds and more
+    runtime source_coding weights aware binary updates lattice demo speed'''.split())   # ten seconds and more
 
 def late(nb): return pytest.param(nb, marks=[pytest.mark.slow]*(slug(nb) in TRAINS))
 
