@@ -69,6 +69,10 @@ BY_NAME = dict(model=MODULES, teacher=MODULES, target=MODULES, layer=MODULES, ge
     results=kind('path'), path=kind('path'), folder=kind('path'), file=kind('path'), example=kind('wide deep'))
 # A function that is kept and called later, or one for which any other does; and what is documented of single arguments.
 BY_CALL = {
+    'bounds.lower_bound bound': kind('low minus_huge'), 'bounds.upper_bound bound': kind('low minus_huge'),
+    'stored.RoundedOptimizer rounding': GIVES, 'stored.RoundedOptimizer states': kind('dtype'),
+    'stored.RoundedOptimizer.step closure': GIVES | kind('print keywords unready partial several'),
+    'stored.RoundedOptimizer params': kind('tensors'), 'products.low_precision_ skip': kind('set'),
     'quantizer.Quantizer init': GIVES, 'quantizer.Quantizer rounding': GIVES, 'nn.Rounding f': GIVES,
     'nn.Rounding deployed': GIVES, 'checks.Law test': GIVES | {'several'}, 'checks.Law applies': GIVES,
     'checks.check_estimator f': GIVES, 'rotate.rotate_ rotation': GIVES, 'harness.run_study estimators': GIVES,
@@ -169,6 +173,24 @@ def of_engine():
     yield of('staircases', 'staircase', dict(name='n', rise=lambda q: 4*q**3, slope=lambda q: 12*q**2, odd=False,
         pure=False), dict(name=LETTERS, rise=NOTHING, slope=NOTHING, odd=FLAG, pure=FLAG), stairs)
 
+def of_low_precision():
+    sgd = partial(torch.optim.SGD, lr=.1)
+    def held(): return [nn.Parameter(torch.ones(4, dtype=torch.bfloat16))]
+    def optimizer(): return R.RoundedOptimizer(held(), sgd)
+    stored = partial(of, 'stored', 'RoundedOptimizer')
+    yield of('stored', 'stochastic_cast', dict(x=X, dtype=torch.bfloat16, seed=None, generator=None), dict(x=TENSOR,
+        dtype=NOTHING, seed=NONE, generator=NONE))
+    yield stored(lambda: dict(params=held(), make=sgd, format=None, states=None, rounding=R.stochastic_round, seed=0,
+        at_once=8), dict(params=NOTHING, make=NOTHING, format=NONE, states=NONE, rounding=NOTHING, seed=COUNT
+            | kind('minus'), at_once=NOTHING))
+    yield stored(lambda: dict(self=optimizer(), param_group=dict(params=held())), dict(param_group=NOTHING),
+        member='add_param_group')
+    yield stored(lambda: dict(self=optimizer(), closure=None), dict(closure=NONE), member='step')
+    yield stored(lambda: dict(self=optimizer(), state_dict=optimizer().state_dict()), dict(state_dict=NOTHING),
+        member='load_state_dict')
+    yield of('products', 'low_precision_', lambda: dict(model=nn.Sequential(nn.Linear(32, 32)), recipe='mxfp8', skip=(),
+        seed=0), dict(model=NOTHING, recipe=NOTHING, skip=kind('list tuple'), seed=COUNT | kind('minus')))
+
 GRID = torch.tensor(.25),torch.tensor(128, dtype=torch.uint8)
 PICTURE = torch.ones(1, 2, 4, 4)
 
@@ -203,7 +225,7 @@ def of_layers():
 
 def everything():
     "All calls of both tables."
-    ours = of_demo, of_catalog, of_functions, of_schedules, of_quantizer, of_engine, of_layers
+    ours = of_demo, of_catalog, of_functions, of_schedules, of_quantizer, of_engine, of_layers, of_low_precision
     return [*calls(), *(c for table in ours for c in table())]
 
 # --- one call

@@ -492,7 +492,7 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'blocks', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'bounds',
+    for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'bounds',
             'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks',
             'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest', 'equalize',
             'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'which', 'source_coding', 'core',

@@ -19,6 +19,7 @@ AWAY = {
     '_C._are_functorch_transforms_active': lambda compat: compat.mode() == 'transform',
     'autograd.forward_ad._current_level': lambda compat: compat.mode() == 'transform',
     '_C._len_torch_dispatch_stack': lambda compat: compat.dispatch_modes is compat.unknown,
+    '_C._current_graph_task_id': lambda compat: not compat.in_backward(),
     '_C._functorch.is_legacy_batchedtensor': lambda compat: compat.batched is compat.unknown,
     '_C._len_torch_function_stack': lambda compat: compat.function_modes is compat.unknown,
     'Tensor._make_wrapper_subclass': lambda compat: not compat.can_stand_in,

@@ -20,11 +20,13 @@ def having(name): return {n for n,s in EVERY.items() if name in s.parameters}
 ALIKE = 'hard', 'step', 'offset', 'generator', 'lower', 'upper', 'signed', 'axis', 'pad', 'damping', 'ties'
 
 def test_a_name_has_one_default():
-    "Those that mean the same wherever they are; `damping` of a Fourier series is another."
+    """Those that mean the same wherever they are; `damping` of a Fourier series is another, the ends of `clip` are
+    those of `torch.clip`, and decimals have torch's own rule until another is named."""
+    others = ('fourier_round', 'damping'),('clip', 'lower'),('clip', 'upper'),('decimal_ste', 'ties')
     found = defaultdict(set)
     for n,s in EVERY.items():
         for k in ALIKE:
-            if k not in s.parameters or (n, k) == ('fourier_round', 'damping'): continue
+            if k not in s.parameters or (n, k) in others: continue
             p = s.parameters[k]
             if p.default is not p.empty: found[k].add((p.default, p.kind.name))
     assert found.keys() == {*ALIKE}
@@ -37,8 +39,9 @@ def test_flags_come_by_name():
     assert flags == {'FloatFormat'}
 
 def test_defaults_of_gradient():
-    "One, but for two names of other libraries."
+    "One, but for names of other libraries, with the rule that each has there."
     theirs = dict(fake_quantize='saturated', quantized_bits='ste')
+    theirs |= dict.fromkeys(('lower_bound', 'upper_bound', 'clip'), 'identity_if_towards')
     for n in having('gradient'): assert EVERY[n].parameters['gradient'].default == theirs.get(n, 'clipped'), n
 
 def test_numbers_come_two_ways():

@@ -34,8 +34,23 @@ COMMON = dict(
 )
 
 # %% ../../nbs/engine/80_arguments.ipynb #b3261232
-def is_strided(x):
-    "Has it a layout with strides? In the backward of compiled code torch lets nobody ask."
+def is_strided(
+    x:Tensor # Any
+)->bool:     # True in compiled code, where torch lets nobody ask in a backward
+    """Has it a layout with strides?
+
+    Parameters:
+        x (Tensor): Any
+
+    Returns:
+        bool: True in compiled code, where torch lets nobody ask in a backward
+
+    Example:
+        >>> import torch
+        >>> from shok_nb.engine.arguments import is_strided
+        >>> is_strided(torch.ones(2)), is_strided(torch.ones(2).to_sparse())
+        (True, False)
+    """
     return torch.compiler.is_compiling() or x.layout == torch.strided
 
 def check_input(

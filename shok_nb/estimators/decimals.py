@@ -119,7 +119,7 @@ def decimal_ste(
         >>> import torch, shok_nb as R
         >>> R.decimal_ste(torch.tensor([0.1234, 2.345]), decimals=2)
         tensor([0.1200, 2.3400])
-        >>> R.decimal_ste(torch.tensor([1.005, 2.675]), 2, ties='away')     # halves as written: cents
+        >>> R.decimal_ste(torch.tensor([1.005, 2.675]), 2, ties='away')    # cents
         tensor([1.0100, 2.6800])
     """
     d = check_count(decimals, 'decimal_ste', 'decimals', -308, 308)

@@ -139,7 +139,7 @@ def best_quantize(
         >>> from functools import partial
         >>> six,four = (partial(R.nvfp4_quantize, top=top) for top in (6, 4))
         >>> R.best_quantize(torch.linspace(-1., 1., 16), [six, four])[:4]
-        tensor([-1.0312, -1.0312, -0.6875, -0.5156])
+        tensor([-1.0000, -0.7500, -0.7500, -0.5000])
     """
     fn = 'best_quantize'
     check_input(x, fn)

@@ -7,7 +7,7 @@ __all__ = ['RECIPES', 'Operand', 'Recipe', 'low_precision_']
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570004
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -211,7 +211,13 @@ class Recipe:
         if h and h & h-1:
             raise ValueError(f'Recipe: hadamard must be 0 or a power of two, got {h}')
     def products(self):
-        "Name, and both operands, of each product."
+        """Name, and both operands, of each product.
+
+        Example:
+            >>> import shok_nb as R
+            >>> [name for name,*_ in R.RECIPES['mxfp8'].products()]
+            ['y  = x·w', 'dx = g·w', 'dw = g·x']
+        """
         return (('y  = x·w', 'x', self.forward), ('dx = g·w', 'g', self.input_gradient),
             ('dw = g·x', 'g', self.weight_gradient))
     def __repr__(self):
@@ -225,7 +231,13 @@ class Recipe:
         return '\n'.join(lines)
 
     def draws(self):
-        "Is anything random in it?"
+        """Is anything random in it?
+
+        Example:
+            >>> import shok_nb as R
+            >>> R.RECIPES['mxfp8'].draws(), R.RECIPES['nvfp4'].draws()
+            (False, True)
+        """
         return bool(self.hadamard) or any(op.draws for _,_,pair in self.products()
             for op in pair if op is not None)
 
@@ -416,8 +428,8 @@ def _plain_again(m):
 def _count_on(model, args):
     "A hook: one more call in training, if not one that is computed again for backward."
     if not model.training or in_backward(): return
-    counts = [m.rounding_count for m in model.modules() if isinstance(m, _Rounded)]
-    torch._foreach_add_(counts, 1)
+    for m in model.modules():
+        if isinstance(m, _Rounded): m.rounding_count += 1
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570030
 class LowPrecision(NamedTuple):
@@ -453,12 +465,12 @@ def _known_recipe(recipe):
 
 def _skipped(skip, model):
     "The names to leave out, each that of a module."
-    if isinstance(skip, str) or not isinstance(skip, Iterable):
+    if not isinstance(skip, (list, tuple, set)):
         told = f'skip must be a list of names, got {what_came(skip)}'
         raise TypeError(f'low_precision_: {told}')
     names,known = [*skip],dict(model.named_modules())
     for n in names:
-        if n in known and n != '': continue
+        if isinstance(n, str) and n in known and n != '': continue
         some = ', '.join([*known][1:6])
         told = f'skip must name modules, got {n!r}; there are {some}'
         raise ValueError(f'low_precision_: {told}')
@@ -475,7 +487,7 @@ def low_precision_(
     model:nn.Module,      # Any model, changed in place; before its optimizer is made
     recipe:str|Recipe='nvfp4', # A name of `RECIPES`, or one of your own
     *,
-    skip:Iterable=(),     # Names of modules that stay as they are, with all in them
+    skip:Sequence=(),     # Names of modules that stay as they are, with all in them
     seed:int=0            # With it, layer, count of calls and position all draws are fixed
 )->LayerReport:           # Which layers compute how, and why others do not
     """Round the operands of all products, while training. Raises ValueError if there are none.
@@ -483,7 +495,7 @@ def low_precision_(
     Parameters:
         model (nn.Module): Any model, changed in place; before its optimizer is made
         recipe (str|Recipe = 'nvfp4'): A name of `RECIPES`, or one of your own
-        skip (Iterable = ()): Names of modules that stay as they are, with all in them
+        skip (Sequence = ()): Names of modules that stay as they are, with all in them
         seed (int = 0): With it, layer, count of calls and position all draws are fixed
 
     Returns:
@@ -491,7 +503,8 @@ def low_precision_(
 
     Example:
         >>> import torch, shok_nb as R
-        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        >>> first,second = torch.nn.Linear(32, 64),torch.nn.Linear(64, 10)
+        >>> model = torch.nn.Sequential(first, torch.nn.ReLU(), second)
         >>> R.low_precision_(model, 'mxfp8', skip=['2'])
         layer  kind    recipe  note
         0      Linear  mxfp8

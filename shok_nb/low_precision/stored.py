@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_callable, check_count, check_input, what_came
 from ..engine.pieces import wide_dtype
-from ..engine.random import fold_in
+from ..engine.random import check_random, fold_in
 from ..estimators.stochastic import stochastic_round
 from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
 
@@ -47,6 +47,7 @@ def stochastic_cast(
         names = ', '.join(str(d).removeprefix('torch.') for d in FORMAT_NAMES)
         got = dtype if isinstance(dtype, torch.dtype) else what_came(dtype)
         raise TypeError(f'{fn}: dtype must be one of torch.{names}, got {got}')
+    check_random(x, generator, seed, fn)
     wide = x.to(wide_dtype(x.dtype))
     y = float_round(wide, dtype, stochastic_round, generator=generator, seed=seed)
     odd = wide if format_of(dtype, fn).infinities else torch.nan
@@ -107,7 +108,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         >>> w.grad = torch.full_like(w, 0.1)
         >>> optimizer.step()
         >>> w.data
-        tensor([0.9883, 0.9883, 0.9883, 0.9922], dtype=torch.bfloat16)
+        tensor([0.9883, 0.9922, 0.9883, 0.9922], dtype=torch.bfloat16)
     """
     def __init__(self,
         params:Any,             # As for the optimizer: parameters, or groups of them
@@ -131,9 +132,15 @@ class RoundedOptimizer(torch.optim.Optimizer):
         self.seed = check_count(seed, fn, 'seed', -2**63, 2**63-1)
         self.at_once,self.iteration = check_count(at_once, fn, 'at_once', 1),0
         self.inner:Any = None
-        super().__init__(params, {})
+        try: super().__init__(params, {})
+        except Exception as e:
+            raise TypeError(f'{fn}: params must be parameters or groups of them, got '
+                f'{what_came(params)}: {e}') from e
         _check_parameters(self.param_groups, fn)
-        self.inner = make(self.param_groups)
+        try: self.inner = make(self.param_groups)
+        except Exception as e:
+            raise TypeError(f'{fn}: make must make an optimizer of the groups that it gets, '
+                f'got {type(e).__name__}: {e}') from e
         _check_optimizer(self.inner, self.param_groups, fn)
         self.defaults,self.state = self.inner.defaults,self.inner.state
     def __repr__(self):
@@ -149,8 +156,21 @@ class RoundedOptimizer(torch.optim.Optimizer):
 
         Parameters:
             param_group (dict): Parameters and options, as for every optimizer
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from functools import partial
+            >>> w,other = (torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16)) for _ in range(2))
+            >>> optimizer = R.RoundedOptimizer([w], partial(torch.optim.SGD, lr=0.1))
+            >>> optimizer.add_param_group(dict(params=[other]))
+            >>> len(optimizer.param_groups)
+            2
         """
-        if self.inner is not None: _check_parameters([param_group], type(self).__name__)
+        fn = type(self).__name__
+        if not isinstance(param_group, dict) or 'params' not in param_group:
+            raise TypeError(f'{fn}: param_group must be a dict with params, '
+                f'got {what_came(param_group)}')
+        if self.inner is not None: _check_parameters([param_group], fn)
         super().add_param_group(param_group)
         if self.inner is not None: self.inner.add_param_group(self.param_groups[-1])
 
@@ -207,9 +227,20 @@ class RoundedOptimizer(torch.optim.Optimizer):
 
         Returns:
             Any: What `closure` returned
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from functools import partial
+            >>> w = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+            >>> optimizer = R.RoundedOptimizer([w], partial(torch.optim.SGD, lr=0.5))
+            >>> w.grad = torch.full_like(w, 1.)
+            >>> optimizer.step()
+            >>> w.data
+            tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=torch.bfloat16)
         """
         loss = None
         if closure is not None:
+            check_callable(closure, type(self).__name__, 'closure')
             with torch.enable_grad(): loss = closure()
         self.iteration += 1
         self.now = fold_in(torch.tensor(self.seed), self.iteration)
@@ -238,6 +269,14 @@ class RoundedOptimizer(torch.optim.Optimizer):
 
         Returns:
             dict: Of the optimizer, with what decides the draws
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from functools import partial
+            >>> w = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+            >>> optimizer = R.RoundedOptimizer([w], partial(torch.optim.SGD, lr=0.5), seed=3)
+            >>> optimizer.state_dict()['rounded']['seed']
+            3
         """
         name = None if self.format is None else repr(self.format)
         own = dict(seed=self.seed, iteration=self.iteration, format=name, states=self.states)
@@ -251,8 +290,17 @@ class RoundedOptimizer(torch.optim.Optimizer):
 
         Parameters:
             state_dict (dict): As `state_dict` gave it
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from functools import partial
+            >>> w = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+            >>> optimizer = R.RoundedOptimizer([w], partial(torch.optim.SGD, lr=0.5))
+            >>> optimizer.load_state_dict(optimizer.state_dict())
+            >>> optimizer.iteration
+            0
         """
-        fn = f'{type(self).__name__}.load_state_dict'
+        fn = type(self).__name__
         own = state_dict.get('rounded') if isinstance(state_dict, dict) else None
         if not isinstance(own, dict):
             raise ValueError(f'{fn}: state_dict must be one of {type(self).__name__}, got '
