@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from shok_nb import Quantizer, deploy_, onnx_session, quantize_model_, to_onnx
 from shok_nb.catalog import catalog
+from shok_nb.networks.operations import is_scaling
 
 LINEAR = nn.Linear,nn.Conv1d,nn.Conv2d,nn.Conv3d
 BATCH_NORMS = nn.BatchNorm1d,nn.BatchNorm2d,nn.BatchNorm3d
@@ -366,6 +367,15 @@ def units(model):
         found[m] = q.grid()[0].detach()*m.input_quantizer.grid()[0].detach()*(codes != 0).any(1)/2
     return found
 
+def scaling_units(model):
+    "The same of every normalization that becomes a convolution of each channel, whose one code is 127."
+    found = {}
+    for m in model.modules():
+        if not is_scaling(m) or not hasattr(m, 'input_quantizer'): continue
+        factor = (m.running_var+m.eps).rsqrt()*(1. if m.weight is None else m.weight.detach())
+        found[m] = factor.abs()*m.input_quantizer.grid()[0].detach()/254
+    return found
+
 def directly_behind(model, x):
     "The layer whose very output a normalization takes, for those where it is one."
     made,found = {},{}
@@ -386,6 +396,7 @@ class Shake:
     "The hooks of one draw: what deployment rounds, and `eps` of the largest value where a tensor enters or leaves."
     def __init__(self, model, x, eps, rounded=True):
         self.eps,self.units = eps,units(model) if rounded else {}
+        self.scaled = scaling_units(model) if rounded else {}
         behind = directly_behind(model, x) if rounded else {}
         negative = {n: l for n,l in behind.items() if n.weight is not None and (n.weight < 0).any()}
         self.turned = {l.parametrizations.weight[0] for l in negative.values() if l in self.units}
@@ -407,6 +418,7 @@ class Shake:
         if not isinstance(out, Tensor): return None
         if m in self.units and (m.bias is not None or m in self.behind.values()):
             out = out + of_channels(out, self.rounding(self.units[m]), m)
+        if m in self.scaled: out = out + of_channels(out, self.rounding(self.scaled[m]), m)
         if m in self.behind and m.weight is not None:                  # a gamma of 0 leaves the bias alone to round
             layer = self.behind[m]
             out = out + of_channels(out, self.rounding(self.units[layer]*(m.weight == 0)), layer)
@@ -427,7 +439,8 @@ def shaken(model, shake, seed):
     with ExitStack() as hooks:
         for m in model.modules():
             if m in shake.turned: hooks.enter_context(m.register_forward_hook(shake.turns))
-            leaf = not any(True for _ in m.children()) or isinstance(m, (*LINEAR, nn.MultiheadAttention, nn.RNNBase))
+            holders = *LINEAR,*BATCH_NORMS,nn.MultiheadAttention,nn.RNNBase
+            leaf = not any(True for _ in m.children()) or isinstance(m, holders)
             known = type(m).__module__.startswith(('torch.nn', 'shok_nb', __name__))
             if not leaf or not known or m in inside or isinstance(m, nn.Embedding): continue
             hooks.enter_context(m.register_forward_pre_hook(shake.enters, prepend=True))
