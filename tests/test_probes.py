@@ -325,7 +325,7 @@ def test_learned_grid_compiled(group):
     got = compiled(side_by_side(halves), 'aot_eager')(*[X.clone() for _ in group])
     for (r, _),f,y in zip(group, halves, got): assert near(y, f(X)), r.name
 
-@grouped(variants(lambda r: r.grid), quick=0)
+@grouped([p for p in variants(lambda r: r.grid) if p.id in ('round_ste', 'soft_round', 'clipped_round')], quick=0)
 def test_learned_grid_inductor(group):
-    "The same with the code generated and run."
+    "The same with the code generated and run: a line, a closed form, ends."
     check_learned_grid(group, 'inductor')

@@ -829,6 +829,7 @@ def test_all_or_nothing(call, owner, name, monkeypatch):
             except OSError: pass
             if len(calls) < nth: break
         assert look(model) == before and torch.equal(model(X), y)
+        assert not torch._C._len_torch_function_stack()              # no mode is left behind
         run(model)
         assert look(model) != before
 

@@ -105,7 +105,7 @@ def case(seed):
         calls.append((x, g, kw))
     return r,calls,f'seed {seed}: {r.name} {dtype} {shape} {kw}'
 
-@blocks(65)
+@blocks(16)
 def test_catalog(block, early):
     "Rows, dtypes, shapes, layouts and knobs as the seeds have them, in one process, with programs made on the way."
     n,seed = 0,1000*block
@@ -162,7 +162,7 @@ def formula(seed):
         return y if y.dtype == x.dtype and y.shape == x.shape else y.to(x.dtype).expand(x.shape)
     return f
 
-@blocks(35)
+@blocks(10)
 def test_anybodys_formula(block, early):
     "Random trees of operations as value and as slope: replayed where that can be, and the same in any case."
     n,seed,refused = 0,1000*block,0

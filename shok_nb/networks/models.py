@@ -789,12 +789,11 @@ def _await(model, prototype):
 def _attach(model, found, of_weights, of_inputs):
     "Quantizers of weights and of inputs in their places."
     training = model.training
-    for (n,w),q in reversed(of_weights.items()):    # one that is shared has its first name
-        q.of_a_model = _path(n, w)
-        parametrize_weight(found[n], w, q.train(training))
-    for n,q in reversed(of_inputs.items()):
-        q.of_a_model = _path(n, 'input_quantizer')
-        quantize_input(found[n], q.train(training))
+    names = dict(of_weights)
+    names |= {(n, 'input_quantizer'): q for n,q in of_inputs.items()}
+    for path,q in reversed(names.items()): q.of_a_model = _path(*path)   # the first of several
+    for (n,w),q in of_weights.items(): parametrize_weight(found[n], w, q.train(training))
+    for n,q in of_inputs.items(): quantize_input(found[n], q.train(training))
 
 # %% ../../nbs/networks/10_models.ipynb #58b00001
 def _codes(q):

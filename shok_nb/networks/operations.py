@@ -815,8 +815,9 @@ class _Owners(TorchFunctionMode):
             m.register_forward_hook(leaves, always_call=True))]
         return super().__enter__()
     def __exit__(self, *error):
-        for hook in self.hooks: hook.remove()
-        return super().__exit__(*error)
+        try:
+            for hook in self.hooks: hook.remove()
+        finally: super().__exit__(*error)         # a mode that stays sees all that follows
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, '__name__', '').strip('_')
         several = name not in _OF_TWO or sum(isinstance(a, Tensor) for a in args) == 2
