@@ -71,7 +71,7 @@ BY_NAME = dict(model=MODULES, teacher=MODULES, target=MODULES, layer=MODULES, ge
 BY_CALL = {
     'bounds.lower_bound bound': kind('low minus_huge'), 'bounds.upper_bound bound': kind('low minus_huge'),
     'stored.RoundedOptimizer rounding': GIVES, 'stored.RoundedOptimizer states': kind('dtype'),
-    'stored.RoundedOptimizer.step closure': GIVES | kind('print keywords unready partial several'),
+    'stored.RoundedOptimizer.step closure': GIVES | kind('print keywords unready partial several arity'),
     'stored.RoundedOptimizer params': kind('tensors'), 'products.low_precision_ skip': kind('set'),
     'quantizer.Quantizer init': GIVES, 'quantizer.Quantizer rounding': GIVES, 'nn.Rounding f': GIVES,
     'nn.Rounding deployed': GIVES, 'checks.Law test': GIVES | {'several'}, 'checks.Law applies': GIVES,

@@ -155,7 +155,7 @@ def test_ranks_agree():
     (lambda p: R.RoundedOptimizer(p, ADAMW, seed=.5), TypeError, 'RoundedOptimizer: seed must be an int, got float'),
     (lambda p: R.RoundedOptimizer(p, ADAMW, states=torch.bfloat16).load_state_dict(
         R.RoundedOptimizer(some(), ADAMW).state_dict()), ValueError,
-        'RoundedOptimizer.load_state_dict: state_dict has states=None'),
+        'RoundedOptimizer: state_dict has states=None'),
     (lambda p: R.stochastic_cast(p[0], 'bfloat16'), TypeError, 'stochastic_cast: dtype must be one of torch.float16'),
     (lambda p: R.stochastic_cast(p[0].long(), torch.bfloat16), TypeError, 'stochastic_cast: x must be'),
 ])

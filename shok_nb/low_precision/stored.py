@@ -240,7 +240,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         """
         loss = None
         if closure is not None:
-            check_callable(closure, type(self).__name__, 'closure')
+            check_callable(closure, type(self).__name__, 'closure', 0)
             with torch.enable_grad(): loss = closure()
         self.iteration += 1
         self.now = fold_in(torch.tensor(self.seed), self.iteration)
