@@ -502,6 +502,25 @@ def test_networks_that_weigh_channels(kind, tmp_path):
     again = loaded_again(weighing(curve, block()), state, model)
     assert repr(again) == repr(report)
 
+@pytest.mark.parametrize('many', [1, 8])
+def test_convolutions_before_a_prelu(many, tmp_path):
+    "They compute with integers, whether it has one slope or one for each channel, some below 0; code for code."
+    def curve():
+        made = nn.PReLU(many)
+        nn.init.uniform_(made.weight, -.2, .5, generator=generator())
+        return made
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), curve(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), curve(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    fresh = copy.deepcopy(model)
+    quantized(model)
+    state,report = saved(model.state_dict()),deploy_(model, inputs(16))
+    found = equal_there(model, tmp_path)
+    assert found['QLinearConv'] == kernels(report)['QLinearConv'] == 2
+    assert kernels(report)['PReLU in floats, from codes to codes'] == 2 and not {'Conv', 'FusedConv'} & {*found}
+    again = loaded_again(fresh.eval(), state, model)
+    assert repr(again) == repr(report)
+
 # --- grids of fewer than 256 codes
 def few(): return Quantizer((0, 14), zero_point=True, init='minmax')
 FEW = {'15 codes for all': few(), '4': 4, '2': 2, '7': 7}

@@ -271,9 +271,11 @@ def _made_operation(name, m, quantizers):
     return _Made(name, m, None, layer)
 
 def _without_quantizer(m):
-    "A twin of a layer that has no parameters; it has no quantizer and no hook either."
+    "A twin of a layer, with parameters of its own; it has no quantizer and no hook."
     twin = copy.copy(m)
     vars(twin).update({k: OrderedDict() for k,v in vars(m).items() if isinstance(v, dict)})
+    for k,p in m._parameters.items():                            # slopes of an nn.PReLU
+        if p is not None: twin.register_parameter(k, nn.Parameter(p.detach().clone(), False))
     vars(twin).pop('_quantizes', None)                           # handles of hooks
     return twin
 

@@ -730,7 +730,7 @@ def is_window_pool(m):
     return not (m.ceil_mode and m.count_include_pad and padded)
 
 _SMOOTH = (nn.Sigmoid, nn.SiLU, nn.Hardswish, nn.Hardsigmoid, nn.LeakyReLU, nn.GELU, nn.Mish,
-    nn.Tanh, nn.ELU, nn.Softplus)
+    nn.Tanh, nn.ELU, nn.Softplus, nn.PReLU)
 
 def is_scaling(m):
     "Is this a normalization that multiplies each channel by a number and adds another?"
