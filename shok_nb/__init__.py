@@ -26,6 +26,7 @@ from .grids.blocks import *
 from .grids.codebooks import *
 from .grids.files import *
 from .training.schedules import *
+from .training.design import integer_search as integer_search
 from .quantization.fake_quantize import *
 from .quantization.learned import *
 from .quantization.fsq import *
