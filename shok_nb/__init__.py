@@ -27,6 +27,7 @@ from .grids.best import *
 from .grids.codebooks import *
 from .grids.files import *
 from .training.schedules import *
+from .training.design import integer_search as integer_search
 from .quantization.fake_quantize import *
 from .quantization.learned import *
 from .quantization.fsq import *

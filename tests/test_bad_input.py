@@ -257,6 +257,14 @@ def of_schedules():
     for n in ('lightning', 'transformers', 'fastai'): yield f'{n}_callback', dict(scheduler=scheduler()), dict(
         scheduler=NOTHING)
 
+def of_design():
+    yield 'integer_search', dict(cost=lambda x: x.square().sum(), start=torch.tensor([1., 2.]), lower=0., upper=3.,
+        integers=None, inequalities=None, equalities=None, starts=2, steps=1, way='anneal', gradient=True, beam=2,
+        tolerance=1e-6, seed=0, progress=None), dict(cost=NOTHING, start=kind('two ints array list tuple'),
+        lower=NUMBER | kind('two ints array true numpy_true'), upper=kind('zero half two ints array'), integers=NONE,
+        inequalities=NONE | kind('dict'), equalities=NONE | kind('dict'), starts=NOTHING, steps=COUNT, way=NOTHING,
+        gradient=FLAG, beam=NOTHING, tolerance=kind('zero half'), seed=COUNT, progress=NONE)
+
 def of_source_coding():
     yield 'ideal_code', dict(source='gaussian', price=.1), dict(source=NOTHING, price=POSITIVE)
 
@@ -492,11 +500,19 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
+<<<<<<< HEAD
     for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'bounds',
             'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks',
             'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest', 'equalize',
             'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'which', 'source_coding', 'core',
             'random'):
+=======
+    for module in ('ste', 'floats', 'blocks', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'bounds',
+            'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'design', 'jpeg', 'plots', 'lab',
+            'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest',
+            'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'which', 'source_coding',
+            'core', 'random'):
+>>>>>>> design-integers
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)
