@@ -500,19 +500,11 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-<<<<<<< HEAD
-    for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'bounds',
-            'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'jpeg', 'plots', 'lab', 'checks',
-            'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest', 'equalize',
-            'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'which', 'source_coding', 'core',
-            'random'):
-=======
-    for module in ('ste', 'floats', 'blocks', 'codebooks', 'files', 'learned', 'fsq', 'gradient', 'bounds',
-            'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'design', 'jpeg', 'plots', 'lab',
+    for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'gradient',
+            'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'design', 'jpeg', 'plots', 'lab',
             'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest',
             'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'which', 'source_coding',
             'core', 'random'):
->>>>>>> design-integers
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)
