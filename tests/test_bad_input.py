@@ -259,11 +259,11 @@ def of_schedules():
 
 def of_design():
     yield 'integer_search', dict(cost=lambda x: x.square().sum(), start=torch.tensor([1., 2.]), lower=0., upper=3.,
-        integers=None, inequalities=None, equalities=None, starts=2, steps=1, way='anneal', gradient=True, beam=2,
+        integers=None, inequalities=None, equalities=None, starts=2, steps=1, way='anneal', black_box=False, beam=2,
         tolerance=1e-6, seed=0, progress=None), dict(cost=NOTHING, start=kind('two ints array list tuple'),
         lower=NUMBER | kind('two ints array true numpy_true'), upper=kind('zero half two ints array'), integers=NONE,
         inequalities=NONE | kind('dict'), equalities=NONE | kind('dict'), starts=NOTHING, steps=COUNT, way=NOTHING,
-        gradient=FLAG, beam=NOTHING, tolerance=kind('zero half'), seed=COUNT, progress=NONE)
+        black_box=FLAG, beam=NOTHING, tolerance=kind('zero half'), seed=COUNT, progress=NONE)
 
 def of_source_coding():
     yield 'ideal_code', dict(source='gaussian', price=.1), dict(source=NOTHING, price=POSITIVE)

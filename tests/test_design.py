@@ -38,7 +38,7 @@ def test_a_black_box_is_asked_once_for_each_design():
     def cost(x):
         asked.append(tuple(x.tolist()))
         return (x-torch.tensor([2., 7.])).abs().sum().item()
-    found = integer_search(cost, [0., 0.], 0, 9, gradient=False, starts=3)
+    found = integer_search(cost, [0., 0.], 0, 9, black_box=True, starts=3)
     assert found.x.tolist() == [2., 7.] and len(asked) == len({*asked})
 
 def test_interrupted(monkeypatch):
@@ -52,7 +52,7 @@ def test_interrupted(monkeypatch):
     assert found.interrupted and 'interrupted' in str(found) and len(lines) == 1
     assert found.cost <= cost(torch.tensor([9., 9.]))
     def never(x): raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt): integer_search(never, [0.], 0, 9, gradient=False)
+    with pytest.raises(KeyboardInterrupt): integer_search(never, [0.], 0, 9, black_box=True)
 
 def test_a_seed_is_a_search():
     "And torch's own numbers are left alone."

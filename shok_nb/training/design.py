@@ -29,20 +29,20 @@ _WORST,_CHUNK = 1e300,1<<14        # a cost that is not finite; designs at once
 
 class _Problem:
     "Costs and constraints of many designs at once; it counts them, and remembers the best."
-    def __init__(self, cost, rules, lower, upper, whole, gradient, tolerance):
+    def __init__(self, cost, rules, lower, upper, whole, box, tolerance):
         self.cost,self.rules,self.lower,self.upper = cost,rules,lower,upper
-        self.whole,self.gradient,self.tolerance = whole,gradient,tolerance
+        self.whole,self.black_box,self.tolerance = whole,box,tolerance
         self.equal = [equal for _,_,equal in rules]
         self.seen,self.best,self.key,self.found_by,self.known = 0,None,math.inf,'',{}
         self.closest,self.spread = [math.inf]*len(rules),torch.ones(len(rules)).to(lower)
 
     def each(self, f, arg, x):
         "`f` of each row, a row of numbers each."
-        if not self.gradient: return torch.stack([self._once(f, arg, v) for v in x])
+        if self.black_box: return torch.stack([self._once(f, arg, v) for v in x])
         try: y = torch.vmap(f, chunk_size=_CHUNK)(x)
         except (RuntimeError, ValueError) as e:
             raise ValueError(f'integer_search: {arg} cannot take many designs at once; use '
-                f'torch operations alone, or gradient=False: {e}') from e
+                f'torch operations alone, or black_box=True: {e}') from e
         return y.reshape(len(x), -1)
 
     def _once(self, f, arg, v):
@@ -70,8 +70,7 @@ class _Problem:
 
     @torch.no_grad()
     def judge(self, x, found_by):
-        """A number of each design to compare by: its cost, or something worse than any cost
-        if a constraint is broken."""
+        "What each design is compared by: its cost, or worse if it breaks a constraint."
         cost,values = self.values(x)
         off = self.broken(values)
         if values: self.closest = off.amin(0).minimum(off.new_tensor(self.closest)).tolist()
@@ -233,6 +232,13 @@ class FoundDesign:
         agree (int): Of the starts, how many ended there
         starts (int): Of so many
         interrupted (bool): Did Ctrl-C end the search?
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> def cost(n): return (n-2.6).square().sum()
+        >>> found = R.integer_search(cost, [1.], 1, 9, starts=4, steps=20)
+        >>> found.x, found.neighbour
+        (tensor([3.], dtype=torch.float64), tensor([2.], dtype=torch.float64))
     """
     x:Tensor            # The design (V,), in the order of `start`
     cost:float          # Of it
@@ -251,6 +257,12 @@ class FoundDesign:
 
         Returns:
             bool: Then a longer search gains
+
+        Example:
+            >>> import shok_nb as R
+            >>> def cost(n): return (n-2.6).square().sum()
+            >>> R.integer_search(cost, [1.], 1, 9, steps=20).neighbour_is_better
+            False
         """
         return self.neighbour_cost < (math.inf if self.broken else self.cost)
 
@@ -346,7 +358,7 @@ def _search(problem, x, way, steps, beam, say):
         return torch.where(problem.whole, hard, y)
     at = problem.rounded(x)
     keys = problem.judge(at, lambda i: 'rounding a start')
-    if problem.gradient and steps:
+    if steps and not problem.black_box:
         word = dict(anneal='annealed', straight='straight-through')[way]
         visited = _minimize(problem, x, torch.ones_like(problem.whole), rounding, (.05, .002),
             steps, 1., lambda i: f'{word} descent from start {i}', say)
@@ -354,7 +366,7 @@ def _search(problem, x, way, steps, beam, say):
         keys = problem.judge(at, lambda i: 'rounding a start')
     moves = _moves(problem.whole)
     at,keys = _descend(problem, at, keys, moves, say)
-    if problem.gradient and not problem.whole.all():
+    if not problem.black_box and not problem.whole.all():
         _beam(problem, *_unlike(at, keys, None), moves, beam, say)
     return at
 
@@ -370,7 +382,7 @@ def integer_search(
     starts:int=64,    # How many designs descend at once; the others begin at random
     steps:int=200,    # Iterations of Adam; 0 is local search alone
     way:str='anneal', # `soft_round` whose alpha rises; or 'straight': `round_ste`
-    gradient:bool=True, # False: `cost` is a black box, called with one design at a time
+    black_box:bool=False, # Has `cost` no gradient? It is called with one design at a time
     beam:int=8,       # Designs whose other numbers are optimized again, if there are any
     tolerance:float=1e-6, # A constraint is kept if it is off by no more
     seed:int=0,       # Of the random starts: the same seed finds the same design
@@ -389,7 +401,8 @@ def integer_search(
         starts (int = 64): How many designs descend at once; the others begin at random
         steps (int = 200): Iterations of Adam; 0 is local search alone
         way (str = 'anneal'): `soft_round` whose alpha rises; or 'straight': `round_ste`
-        gradient (bool = True): False: `cost` is a black box, called with one design at a time
+        black_box (bool = False): Has `cost` no gradient? It is called with one design at a
+            time
         beam (int = 8): Designs whose other numbers are optimized again, if there are any
         tolerance (float = 1e-6): A constraint is kept if it is off by no more
         seed (int = 0): Of the random starts: the same seed finds the same design
@@ -400,10 +413,10 @@ def integer_search(
 
     Example:
         >>> import torch, shok_nb as R
-        >>> def cost(n): return (n[0]*n[1] - 30.).abs() + 0.1*(n[0]-n[1]).abs()
+        >>> def cost(n): return (n[0]-2.6).square() + (n[0]+n[1]-7).square()
         >>> found = R.integer_search(cost, [1., 1.], 1, 9, starts=8, steps=50)
         >>> found.x, found.neighbour_is_better
-        (tensor([5., 6.], dtype=torch.float64), False)
+        (tensor([3., 4.], dtype=torch.float64), False)
     """
     check_callable(cost, 'integer_search', 'cost')
     start = _vector(start, 'start')
@@ -415,10 +428,10 @@ def integer_search(
     beam = check_count(beam, 'integer_search', 'beam', 1)
     seed = check_count(seed, 'integer_search', 'seed', 0, 2**63-1)
     check_choice(way, 'integer_search', 'way', ('anneal', 'straight'))
-    check_flag(gradient, 'integer_search', 'gradient')
+    check_flag(black_box, 'integer_search', 'black_box')
     tolerance = check_knob(tolerance, None, 'integer_search', 'tolerance', finite=True)
     if progress is not None: check_callable(progress, 'integer_search', 'progress')
-    problem = _Problem(cost, rules, lower, upper, whole, gradient, tolerance)
+    problem = _Problem(cost, rules, lower, upper, whole, black_box, tolerance)
     x = _first_starts(problem, start, starts, seed)
     _refuse_start(problem, start)
     return _found(problem, x, way, steps, beam, progress)
