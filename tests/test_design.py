@@ -86,8 +86,8 @@ def test_starts_beyond_finite_costs():
 
 @pytest.mark.slow
 def test_beside_milp():
-    """Of 12 programs of eight integers the search finds the optimum of most, and the worst is 1 % off; of 3 programs
-    with three other numbers the worst is 2 % off. Seeds are those that come first; a search has one result."""
+    """Of 12 programs of eight integers the search finds the optimum of most, and the worst is 3 % off; of 3 programs
+    with three other numbers the worst is 5 % off. Seeds are those that come first; a search has one result."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     def gaps(integers, others, count, **options):
         for seed in range(count):
@@ -99,6 +99,5 @@ def test_beside_milp():
             yield (found.cost-proved.fun)/abs(proved.fun)
     whole = [*gaps(8, 0, 12, steps=100)]
     mixed = [*gaps(5, 3, 3, starts=16, steps=50, beam=4)]
-    print(sum(g < 1e-9 for g in whole), max(whole), max(mixed))
-    assert min(whole) > -1e-9 and sum(g < 1e-9 for g in whole) >= 8 and max(whole) < .02
-    assert min(mixed) > -1e-4 and max(mixed) < .03
+    assert min(whole) > -1e-9 and sum(g < 1e-9 for g in whole) >= 8 and max(whole) < .04
+    assert min(mixed) > -1e-4 and max(mixed) < .07
