@@ -312,3 +312,20 @@ def test_bad_input():
     bad('^smooth_: the model does not take calibrate', R.smooth_, [x[:, :3]])
     bad('^equalize_: the model does not take example', R.equalize_, x[:, :3])
     assert mapped(R.equalize_(nn.ReLU(), x)) == {}
+
+class Asks(nn.Module):
+    "Reads a value to decide: no graph can be made of it."
+    def __init__(self):
+        super().__init__()
+        self.norm,self.a,self.b = nn.LayerNorm(8),nn.Linear(8, 8),nn.Linear(8, 4)
+    def forward(self, x):
+        y = self.a(self.norm(x))
+        if y.sum() > 0: y = 2*y
+        return self.b(y)
+
+@pytest.mark.parametrize('f', (R.equalize_, R.rotate_))
+def test_no_graph_names_the_line(f):
+    line = Asks.forward.__code__.co_firstlineno+2
+    words = f'^{f.__name__}: the model has no graph: .*, line {line} of forward in test_equalize.py'
+    model = Asks()
+    with refused(model, words, ValueError): f(model, torch.ones(3, 8))

@@ -17,6 +17,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from pathlib import Path
 from typing import Any
 import torch
 from torch import Tensor, nn
@@ -527,6 +528,26 @@ def quietly(name, level='CRITICAL'):
     finally:
         for log,was in zip(loggers, levels): log.setLevel(was)
 
+def _stands_outside(frame, packages=('torch', 'shok_nb', 'onnx', 'onnxscript')):
+    "Is this code of the model, not of the library that runs it?"
+    name = frame.tb_frame.f_globals.get('__name__', '').partition('.')[0]
+    return name not in packages
+
+def line_of(e):
+    """Where in the model an error arose: ", line 7 of forward in net.py" of the innermost code
+    that is not torch's, or '' if there is none."""
+    place = ''
+    while e is not None:
+        frame = e.__traceback__
+        while frame is not None:
+            if _stands_outside(frame):
+                code = frame.tb_frame.f_code
+                file = Path(code.co_filename).name
+                place = f', line {frame.tb_lineno} of {code.co_name} in {file}'
+            frame = frame.tb_next
+        e = e.__cause__
+    return place
+
 def first_line(e): return f'{type(e).__name__}: {e}'.splitlines()[0][:120]
 
 @contextmanager
@@ -561,6 +582,6 @@ def flow_of(model, example, modules, quantizers=(), training=False):
             _shorten(program.graph)
             known = program.graph_signature.inputs_to_parameters
     except NoFlow: raise
-    except Exception as e: raise NoFlow(first_line(e)) from None
+    except Exception as e: raise NoFlow(first_line(e)+line_of(e)) from None
     known = {node: name.removeprefix('model.') for node,name in known.items()}
     return _Flow(program.graph, modules, known)
