@@ -1,5 +1,5 @@
 // How much a result is worth: the weights of the words that were looked for, as _ext/finding.py has counted them on
-// each page, and more for a heading or a name that is just that.
+// each page, twice on the page of that name, and more for a heading or a name that is just that.
 
 const finding = {query: null, words: []};
 
@@ -26,7 +26,8 @@ var Scorer = {
     // [page, title, anchor, what, score, file, kind]; `score` is how much of a heading or a name was given.
     score: ([page, title, , , score, , kind]) => {
         const query = new URLSearchParams(window.location.search).get("q").trim();
-        const here = worth(query, Search._index.docnames.indexOf(page));
+        const named = page === query.toLowerCase().replace(/[ -]/g, "_") ? 2 : 1;
+        const here = named * worth(query, Search._index.docnames.indexOf(page));
         const said = page === "api" ? here / 3 : here;                     // it has the words of all pages
         if (kind === "text") return said;
         if (kind === "title") return said + 40 * score;
