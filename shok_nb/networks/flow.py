@@ -13,6 +13,7 @@ import io
 import logging
 import math
 import operator
+import sys
 import warnings
 import weakref
 from collections.abc import Mapping
@@ -528,10 +529,11 @@ def quietly(name, level='CRITICAL'):
     finally:
         for log,was in zip(loggers, levels): log.setLevel(was)
 
-def _stands_outside(frame, packages=('torch', 'shok_nb', 'onnx', 'onnxscript')):
-    "Is this code of the model, not of the library that runs it?"
-    name = frame.tb_frame.f_globals.get('__name__', '').partition('.')[0]
-    return name not in packages
+_RUNS = {'torch', 'shok_nb', 'onnx', 'onnxscript', 'sympy', *sys.stdlib_module_names}
+
+def _stands_outside(frame):
+    "Is this code of the model, not of what runs it?"
+    return frame.tb_frame.f_globals.get('__name__', '').partition('.')[0] not in _RUNS
 
 def line_of(e):
     """Where in the model an error arose: ", line 7 of forward in net.py" of the innermost code
