@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+from .compat import mode
 from .grid import Grid
 from .pieces import PLAIN_TYPES, WHOLE_FLOATS, wide_dtype
 
@@ -76,8 +78,8 @@ def check_input(
             ...
         TypeError: my_round: x must be a torch.Tensor, got list; use torch.as_tensor(x)
     """
-    plain = type(x) in PLAIN_TYPES and is_strided(x) and not x.is_nested
-    if plain and x.dtype in WHOLE_FLOATS: return x
+    plain = type(x) in PLAIN_TYPES and (is_compiling() or x.layout == torch.strided)
+    if plain and not x.is_nested and x.dtype in WHOLE_FLOATS: return x
     wrong = _unlike_a_tensor(x, fn, arg) or _unlike_a_float(x, arg) or _unlike_dense(x, arg)
     if wrong: raise TypeError(f'{fn}: {arg} must {wrong}')
     return x
@@ -146,8 +148,9 @@ def check_knob(
             ...
         ValueError: my_round: alpha must be in [0, inf], got -2.0
     """
-    # in range in every dtype, and far from its ends
+    # in range in every dtype, and far from its ends; or 0 where that is an end
     if type(k) is float and (lo or 1e-37) < k < hi and abs(k) < 1e37: return k
+    if type(k) is float and k == lo == 0. and not open: return k
     if isinstance(k, Tensor) and x is not None:
         check_input(k, fn, arg)
         if k.ndim or not k.is_cpu: _must_join(k, x, fn, arg)
@@ -263,6 +266,7 @@ def _must_join(k, x, fn, arg):
     if k.device != x.device:
         raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; '
             f'use {arg}.to(x.device)')
+    if mode() == 'eager' and k.shape == x.shape: return
     try: torch.broadcast_shapes(k.shape, x.shape)
     except RuntimeError:
         raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '

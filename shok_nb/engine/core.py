@@ -42,8 +42,10 @@ from .pieces import (
     cut_in_pieces,
     for_cpu,
     fused_kernel,
+    is_small,
     join_tensors,
     split_tensors,
+    whole,
     wide_dtype,
     widen,
 )
@@ -92,6 +94,21 @@ class _Evaluate(Function):
         rest = join_tensors(ctx.rest, tensors)
         return None,*ctx.op.backward(g, x, *rest, needs=ctx.needs_input_grad[1:])
 
+class _Numbers(Function):
+    "The same in eager code, where nothing but `x` is a tensor."
+    @staticmethod
+    def forward(ctx, x, op, rest):
+        ctx.op,ctx.rest = op,rest
+        if _keeps(op, rest[0]): ctx.save_for_backward(x)
+        return op.forward(x, *rest)
+
+    @staticmethod
+    def backward(ctx, g):
+        kept,rest = ctx.saved_tensors,ctx.rest
+        if not kept: return g,None,None
+        needs = True,*[False]*len(rest)
+        return ctx.op.backward(g, *kept, *rest, needs=needs)[0],None,None
+
 class _Straight(Function):
     "The common case of it, slope 1 and nothing else to learn: the least Function there is."
     @staticmethod
@@ -100,7 +117,7 @@ class _Straight(Function):
     def backward(ctx, g): return g,None
 
 # without torch's search for transforms: eager code has made it
-_evaluate,_straight = quick_apply(_Evaluate),quick_apply(_Straight)
+_evaluate,_straight,_numbers = map(quick_apply, (_Evaluate, _Straight, _Numbers))
 
 # %% ../../nbs/engine/10_core.ipynb #c1000004
 def _form(op): return op.compiled if torch.compiler.is_compiling() else op.value
@@ -119,10 +136,11 @@ def _value(op, x, step, offset, *knobs):
 def _vjp(op, needs, x, g, step, offset, *knobs):
     "A gradient for `x` and for each of the rest that learns, None for the others."
     if isinstance(step, Grid): return _vjp_on(op, needs, x, g, step, offset, *knobs)
-    _,step_learns,offset_learns,*learn = needs
     v = in_steps(x, step, offset)
     slope = 1. if op.slope is None else op.slope(v, *knobs)
     to_x = g if op.slope is None else g*slope
+    _,step_learns,offset_learns,*learn = needs
+    if not any(needs[1:]): return to_x,None,None,*[None]*len(knobs)
     to_step = to_offset = None
     if step_learns: to_step = _to_step(op, g, v, slope, knobs).sum_to_size(step.shape)
     if offset_learns: to_offset = (g-to_x).sum_to_size(offset.shape)
@@ -210,18 +228,19 @@ def _in_order(op, knobs, named):
     return tuple([given[n] for n in names])
 
 def _accepted(op, x, rest, how):
-    "`step`, `offset` and the knobs, in range and fit for `x`; and whether one of them learns."
-    good,learns = [],False
+    """`step`, `offset` and the knobs, in range and fit for `x`; is one of them a tensor, and
+    does one learn?"""
+    good,tensors,learns = [],False,False
     for i,(k,(arg,kw,low,high)) in enumerate(zip(rest, op.ranges)):
         if not (type(k) is float and low < k < high):    # of the common case no more is asked
             if i == 0: k = check_step(k, x, op.name)
             else: k = check_knob(k, x, op.name, arg, **_asked(kw))
             unread = how == 'export' and op.single       # a graph would hold it for nothing
             if i > 1 and isinstance(k, Tensor) and not unread: k = back_in_range(k, **kw)
-            if isinstance(k, Tensor) and k.requires_grad: learns = True
-            elif how == 'eager' and i > 1: k = as_number(k)
+            if how == 'eager' and i > 1: k = as_number(k)
+            if isinstance(k, Tensor): tensors,learns = True,learns or k.requires_grad
         good.append(k)
-    return good,learns
+    return good,tensors,learns
 
 # %% ../../nbs/engine/10_core.ipynb #c1000018
 def _constants(x, knobs):
@@ -389,15 +408,15 @@ class estimator:
         """
         check_input(x, self.name)
         if named or len(knobs) != len(self.names): knobs = _in_order(self, knobs, named)
-        how,rest,learns = mode(),[step, offset, *knobs],False
+        how,rest,tensors,learns = mode(),[step, offset, *knobs],False,False
         common = len(knobs) == 0 and is_default_grid(step, offset)
-        if not common: rest,learns = _accepted(self, x, rest, how)
+        if not common: rest,tensors,learns = _accepted(self, x, rest, how)
         if how != 'eager': return _not_eager(self, how, x, rest, learns)
         recorded = torch.is_grad_enabled() and (learns or x.requires_grad)
         if not recorded: return self.forward(x, *rest)
         if self.slope is None and common:
             return _straight(x, self.value if self.single else self._common)
-        return _evaluate(self, x, *rest)
+        return _evaluate(self, x, *rest) if tensors else _numbers(x, self, rest)
 
     def _common(self, x): return self.forward(x, 1., 0.)
 
@@ -442,7 +461,9 @@ class estimator:
             tensor([0., 2.])
         """
         if self.single and is_default_grid(*rest[:2]): return self.value(x, *rest[2:])
-        return _in_pieces(self, _value, (), (x,), rest)[0]
+        if not (self.pure and is_small(x)): return _in_pieces(self, _value, (), (x,), rest)[0]
+        y = whole(partial(_value, self), (x,), rest)[0]
+        return y.clone() if y.data_ptr() == x.data_ptr() else y
 
     def backward(self,
         g:Tensor,  # Gradient of the value
@@ -471,7 +492,9 @@ class estimator:
         if torch.is_grad_enabled() or mode() == 'transform':
             return _by_autograd(self, g, x, rest, needs)
         needs = tuple(needs)
-        to_x,*to_rest = _in_pieces(self, _vjp, needs, (x, g), rest)
+        at_once = self.pure and is_small(x)
+        if at_once: to_x,*to_rest = whole(partial(_vjp, self, needs), (x, g), rest)
+        else: to_x,*to_rest = _in_pieces(self, _vjp, needs, (x, g), rest)
         if to_x.shape != x.shape: to_x = to_x.sum_to_size(x.shape)
         if any(needs[1:]):
             to_rest = [None if d is None else d.to(t.dtype) for t,d in zip(rest, to_rest)]

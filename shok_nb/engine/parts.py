@@ -77,7 +77,9 @@ indicator = either(_as_numbers, _as_branches)           # the bools `c` as 0. an
 
 def broadcast_with(y, *knobs):
     "`y`, broadcast to the shape that it has together with the knobs."
-    shape = torch.broadcast_shapes(y.shape, *(k.shape for k in knobs if isinstance(k, Tensor)))
+    shapes = [k.shape for k in knobs if isinstance(k, Tensor)]
+    if not shapes: return y
+    shape = torch.broadcast_shapes(y.shape, *shapes)
     return y if y.shape == shape else y.expand(shape).clone()
 
 # %% ../../nbs/engine/90_parts.ipynb #a6000008

@@ -21,6 +21,7 @@ from .replay import run
 
 # %% ../../nbs/engine/40_pieces.ipynb #00b00012
 PIECE = 1<<16                              # elements of a piece, for each thread
+SMALL = 1<<14                              # up to here a formula runs as it is written
 
 # %% ../../nbs/engine/40_pieces.ipynb #683dd654
 _HALVES = torch.float16,torch.bfloat16
@@ -102,9 +103,13 @@ def _cut(f, key, size, to, ts, knobs):
         return torch.cat(parts, d) if cut else torch.stack(parts).sum(0)
     return [join(parts, cut) for parts,cut in zip(zip(*sums), is_cut)]
 
-def _whole(f, ts, knobs):
-    y,*sums = f(*[t.to(wide_dtype(t.dtype)) for t in ts], *knobs)
-    return _narrow(y, ts[0].dtype),*sums
+def whole(f, ts, knobs):
+    "The same as it is written: what `cut_in_pieces` returns, without pieces or replay."
+    dtype = ts[0].dtype
+    wide = wide_dtype(dtype)
+    if wide != dtype: ts = [t.to(wide) for t in ts]
+    y,*sums = f(*ts, *[widen(k, wide) for k in knobs])
+    return _narrow(y, dtype),*sums
 
 def _fits(x, ts, knobs):
     "Do all `ts` have the shape of `x`, and do the knobs broadcast to it?"
@@ -118,6 +123,11 @@ def _as_vectors(flat, knobs, *ts):
     if not all([t.stride() == ts[0].stride() for t in ts]): return ts
     return [t.as_strided((t.numel(),), (1,)) for t in ts]
 
+def is_small(x):
+    "Is it on a CPU, and so small that cutting it, or looking for a replay, takes longer?"
+    plain = type(x) in PLAIN_TYPES and x.is_cpu
+    return plain and x.numel() <= SMALL and not dispatch_modes()
+
 def cut_in_pieces(f, key, ts, knobs, make=None, flat=True):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
     knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `flat` is False
@@ -126,9 +136,9 @@ def cut_in_pieces(f, key, ts, knobs, make=None, flat=True):
     x = ts[0]
     knobs = [k.to(wide_dtype(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
     _,tensors = split_tensors(knobs)
-    if not (is_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return _whole(f, ts, knobs)
+    if not (is_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return whole(f, ts, knobs)
     kernel = make(f, x, knobs) if make and x.device.type in _FUSED else None
-    if not (kernel or x.is_cpu and x.numel()): return _whole(f, ts, knobs)
+    if not (kernel or x.is_cpu and x.numel()): return whole(f, ts, knobs)
     y,size = torch.empty_like(x),PIECE*torch.get_num_threads()*(1 if flat else 2)
     if not kernel and x.numel() <= size: return y,*run_into(f, y, ts, knobs, key)
     to,*given = _as_vectors(flat, tensors, y, *ts)

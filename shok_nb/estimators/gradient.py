@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from ..engine.arguments import check_count, check_input, check_knob, must_have, shown
+from ..engine.compat import quick_apply
 from ..engine.core import slope_one, straight_through
 from ..engine.parts import by_mode, either, saturate
 from ..engine.pieces import wide_dtype
@@ -41,7 +42,8 @@ def _plainly_scaled(x, factor):
 
 def _unscaled(x, factor): return _view(x)
 
-_scaled = by_mode(_Scale.apply, transform=_plainly_scaled, export=_unscaled)
+_scaled = by_mode(quick_apply(_Scale), compile=_Scale.apply,
+    transform=_plainly_scaled, export=_unscaled)
 
 def scale_grad(
     x:Tensor,            # Values; any shape, floating dtype
@@ -119,9 +121,14 @@ class _RegradeTransformed(_Regrade):
     @staticmethod
     def jvp(ctx, t, *_): return _view(t)
 
-def _regraded(fn, x, f, *rest):
+_eagerly = quick_apply(_Regrade)
+
+def _regraded(fn, x, f, *rest, apply=_eagerly):
     wanted = torch.is_grad_enabled() and x.requires_grad        # if not, Dynamo cannot run it
-    return _Regrade.apply(x, f, *rest) if wanted else _view(x)
+    return apply(x, f, *rest) if wanted else _view(x)
+
+def _regraded_in_code(fn, x, f, *rest):
+    return _regraded(fn, x, f, *rest, apply=_Regrade.apply)
 
 def _regraded_inside(fn, x, f, *rest):
     return _view(x) if torch.jit.is_tracing() else _RegradeTransformed.apply(x, f, *rest)
@@ -133,8 +140,8 @@ def _refused_inside(fn, *args):
 def _regraded_nowhere(fn, x, *args): return _view(x)
 
 # The identity with a backward that is not linear.
-regrade = by_mode(_regraded, transform=either(_regraded_inside, _refused_inside),
-    export=_regraded_nowhere)
+regrade = by_mode(_regraded, compile=_regraded_in_code,
+    transform=either(_regraded_inside, _refused_inside), export=_regraded_nowhere)
 
 # %% ../../nbs/estimators/40_gradient.ipynb #25596c2c
 def _along(fn, d, x, arg='dim'):
