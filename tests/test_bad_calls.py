@@ -90,7 +90,9 @@ BY_CALL = {
     'checks.same b': kind('complex_0d bool_0d'), 'quantizer.Quantizer.calibrate_ x': TENSORS,
     'core.estimator name': kind('five'), 'staircases.staircase name': kind('five'),
     'attention.Attention attention': kind('several'), 'report.LayerReport note': kind('five'),
-    'integer_layers.IntegerLayer layer': MODULES, 'demo.load path': kind('word empty five path')}
+    'integer_layers.IntegerLayer layer': MODULES, 'design.integer_search start': kind('range'),
+    'design.integer_search progress': MODULES | kind('gives_none gives_wide gives_word'),
+    'demo.load path': kind('word empty five path')}
 FUNCTIONS = ('f', 'rounding', 'loss', 'deployed', 'channel', 'integers', 'method')      # elementwise: a ReLU is one
 
 def legal(call, arg):

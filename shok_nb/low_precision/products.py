@@ -109,7 +109,7 @@ def _check_block(block, format, scale):
     return tile
 
 def _check_scale(scale, format):
-    "Raises for a rule of scales that is not one of the format."
+    "Raises for a rule of scales that the format does not have."
     if scale is None: return
     rules = 'floor','ceil','even','rceil','mse','up'
     if format in ('nvfp4', '4/6'): rules = 'nearest','up'

@@ -352,7 +352,7 @@ def _refuse_infeasible(problem, broken):
 
 # %% ../../nbs/training/30_design.ipynb #49fd6a9a
 def _search(problem, x, way, steps, beam, say):
-    "All of the search: descent, local search, and the rest again if there is any."
+    "The whole search: descent, local search, and the rest again if there is any."
     def rounding(y, t):
         hard = soft_round(y, _rate(.5, 30., t)) if way == 'anneal' else round_ste(y)
         return torch.where(problem.whole, hard, y)
