@@ -34,11 +34,12 @@ EDGES = torch.tensor([0., -0., .5, -.5, 1.5, math.inf, -math.inf, math.nan, 1e10
 
 @pytest.fixture
 def early(monkeypatch):
-    "Programs from the third piece on, pieces of 64 elements, one thread, and nothing kept from before."
+    "Programs from the third piece on, pieces of 64 elements, one thread, nothing small, and nothing kept from before."
     monkeypatch.setattr(replay, '_PAYS', 3)
     monkeypatch.setattr(replay, '_seen', {})
     monkeypatch.setattr(replay, '_programs', {})
     monkeypatch.setattr(pieces, 'PIECE', 64)
+    monkeypatch.setattr(pieces, 'SMALL', -1)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
     return replay._programs
 
@@ -435,7 +436,7 @@ def test_the_environment_decides(again, monkeypatch, capsys):
     for word,n in (('debug', 1), ('0', 0)):
         monkeypatch.setenv('SHOK_NB_REPLAY', word)
         f = again().estimator('looks', lambda v: v if v.any() else -v, pure=True)
-        for _ in range(300): f(torch.ones(9))
+        for _ in range(300): f(torch.ones(pieces.SMALL+1))
         made = sys.modules['shok_nb.engine.replay']._programs
         assert capsys.readouterr().err.count('is not replayed') == n == len(made) and made is not replay._programs
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
 from torch.compiler import is_compiling
+from torch.jit import is_tracing
 
 # %% ../../nbs/engine/70_compat.ipynb #c04a0005
 def _private(name)->Any:
@@ -24,7 +25,6 @@ def _private(name)->Any:
 
 # %% ../../nbs/engine/70_compat.ipynb #c04a0007
 _func_active = _private('_C._are_functorch_transforms_active')
-_is_tracing = _private('_C._is_tracing') or torch.jit.is_tracing       # by torch.jit.trace
 
 _unsure = _func_active is None or not hasattr(forward_ad, '_current_level')
 
@@ -122,5 +122,5 @@ def mode():
     compiling = is_compiling()
     if compiling and exporting(): return 'export'
     if _unsure or _func_active() or forward_ad._current_level >= 0: return 'transform'
-    if not compiling and _is_tracing(): return 'transform'
+    if not compiling and is_tracing(): return 'transform'
     return 'compile' if compiling else 'eager'

@@ -9,6 +9,7 @@ __all__ = []
 import warnings
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 from .compat import (
     batched,
     compile_error,
@@ -125,8 +126,8 @@ def _as_vectors(flat, knobs, *ts):
 
 def is_small(x):
     "Is it on a CPU, and so small that cutting it, or looking for a replay, takes longer?"
-    plain = type(x) in PLAIN_TYPES and x.is_cpu
-    return plain and x.numel() <= SMALL and not dispatch_modes()
+    if is_compiling() or type(x) not in PLAIN_TYPES: return False
+    return x.is_cpu and x.numel() <= SMALL and not dispatch_modes()
 
 def cut_in_pieces(f, key, ts, knobs, make=None, flat=True):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
