@@ -12,7 +12,17 @@ import torch
 from estimators import FLOATS, back, generator, grouped, kept, leaves, near, same, side_by_side, some_quickly, variants
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
-from shok_nb import cubic_round, dorefa, fake_quantize, fourier_round, pact, quantized_bits, round_ste, soft_round, stochastic_round
+from shok_nb import (
+    cubic_round,
+    dorefa,
+    fake_quantize,
+    fourier_round,
+    pact,
+    quantized_bits,
+    round_ste,
+    soft_round,
+    stochastic_round,
+)
 from shok_nb.catalog import catalog
 from shok_nb.engine import core, pieces, replay
 from shok_nb.engine.core import estimator
