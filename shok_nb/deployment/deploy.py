@@ -678,7 +678,8 @@ def _stored_format(m, q, place, w, value, pack):
         codes,levels = _at_level(numbers, kind, pack)
         how |= levels
     else: codes = numbers.to(dtype or torch.float8_e4m3fn)
-    weight = Dequantize(dtype=value.dtype, **how)
+    known:dict[str,Any] = dict(dtype=value.dtype, **how)
+    weight = Dequantize(**known)
     word = kind if dtype is None else str(dtype).removeprefix('torch.')
     return _in_place(m, place, weight, codes, value),word
 

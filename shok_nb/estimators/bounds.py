@@ -74,8 +74,7 @@ def clip(
         raise TypeError('clip: lower and upper are both None; give one of them')
     if lower is not None: lower = _checked(lower, x, 'clip', 'lower')
     if upper is not None: upper = _checked(upper, x, 'clip', 'upper')
-    numbers = isinstance(lower, float) and isinstance(upper, float)
-    if numbers and lower > upper:
+    if isinstance(lower, float) and isinstance(upper, float) and lower > upper:
         raise ValueError(f'clip: lower must not be above upper, got {lower:g} and {upper:g}')
     return _bounded('clip', x, lower, upper, gradient)
 

@@ -66,7 +66,9 @@ class BestGrid(Grid):
         return best
 
     def cells(self, x, own=0.):
-        still,parts,least,best = x.detach(),[],None,None
+        still,parts = x.detach(),[]
+        least:Any = None
+        best:Any = None
         for i,(g,o) in enumerate(zip(self.grids, self.owns(own))):
             c = g.cells(x, o)
             e = self.erring(still, c.value(c.v.detach().round()))

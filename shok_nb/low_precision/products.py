@@ -8,11 +8,11 @@ __all__ = ['RECIPES', 'Operand', 'Recipe', 'low_precision_']
 # %% ../../nbs/low_precision/20_products.ipynb #20570004
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -132,11 +132,13 @@ class Operand:
         scale (str|None = None): Of a block: None is a float32, 'up' a power of two (MX)
         rounding (Callable = round_ste): An estimator with a `step`: its value is taken, not
             its slope
+        tile (Any = field(default=None, init=False, compare=False)): `block` as rows and
+            columns
 
     Example:
         >>> import shok_nb as R
         >>> R.Operand('e4m3', block=(128, 128))
-        e4m3, 128 × 128
+        e4m3, 128 x 128
     """
     format:Any                # 'nvfp4', '4/6', a name of `FORMATS`, a dtype or a `FloatFormat`
     # Who shares a scale: 'tensor', 'row', as many values along the summed axis, or a tuple of
@@ -144,6 +146,7 @@ class Operand:
     block:Any=None
     scale:str|None=None       # Of a block: None is a float32, 'up' a power of two (MX)
     rounding:Callable=round_ste # An estimator with a `step`: its value is taken, not its slope
+    tile:Any=field(default=None, init=False, compare=False)  # `block` as rows and columns
     def __post_init__(self):
         "Check, and fill in what follows."
         nv = self.format in ('nvfp4', '4/6')
@@ -157,7 +160,7 @@ class Operand:
     def __repr__(self):
         "In words."
         said = [str(self.format).removeprefix('torch.')]
-        if self.tile: said.append('{} × {}'.format(*self.tile))
+        if self.tile: said.append('{} x {}'.format(*self.tile))
         elif self.block is not None: said.append(f'a {self.block}')
         if self.scale is not None: said.append(f'scale {self.scale}')
         how = getattr(self.rounding, '__name__', what_came(self.rounding))
@@ -251,7 +254,8 @@ def _mx(format, **kw): return Operand(format, 32, 'up', **kw)
 
 def _recipes():
     "Ready ones, by name."
-    bf16,up = Operand('bfloat16'),dict(scale='up', rounding=stochastic_round)
+    up:dict[str,Any] = dict(scale='up', rounding=stochastic_round)
+    bf16 = Operand('bfloat16')
     by_tensor,by_row,by_block = ([Operand(f, b) for f in ('e4m3', 'e5m2')]
         for b in ('tensor', 'row', 128))
     nv,square = Operand('nvfp4'),Operand('nvfp4', (16, 16))
@@ -337,7 +341,10 @@ class _Convolution(Function):
     def forward(x, w, seed, recipe, how):
         a,b = recipe.forward
         x_,w_ = _channels(a, x, seed),_channels(b, w, seed+1)
-        return torch.convolution(x_, w_, None, *how, False, [0]*len(how[0]), 1).to(x.dtype)
+        stride,padding,dilation = how
+        y = torch.convolution(
+            x_, w_, None, stride, padding, dilation, False, [0]*len(stride), 1)
+        return y.to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):
         x,w,seed,ctx.recipe,ctx.how = inputs
@@ -367,8 +374,12 @@ def _dtype_of(x):
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
-class _Rounded:
+class _Rounded(nn.Module):
     "What the layers have in common."
+    weight:Tensor
+    bias:Tensor|None
+    rounding_seed:Tensor
+    rounding_count:Tensor
     def begin(self, recipe, seed):
         "Round from now on."
         self.recipe = recipe
@@ -400,6 +411,9 @@ class RoundedLinear(_Rounded, nn.Linear):
     def extra_repr(self): return f'{super().extra_repr()}, recipe={self.recipe.name}'
 
 class _RoundedConvolution(_Rounded):
+    stride:Any
+    padding:Any
+    dilation:Any
     def forward(self, x):
         batch = x if x.ndim == self.weight.ndim else x[None]
         how = [*self.stride],[*self.padding],[*self.dilation]
@@ -510,9 +524,9 @@ def low_precision_(
         0      Linear  mxfp8
         2      Linear          skipped
         mxfp8
-          y  = x·w   x: e4m3, 1 × 32, scale up                   w: e4m3, 1 × 32, scale up
-          dx = g·w   g: e5m2, 1 × 32, scale up                   w: e4m3, 1 × 32, scale up
-          dw = g·x   g: e5m2, 1 × 32, scale up                   x: e4m3, 1 × 32, scale up
+          y  = x·w   x: e4m3, 1 x 32, scale up                   w: e4m3, 1 x 32, scale up
+          dx = g·w   g: e5m2, 1 x 32, scale up                   w: e4m3, 1 x 32, scale up
+          dw = g·x   g: e5m2, 1 x 32, scale up                   x: e4m3, 1 x 32, scale up
     """
     fn = 'low_precision_'
     check_model(model, fn)
@@ -527,7 +541,8 @@ def low_precision_(
             if not skipped(n): attention_into_layers(m)
         attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
         inside = {id(k) for m in attention for k in m.children()}
-        for n,m in [*model.named_modules()]:
+        layers:Any = [*model.named_modules()]
+        for n,m in layers:
             if not _with_products(m) or id(m) in inside: continue
             why = 'skipped' if skipped(n) else _left_because(m)
             kind = type(m).__name__
@@ -540,5 +555,6 @@ def low_precision_(
         if not count:
             raise ValueError(f'{fn}: no layer with products to round in '
                 f'{type(model).__name__}; known are Linear and Conv1d to Conv3d')
-        if recipe.draws(): model._awaits = model.register_forward_pre_hook(_count_on),
+        if recipe.draws():
+            vars(model)['_awaits'] = model.register_forward_pre_hook(_count_on),
     return LayerReport(rows, repr(recipe))

@@ -174,7 +174,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         if self.inner is not None: self.inner.add_param_group(self.param_groups[-1])
 
-    def _draws(self, i, part):
+    def _draws(self, i, part)->dict[str,Any]:
         "The seed of what is stored of parameter `i` now; nothing if the rounding takes none."
         if self.rounding is not stochastic_round: return {}
         return dict(seed=fold_in(self.now, i << 8 | part))

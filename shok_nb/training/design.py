@@ -127,9 +127,10 @@ def _minimize(problem, x, moving, round_at, rates, steps, weight, found_by, say)
     with torch.no_grad(): penalties = _Penalties(problem, problem.rounded(x), weight)
     at,best = problem.rounded(x),problem.judge(problem.rounded(x), found_by)
     z = torch.zeros_like(x).requires_grad_()
-    adam = torch.optim.Adam([z], rates[0])
+    start,end = rates
+    adam = torch.optim.Adam([z], start)
     for i in range(steps):
-        for group in adam.param_groups: group['lr'] = _rate(*rates, i/steps)
+        for group in adam.param_groups: group['lr'] = _rate(start, end, i/steps)
         y = round_at(clip(x + width*z, problem.lower, problem.upper), i/steps)
         cost,values = problem.values(y)
         g, = torch.autograd.grad(penalties.total(cost, values).sum(), z)
