@@ -572,6 +572,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'shok_nb/deployment/runtime.py'),
                                             'shok_nb.deployment.runtime._long_axes': ( 'deployment/runtime.html#_long_axes',
                                                                                        'shok_nb/deployment/runtime.py'),
+                                            'shok_nb.deployment.runtime._not_exported': ( 'deployment/runtime.html#_not_exported',
+                                                                                          'shok_nb/deployment/runtime.py'),
                                             'shok_nb.deployment.runtime._numbers_of': ( 'deployment/runtime.html#_numbers_of',
                                                                                         'shok_nb/deployment/runtime.py'),
                                             'shok_nb.deployment.runtime._on_its_grid': ( 'deployment/runtime.html#_on_its_grid',

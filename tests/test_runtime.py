@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from estimators import generator, slow_after
+from estimators import generator, refused, slow_after
 from networks import Made
 from test_deploy import session
 from torch import nn
@@ -270,3 +270,24 @@ def test_normalizations_of_lines(make, shape, kernel, many, tmp_path):
     assert fused.count(kernel) == many == sum(row.kernel == kernel for row in report.rows)
     assert not {'Gemm', 'FusedGemm'} & {*fused} and fused.count('Conv') == (kernel == 'QLinearConv')     # the last
     assert unlike(found, model(x)) < 1e-5
+
+class Asks(nn.Module):
+    "Reads a value to decide."
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+    def forward(self, x):
+        y = self.a(x)
+        return 2*y if y.sum() > 0 else y
+
+class Exotic(Asks):
+    def forward(self, x): return torch.special.airy_ai(self.a(x))
+
+@pytest.mark.parametrize('model,why', [
+    (Asks(), f'line {Asks.forward.__code__.co_firstlineno+2} of forward in test_runtime.py; change that line'),
+    (Exotic(), 'No ONNX function found for .*airy_ai')])
+def test_no_file_says_why(model, why, tmp_path):
+    "What torch's exporter raises has its own pages of advice: the reason and the line are what helps."
+    with refused(model, f'^to_onnx: no file can be made of the model: .*{why}', ValueError):
+        runtime.to_onnx(model, torch.ones(3, 4), tmp_path/'a.onnx')
+    assert not [*tmp_path.iterdir()]

@@ -29,6 +29,7 @@ from ..networks.flow import (
     evaluating,
     fields_of,
     first_line,
+    line_of,
     inputs_of,
     largest_gap,
     quietly,
@@ -792,6 +793,14 @@ def _keeps_table(node):
     chosen = places*math.prod(table.shape[deep:])
     return False if chosen > table.size+1024 else None
 
+def _not_exported(e):
+    "Why torch's exporter makes no file, and at which line of the model."
+    reason = e
+    while reason.__cause__ is not None: reason = reason.__cause__
+    place = line_of(e)
+    told = f'to_onnx: no file can be made of the model: {first_line(reason)}{place}'
+    return f'{told}; change that line, or leave it out in .eval()' if place else told
+
 def _exported(model, inputs, together, axes):
     "The program that torch's exporter makes, with the operators that the runtime knows best."
     from onnxscript.optimizer import optimize_ir
@@ -800,9 +809,10 @@ def _exported(model, inputs, together, axes):
     plain = sdpa_kernel(SDPBackend.MATH)     # its layout is that of what a file holds
     with quiet, as_is, plain, evaluating(model), _as_values(model), _in_file(model) as four:
         flat:Any = FlatModel(model, together).eval()
-        program:Any = torch.onnx.export(flat, kwargs=dict(given=inputs), dynamo=True,
+        try: program:Any = torch.onnx.export(flat, kwargs=dict(given=inputs), dynamo=True,
             verbose=False, optimize=False, input_names=[*inputs],
             opset_version=21 if blocks or four else 20, dynamic_shapes=_dynamic_shapes(axes))
+        except torch.onnx.OnnxExporterError as e: raise ValueError(_not_exported(e)) from e
     optimize_ir(program.model, should_fold=_keeps_table)
     graph = program.model.graph
     _register_lost(graph)
