@@ -51,9 +51,9 @@ docs: $(VENV)/ready    ## The site, in docs/_build/html; warnings are errors, no
 	$(PY) -m sphinx -W --keep-going -q -j $(JOBS) -c docs docs/nbs docs/_build/html
 	@echo "Open docs/_build/html/index.html"
 
-lab: $(VENV)/ready    ## The sliders, live in JupyterLab at localhost; PORT=8889
+lab: $(VENV)/ready    ## All notebooks in JupyterLab at localhost, the sliders live; PORT=8889
 	@echo "JupyterLab runs at http://localhost:$(PORT)/lab, or on the next free port it names; Ctrl-C ends it"
-	$(PY) -m jupyter lab nbs/show/20_widgets.ipynb --port $(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
+	$(PY) -m jupyter lab --ServerApp.root_dir=nbs --LabApp.default_url=/lab/tree/show/20_widgets.ipynb --port $(PORT) $(if $(filter 0,$(shell id -u)),--allow-root) $(ARGS)
 
 bench: $(VENV)/ready    ## The benchmarks, about 25 minutes; ARGS="--quick", ARGS="--part small peers"
 	$(PY) bench/bench.py $(ARGS)

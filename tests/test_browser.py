@@ -4,6 +4,7 @@ strict content policy, and in JupyterLab. For the pages of the site see test_sit
 Needs chromium and chromedriver; without them the tests say so and skip. Nothing leaves this machine: the pages come
 from files or from a server on 127.0.0.1 that lives as long as the test, and every request is checked."""
 import base64
+import contextlib
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import secrets
 import subprocess
 import sys
 import time
+import urllib.request
 import numpy as np
 import pytest
 import torch
@@ -277,6 +279,30 @@ def test_two_under_a_strict_policy(browser, tools, tmp_path):
         assert not hosts(browser)
 
 # --- JupyterLab
+@contextlib.contextmanager
+def serving(tmp, options, cwd):
+    "A JupyterLab on 127.0.0.1 whose files are in `tmp`: its address and token."
+    folders = dict(JUPYTER_CONFIG_DIR='config', JUPYTER_DATA_DIR='data', JUPYTER_RUNTIME_DIR='runtime',
+        JUPYTERLAB_SETTINGS_DIR='settings', JUPYTERLAB_WORKSPACES_DIR='workspaces', IPYTHONDIR='ipython')
+    dirs = {k: str(tmp/v) for k,v in folders.items()}
+    env = os.environ | dirs | dict(PYTHONPATH=str(ROOT), JUPYTER_TOKEN=secrets.token_hex(16), OMP_NUM_THREADS='1')
+    own = {'ServerApp.ip': '127.0.0.1', 'ServerApp.open_browser': False,
+        'ServerApp.allow_root': True, 'LabApp.expose_app_in_browser': True, 'LabApp.extension_manager': 'readonly'}
+    command = [sys.executable, '-m', 'jupyterlab', *options, *(f'--{k}={v}' for k,v in own.items())]
+    with open(tmp/'log', 'wb') as log:
+        server = subprocess.Popen(command, env=env, cwd=cwd, stdout=log, stderr=subprocess.STDOUT)
+    def written(): return [f for f in (tmp/'runtime').glob('jpserver-*.json') if f.stat().st_size]
+    try:
+        end = time.monotonic()+120
+        while not (found := written()):                                      # made, then written
+            assert server.poll() is None and time.monotonic() < end, (tmp/'log').read_text()
+            time.sleep(.1)
+        yield json.loads(found[0].read_text())['url'],env['JUPYTER_TOKEN']
+    finally:
+        server.terminate()                    # takes its kernels along
+        try: server.wait(20)
+        except subprocess.TimeoutExpired: server.kill()
+
 @pytest.fixture(scope='module')
 def lab(tmp_path_factory):
     "A JupyterLab of its own on 127.0.0.1, over a copy of the widgets page: its address with the token."
@@ -294,27 +320,23 @@ def lab(tmp_path_factory):
         f = tmp/'settings'/'@jupyterlab'/f'{name}.jupyterlab-settings'
         f.parent.mkdir(parents=True, exist_ok=True)
         f.write_text(json.dumps(values))
-    folders = dict(JUPYTER_CONFIG_DIR='config', JUPYTER_DATA_DIR='data', JUPYTER_RUNTIME_DIR='runtime',
-        JUPYTERLAB_SETTINGS_DIR='settings', JUPYTERLAB_WORKSPACES_DIR='workspaces', IPYTHONDIR='ipython')
-    dirs = {k: str(tmp/v) for k,v in folders.items()}
-    env = os.environ | dirs | dict(PYTHONPATH=str(ROOT), JUPYTER_TOKEN=secrets.token_hex(16), OMP_NUM_THREADS='1')
-    options = {'ServerApp.ip': '127.0.0.1', 'ServerApp.port': 0, 'ServerApp.open_browser': False,
-        'ServerApp.root_dir': tmp/'work', 'ServerApp.allow_root': True, 'LabApp.expose_app_in_browser': True,
-        'LabApp.extension_manager': 'readonly'}
-    command = [sys.executable, '-m', 'jupyterlab', *(f'--{k}={v}' for k,v in options.items())]
-    with open(tmp/'log', 'wb') as log:
-        server = subprocess.Popen(command, env=env, cwd=tmp/'work', stdout=log, stderr=subprocess.STDOUT)
-    def written(): return [f for f in (tmp/'runtime').glob('jpserver-*.json') if f.stat().st_size]
-    try:
-        end = time.monotonic()+120
-        while not (found := written()):                                      # made, then written
-            assert server.poll() is None and time.monotonic() < end, (tmp/'log').read_text()
-            time.sleep(.1)
-        yield f"{json.loads(found[0].read_text())['url']}lab/tree/page.ipynb?token={env['JUPYTER_TOKEN']}"
-    finally:
-        server.terminate()                    # takes its kernel along
-        try: server.wait(20)
-        except subprocess.TimeoutExpired: server.kill()
+    with serving(tmp, [f'--ServerApp.root_dir={tmp/"work"}', '--port', '0'], tmp/'work') as (url, token):
+        yield f'{url}lab/tree/page.ipynb?token={token}'
+
+@pytest.mark.slow
+def test_make_lab_opens_all_notebooks(tmp_path):
+    "Its server has every notebook, so that the links between them lead somewhere, and opens one."
+    said = subprocess.run(['make', '-n', 'lab', 'PORT=0', 'PY=python'], cwd=ROOT, capture_output=True, text=True).stdout
+    line, = [l.split() for l in said.splitlines() if l.startswith('python -m jupyter lab ')]
+    options = [o for o in line[4:] if o != '--allow-root']
+    with serving(tmp_path, options, ROOT) as (url, token):
+        def get(path): return urllib.request.urlopen(f'{url}{path}?token={token}')
+        def below(folder):
+            for c in json.load(get(f'api/contents/{folder}'))['content']:
+                if c['type'] == 'directory': yield from below(c['path'])
+                elif c['path'].endswith('.ipynb'): yield c['path']
+        assert {*below('')} == {str(p.relative_to(ROOT/'nbs')) for p in (ROOT/'nbs').rglob('[!.]*.ipynb')}
+        assert '/lab/tree/show/20_widgets.ipynb' in get('').url
 
 @pytest.mark.slow
 def test_jupyterlab(browser, lab):
