@@ -3449,6 +3449,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'shok_nb.show.widgets._checked': ('show/widgets.html#_checked', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._chosen': ('show/widgets.html#_chosen', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._column': ('show/widgets.html#_column', 'shok_nb/show/widgets.py'),
+                                      'shok_nb.show.widgets._default': ('show/widgets.html#_default', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._digits': ('show/widgets.html#_digits', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._drawing': ('show/widgets.html#_drawing', 'shok_nb/show/widgets.py'),
                                       'shok_nb.show.widgets._ends': ('show/widgets.html#_ends', 'shok_nb/show/widgets.py'),

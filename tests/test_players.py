@@ -166,6 +166,13 @@ def test_no_iteration():
     "Zero iterations: where it starts."
     assert try_it.descend(round_ste, 3.3, steps=0, target=1.)[:, 0].tolist() == [3.3, 3., 2.]
 
+def test_an_own_function_starts_at_its_default():
+    "If the range has it; in the middle if it has not, or there is none."
+    def f(x, alpha=9., p=3, q=99., *, r, word='a'): return x.round()
+    box = tune(f, alpha=(1., 20.), p=(1., 10.), q=(0., 1.), r=(0., 3.), word=(1., 2.))
+    assert {n: s.value for n,s in box.sliders.items()} == dict(alpha=9., p=3., q=.5, r=1.5, word=1.5)
+    assert tune(torch.clamp, min=(-1., 0.), max=(0., 1.)).sliders['max'].value == .5        # has no signature
+
 def test_own_knob_of_one_value():
     "A knob that was made by hand, and a slider that starts beyond its round values."
     box = tune(soft_round, alpha=Knob('alpha', 3.33, 1., 20.))

@@ -61,12 +61,20 @@ def _chosen(fn, choice, v):
         raise ValueError(f'{fn}: {choice.name} must be one of {known}, got {v!r}')
     return replace(choice, default=v)
 
-def _ranged(fn, name, v, old):
-    "The knob `name` with the range `v`; it starts as `old` does, or in the middle."
+def _default(f, name, lo, hi):
+    "What `f` takes if it is not told: a number in the range, or None."
+    try: start = signature(f).parameters[name].default
+    except (KeyError, TypeError, ValueError): return None       # it takes any, or tells nobody
+    return float(start) if is_number(start) and lo <= start <= hi else None
+
+def _ranged(fn, f, name, v, old):
+    "The knob `name` with the range `v`. It starts as `old` or `f` do, or in the middle."
     if not _is_range(v):
         raise ValueError(f'{fn}: {name} must be (low, high), two finite numbers, got {v!r}')
     lo,hi = v
-    if old is None: return Knob(name, (lo+hi)/2, lo, hi)
+    if old is None:
+        start = _default(f, name, lo, hi)
+        return Knob(name, (lo+hi)/2 if start is None else start, lo, hi)
     start = type(old.default)(min(max(old.default, lo), hi))
     return Knob(name, start, lo, hi, log=old.log and lo > 0)
 
@@ -89,7 +97,7 @@ def _knob(fn, f, name, v, old):
     "The knob or choice that `name=v` asks for, where `old` is the catalog's or None."
     if isinstance(v, (Knob, Choice)): return v
     if isinstance(old, Choice): return _chosen(fn, old, v)
-    if isinstance(v, (tuple, list)): return _ranged(fn, name, v, old)
+    if isinstance(v, (tuple, list)): return _ranged(fn, f, name, v, old)
     return _started(fn, f, name, v, old)
 
 # %% ../../nbs/show/20_widgets.ipynb #98666a61
