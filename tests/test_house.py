@@ -895,7 +895,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'quarot': 'rotate', 'hadamard rotation': 'rotate',
     'rate distortion': 'source_coding', 'binary network': 'binary', 'parity': 'binary',
     'fixed point': 'fake_quantize glossary', 'fp8': 'floats glossary', 'mxfp4': 'blocks', 'codebook': 'codebooks',
-    'fp8 training': 'products four_bits', 'train in fp8': 'products four_bits',
+    'fp8 training': 'products low_precision', 'train in fp8': 'products low_precision',
     'integer optimization': 'design lattice'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
