@@ -197,8 +197,7 @@ _alpha = _log('alpha', 5., .5, 30., soft=0., hard=math.inf, ends=_half_line)
 _lower = Knob('lower', -2., -4., 0., ends=(-math.inf, 0.))
 _both_ends = _lower,Knob('upper', 2., 1., 4., ends=(1., math.inf))
 _tie_kinds = Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down'))
-_all_ties = Choice('ties', None, (None, *_tie_kinds.options))
-_halves = Choice('halves', 'written', ('written', 'binary'))
+_all_ties = Choice('ties', None, (None, 'away', 'even', 'up', 'zero', 'down'))
 _kinds = Choice('kind', 'uniform', ('uniform', 'triangular', 'gaussian', 'kumaraswamy'))
 _mixed = Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit'))
 
@@ -271,7 +270,7 @@ catalog = (
         (_log('gain', 1e4, 1., 1e4, ends=_half_line), Knob('threshold', .499, 0., 1.)),
         domain=(-.5, 1.5), **_curve, **_one_step),
     Row(decimal_ste, '1', '1308.3432', (Knob('decimals', 1, 0, 3),),
-        (_all_ties, _halves), grid=False, domain=(-.5, .5)),
+        (_all_ties,), grid=False, domain=(-.5, .5)),
     Row(diff_round, '-0.01', 'Carlini 2024', (Knob('decimals', 1, 0, 3),),
         exact_slope=True, monotone=False, domain=(-1, 1), **_one_step),
     Row(stochastic_round, '1', '1502.02551', on_grid=True, unbiased=True, **_draws),
