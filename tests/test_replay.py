@@ -245,6 +245,7 @@ def test_signal_handler_that_rounds(monkeypatch):
     """A progress bar or a profiler rounds in the middle of a call: both get what they asked
     for. 3,000 calls meet about 300 signals."""
     monkeypatch.setattr(replay, '_PAYS', 3)
+    monkeypatch.setattr(pieces, 'SMALL', -1)
     xs = [torch.randn(5000, generator=generator(i))*3 for i in range(4)]
     with no_replay(): want = [soft_round(x) for x in xs]
     seen,wrong = [0],[0]

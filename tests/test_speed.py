@@ -42,8 +42,9 @@ def both(f, x, g): return back(f, x, g=g)
 # --- pieces
 @pytest.fixture
 def small(monkeypatch):
-    "Pieces of 64 elements, one thread."
+    "Pieces of 64 elements, one thread, and nothing too small for them."
     monkeypatch.setattr(pieces, 'PIECE', 64)
+    monkeypatch.setattr(pieces, 'SMALL', -1)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
 
 def whole(f, *args):
