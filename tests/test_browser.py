@@ -326,7 +326,8 @@ def lab(tmp_path_factory):
 @pytest.mark.slow
 def test_make_lab_opens_all_notebooks(tmp_path):
     "Its server has every notebook, so that the links between them lead somewhere, and opens one."
-    said = subprocess.run(['make', '-n', 'lab', 'PORT=0', 'PY=python'], cwd=ROOT, capture_output=True, text=True).stdout
+    said = subprocess.run(['make', '-n', 'lab', 'PORT=0', 'PY=python', 'ARGS='], cwd=ROOT, capture_output=True,
+        text=True).stdout
     line, = [l.split() for l in said.splitlines() if l.startswith('python -m jupyter lab ')]
     options = [o for o in line[4:] if o != '--allow-root']
     with serving(tmp_path, options, ROOT) as (url, token):
