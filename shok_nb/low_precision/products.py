@@ -8,7 +8,7 @@ __all__ = ['RECIPES', 'Operand', 'Recipe', 'low_precision_']
 # %% ../../nbs/low_precision/20_products.ipynb #20570004
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 import torch
@@ -132,8 +132,6 @@ class Operand:
         scale (str|None = None): Of a block: None is a float32, 'up' a power of two (MX)
         rounding (Callable = round_ste): An estimator with a `step`: its value is taken, not
             its slope
-        tile (Any = field(default=None, init=False, compare=False)): `block` as rows and
-            columns
 
     Example:
         >>> import shok_nb as R
@@ -146,7 +144,6 @@ class Operand:
     block:Any=None
     scale:str|None=None       # Of a block: None is a float32, 'up' a power of two (MX)
     rounding:Callable=round_ste # An estimator with a `step`: its value is taken, not its slope
-    tile:Any=field(default=None, init=False, compare=False)  # `block` as rows and columns
     def __post_init__(self):
         "Check, and fill in what follows."
         nv = self.format in ('nvfp4', '4/6')
@@ -160,7 +157,8 @@ class Operand:
     def __repr__(self):
         "In words."
         said = [str(self.format).removeprefix('torch.')]
-        if self.tile: said.append('{} x {}'.format(*self.tile))
+        tile = vars(self)['tile']
+        if tile: said.append('{} x {}'.format(*tile))
         elif self.block is not None: said.append(f'a {self.block}')
         if self.scale is not None: said.append(f'scale {self.scale}')
         how = getattr(self.rounding, '__name__', what_came(self.rounding))
