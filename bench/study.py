@@ -13,7 +13,7 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')               # before torch is im
 import torch  # noqa: E402
 from shok_nb.catalog import catalog  # noqa: E402
 from shok_nb.studies.harness import _RESULTS, _jobs, read_results, run_study, write_results  # noqa: E402
-from shok_nb.studies.which import studies  # noqa: E402
+from shok_nb.studies.scores import studies  # noqa: E402
 
 
 def chosen_by(words):

@@ -28,21 +28,73 @@ literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
 literate_folders = dict(                                     # the groups of the menu, in its order: folders of nbs
     start='Start',
     estimators='Estimators',
-    grids='Grids',
+    grids='Number formats',
     training='Training',
     quantization='Quantize tensors',
     networks='Quantize models',
     low_precision='Train in few bits',
     deployment='Deploy',
     post_training='Without training',
-    studies='Studies',
-    show='Pictures and sliders',
+    studies='Benchmarks',
+    show='Sliders and pictures',
     reference='Reference',
     engine='How it is made',
 )
-# Pages that tell how something is made: they stand in the last group.
-literate_inside = ('layers', 'flow', 'operations', 'attention', 'foreign_layers', 'report', 'channels',
-    'integer_layers', 'integer_operations')
+literate_places = dict(                                      # pages of other folders; `...` is the rest of its own
+    start=['first_network', 'which', 'straight_through_fails', 'try_it', ...],
+    engine=[..., 'layers', 'flow', 'operations', 'attention', 'foreign_layers', 'report', 'channels', 'integer_layers',
+        'integer_operations', 'harness', 'scores', 'plots'],
+)
+literate_guidance = dict(                                    # at the head of a group
+    start=(
+        'New here? Begin with the [first network](first_network.ipynb): it takes five minutes. If you have a '
+        'task, see [Which one?](which.ipynb) for the estimator and [Recipes](recipes.ipynb) for the code. If '
+        'something does not train, look under [When straight-through fails](straight_through_fails.ipynb).'),
+    estimators=(
+        'Each page has one idea, a player for its parameters, and what can go wrong. Most people need two of '
+        'them: [straight-through](ste.ipynb), which needs no parameter, and [soft rounding](soft.ipynb), whose '
+        'slope you choose. To compare any two, use [Try it](try_it.ipynb).'),
+    grids=(
+        'Estimators round to integers; here they round to other numbers. Take [floats](floats.ipynb) for FP8 and '
+        'FP4, [blocks](blocks.ipynb) for MX, NVFP4 and int4 in groups, and [codebooks](codebooks.ipynb) for '
+        'levels of your own. [Files](files.ipynb) writes them for other programs.'),
+    training=(
+        '[Schedules](schedules.ipynb) sharpen a soft curve while you train. [Layers](nn.ipynb) put rounding into '
+        'a model, or onto its weights. [Integers in a design](design.ipynb) finds integer parameters of anything '
+        'that has a cost.'),
+    quantization=(
+        'A quantizer for one tensor: [`fake_quantize`](fake_quantize.ipynb) is the operation, a '
+        '[`Quantizer`](quantizer.ipynb) the layer that calibrates and learns its scale. For a whole network, use '
+        '[`quantize_model_`](models.ipynb) instead.'),
+    networks=(
+        '[`quantize_model_`](models.ipynb) quantizes a network in one call; you then train it with your own loop, '
+        'or not at all. A network that you did not write has [a page of its own](foreign.ipynb). Next comes '
+        '[deployment](deploy.ipynb).'),
+    low_precision=(
+        'For training itself in FP8, MX or NVFP4, on any machine: [the lesson](four_bits.ipynb) trains a language '
+        'model, [products](products.ipynb) has the recipes, and [stored weights](stored.ipynb) the optimizer for '
+        'weights kept in bfloat16.'),
+    deployment=(
+        'A trained network becomes one of integers with [`deploy_`](deploy.ipynb), and a file with '
+        '[`to_onnx`](runtime.ipynb). ONNX Runtime then computes the same integers as torch.'),
+    post_training=(
+        'No training loop, only a few hundred inputs. Begin with [the overview](without_training.ipynb), which '
+        'compares the methods. [`reconstruct_`](reconstruct.ipynb) fits each layer to the float network; '
+        '[equalizing](equalize.ipynb) and [rotating](rotate.ipynb) take outliers out before it.'),
+    studies=(
+        'Every estimator on tasks whose best possible result is known: 0 is plain rounding, 1 the best possible. '
+        '[Which one?](which.ipynb) has the advice that follows, [All scores](scores.ipynb) the table. `make '
+        'study` repeats each of them.'),
+    show=(
+        '[`tune`](widgets.ipynb) gives any function sliders, in a notebook and on a page. [Measure an '
+        'estimator](lab.ipynb) tells how good its gradient is.'),
+    reference=(
+        '[The glossary](glossary.ipynb) explains the words, [the catalog](catalog.ipynb) lists what each '
+        'estimator claims, and [API](api.md) has every function. [Speed](speed.ipynb) is measured against a copy.'),
+    engine=(
+        'For those who change the package. [What an estimator is](core.ipynb) comes first; the rest can be read '
+        'in any order.'),
+)
 literate_titles = dict(                                      # in the menu: the words that people look for
     ewgs='Gradient scaling (EWGS)',
     surrogates='Surrogate gradients: DSQ',

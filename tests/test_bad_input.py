@@ -503,7 +503,7 @@ def calls():
     for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'gradient',
             'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'design', 'jpeg', 'plots',
             'lab', 'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest',
-            'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'which', 'source_coding',
+            'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding',
             'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)

@@ -510,14 +510,15 @@ def test_each_page_has_one_place():
         assert len({*numbers}) == len(numbers), f'{folder}: {numbers}'
 
 def test_the_menu_is_the_folders(tmp_path, caplog):
-    "As conf.py has them, and by number; what tells how it is made is last. A folder without a title is named."
+    "As conf.py has them, and by number, but for what it takes to another place. A folder without a title is named."
     def page(path, text):
         (tmp_path/'nbs'/path).parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook(new_markdown_cell(text)), tmp_path/'nbs'/path)
     def menu(name): return (tmp_path/name).read_text('utf-8').partition('hidden:')[2].partition('```')[0].split()
     config = SimpleNamespace(literate_package='shok_nb', literate_nbs=tmp_path/'nbs', literate_git_url='',
         literate_branch='main', literate_folders=dict(start='Start', floor='The floor'), literate_more={},
-        literate_titles=dict(c='See here'), literate_inside=('e',))
+        literate_titles=dict(c='See here'), literate_guidance=dict(floor='Begin with [B](b.ipynb).'),
+        literate_places=dict(floor=[..., 'e', 'none of that name']))
     def made(): literate.write_pages(SimpleNamespace(config=config, confdir=ROOT/'docs', srcdir=tmp_path))
     page('index.ipynb', '# Top\n> All.')
     page('floor/20_b.ipynb', '# The B\n> Second\n> of two.\n\nMore. <!-- search: bee -->')
@@ -530,7 +531,8 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
     assert index.split()[2:-1] == ['Overview', '<self>', 'start', 'floor']
     assert menu('floor.md') == ['See', 'here', '<c>', 'b', 'e'] and menu('start.md') == ['a']
     assert (tmp_path/'floor.md').read_text().startswith('# The floor\n')
-    assert '- **[The B](b.ipynb)** Second of two.' in (tmp_path/'floor.md').read_text()
+    floor = (tmp_path/'floor.md').read_text()
+    assert floor.index('Begin with [B](b.ipynb).') < floor.index('- **[The B](b.ipynb)** Second of two.')
     assert '[B](b.ipynb) and it.' in (tmp_path/'a.ipynb').read_text()
     assert ':keywords: bee' in (tmp_path/'b.ipynb').read_text()
     page('stray/10_d.ipynb', '# D')
@@ -539,6 +541,14 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
     shutil.rmtree(tmp_path/'nbs'/'stray')
     made()
     assert not (tmp_path/'d.ipynb').exists() and not (tmp_path/'stray.md').exists()
+
+def test_the_menu_has_every_page_once():
+    titles,places = (conf()[f'literate_{k}'] for k in ('folders', 'places'))
+    menu = literate.by_reader({f: FOLDERS[f] for f in titles if f in FOLDERS}, places)
+    pages = [slug(p) for pages in menu.values() for p in pages]
+    assert sorted(pages) == sorted(slug(nb) for nb in NBS if nb.stem != 'index')
+    assert {n for names in places.values() for n in names} - {...} <= {*pages}
+    assert conf()['literate_guidance'].keys() == menu.keys()
 
 def test_links_between_pages():
     "In a notebook they are paths, for who reads it in Jupyter or in a repository; each is of a file that is there."
@@ -808,7 +818,7 @@ def test_site_shows_no_directives(site):
 def test_next_page_is_the_readers(site):
     "From each page one goes on to the next of its group, and from the last to the page of the next group."
     titles,more = conf()['literate_folders'],conf()['literate_more']
-    menu = literate.by_reader({f: FOLDERS[f] for f in titles if f in FOLDERS}, titles, conf()['literate_inside'])
+    menu = literate.by_reader({f: FOLDERS[f] for f in titles if f in FOLDERS}, conf()['literate_places'])
     pages = ['index', *(n for f in menu for n in (f, *more.get(f, []), *map(slug, menu[f])))]
     for page,after in zip(pages, pages[1:]):
         link = re.search(r'<a class="next-page" href="([^"#]+)', (site/f'{page}.html').read_text('utf-8'))

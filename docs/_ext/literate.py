@@ -7,9 +7,9 @@ example: what it checks is folded after it as "Check", and what must fail is sho
 What a cell that stands open needs stands open too: a reader may copy what he sees. So of the imports one sees those.
 
 A folder of notebooks is a group of the menu, with a page of its own that this writes: `literate_folders` has the titles
-in their order. Within a folder the order is that of the numbers in the file names. A page that tells how something is
-made stands in the last group, wherever its notebook lies: `literate_inside` names it. The site itself has no folders,
-so a page keeps its address when its notebook moves. Below the title of each page are links to its notebook."""
+in their order, `literate_guidance` what stands at its head. Within a folder the order is that of the numbers in the
+file names. `literate_places` takes pages of other folders into a group, or orders its own. The site itself has no
+folders, so a page keeps its address when its notebook moves. Below the title of each page are links to its notebook."""
 import ast
 import functools
 import hashlib
@@ -67,13 +67,16 @@ def grouped(nbs, folders=()):
         if not any(w.startswith(('.', '_')) for w in where): found.setdefault('/'.join(where), []).append(p)
     return {f: pages for f,pages in found.items() if pages}
 
-def by_reader(folders, titles, inside):
-    "The groups of the menu: pages that `inside` names stand at the end of the last folder that has a title."
-    last = [*titles][-1]
-    moved = {f: [p for p in pages if f != last and slug(p) in inside] for f,pages in folders.items()}
-    groups = {f: [p for p in pages if p not in moved[f]] for f,pages in folders.items()}
-    groups[last] = [*groups.get(last, []), *(p for pages in moved.values() for p in pages)]
-    return {f: pages for f,pages in groups.items() if pages}
+def by_reader(folders, places):
+    "The groups of the menu: pages stand where `places` names them; `...` there is the rest of the folder."
+    where = {slug(p): p for pages in folders.values() for p in pages}
+    taken = {n for names in places.values() for n in names if n is not ...}
+    def rest(f): return [p for p in folders.get(f, []) if slug(p) not in taken]
+    def group(f):
+        for n in places.get(f, [...]):
+            if n is ...: yield from rest(f)
+            elif n in where: yield where[n]
+    return {f: pages for f in folders if (pages := [*group(f)])}
 
 NOTEBOOKS = '_notebooks'      # the folder of the site that they are downloaded from
 
@@ -149,12 +152,13 @@ def opening(text):
     title = re.search(r'(?m)^# (.*)', text)
     return title[1] if title else 'Untitled',promise[1].replace('\n> ', ' ') if promise else ''
 
-def folder_page(title, openings, syms, titles=None):
+def folder_page(title, openings, syms, titles=None, guidance=''):
     "The page of a folder, in Markdown: `openings` are the titles and promises of its pages, by name."
     def line(name, head, promise): return f'- **[{head}]({name})** {relink(prose(promise, syms), to_page)}'
     lines = [line(name, *said) for name,said in openings.items()]
     heads = ', '.join(head for head,_ in openings.values())
-    return '\n\n'.join([f'# {title}', meta(title, f'{title}: {heads}.', ()), '\n'.join(lines),
+    head = relink(prose(guidance, syms), to_page)
+    return '\n\n'.join([f'# {title}', meta(title, f'{title}: {heads}.', ()), *[head]*bool(head), '\n'.join(lines),
         toctree((Path(n).stem for n in openings), titles)]) + '\n'
 
 # [alpha at 20](#alpha=20), [here](#left=soft_round&alpha=2); [5](#now=alpha), [2.53](#now=largest_slope)
@@ -424,7 +428,7 @@ def write_pages(app):
     lib = b''.join(f.read_bytes() for f in made_of) + installed() + getsource(relink).encode()
     base = f'{cfg.literate_git_url}/blob/{cfg.literate_branch}/' if cfg.literate_git_url else ''
     root = Path(app.confdir)/cfg.literate_nbs
-    folders = by_reader(grouped(root, cfg.literate_folders), cfg.literate_folders, cfg.literate_inside)
+    folders = by_reader(grouped(root, cfg.literate_folders), cfg.literate_places)
     nbs = [p for pages in folders.values() for p in pages]
     made = {f: [n for n in names if (dst/f'{n}.md').exists()] for f,names in cfg.literate_more.items()}
     menu = [slug(p) for p in folders.get('', [])] + [f for f in folders if f]
@@ -451,7 +455,8 @@ def write_pages(app):
         heads |= {f'{slug(p)}.ipynb': openings[p] for p in pages}
         if folder not in cfg.literate_folders: _warn(f'{folder}: no title in literate_folders of docs/conf.py')
         title = cfg.literate_folders.get(folder, folder)
-        write(dst/f'{folder}.md', folder_page(title, heads, syms, cfg.literate_titles))
+        head = cfg.literate_guidance.get(folder, '')
+        write(dst/f'{folder}.md', folder_page(title, heads, syms, cfg.literate_titles, head))
     ours = {dst/f'{slug(p)}.ipynb' for p in nbs} | {dst/f'{f}.md' for f in folders}
     ours |= {dst/f'{n}.md' for names in made.values() for n in names}
     for f in {*dst.glob('*.ipynb'), *dst.glob('*.md')} - ours: f.unlink()
@@ -554,8 +559,8 @@ def write_notebooks(app, error):
 def setup(app):
     for k,v in dict(nbs='../nbs', package='', git_url='', branch='main').items():
         app.add_config_value(f'literate_{k}', v, 'env')
-    for k in ('folders', 'more', 'titles', 'extras'): app.add_config_value(f'literate_{k}', {}, 'env')
-    app.add_config_value('literate_inside', (), 'env')
+    for k in ('folders', 'guidance', 'places', 'more', 'titles', 'extras'):
+        app.add_config_value(f'literate_{k}', {}, 'env')
     app.connect('builder-inited', write_pages, priority=100)
     app.connect('autodoc-process-docstring', docments_fields)
     app.connect('object-description-transform', fold_fields, priority=900)   # after autodoc has put the types in
