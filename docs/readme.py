@@ -33,7 +33,7 @@ def readme(nb):
     for c in nb['cells']:
         src = ''.join(c['source']).strip()
         if c['cell_type'] == 'markdown':
-            src = re.sub(SETS, r'\1', re.sub(' <!-- search: .*? -->', '', src))     # which the site alone has
+            src = re.sub(SETS, r'\2', re.sub(' <!-- search: .*? -->', '', src))     # which the site alone has
             out.append(relink(src, lambda path: f'nbs/{path}.ipynb').replace('](../', ']('))
         if c['cell_type'] != 'code': continue
         d,code = directives(src)

@@ -141,7 +141,8 @@ def test_menu(browser, tmp_path):
 def test_a_sentence_follows_its_player(browser, tmp_path):
     "The numbers of a sentence are those of the slider and of the readout; one before all players follows the first."
     from literate import prose
-    def said(mark): return prose('[?](#now=X), [?](#now=largest_slope), [?](#now=mean_distance)'.replace('X', mark), {})
+    def said(mark):
+        return prose(', '.join(f'<span title="now={k}">?</span>' for k in (mark, 'largest_slope', 'mean_distance')), {})
     visit(browser, page_of(tmp_path, f'<p>{said("alpha")}</p>', player(soft_round), player(soft_round, alpha=8.),
         f'<p>{said("alpha")}</p>', player(round_ste), f'<p>{said("step")}</p>'))
     def read(): return [e.text.split(', ') for e in every(browser, 'p')]

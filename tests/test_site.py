@@ -311,11 +311,46 @@ def test_the_frame_answers(browser, site):
     assert not errors(browser)
 
 @needs_browser
+def test_menus_open_by_keyboard(browser, site):
+    "The arrows of the menu, and on a phone the menu and the contents: each has a name, and shows its focus."
+    def press(box):
+        assert box.accessible_name and box.aria_role in ('checkbox', 'switch')
+        browser.execute_script('arguments[0].focus()', box)
+        assert browser.switch_to.active_element == box
+        browser.switch_to.active_element.send_keys(Keys.SPACE)
+    with screen(browser, site/'soft.html'):
+        box = next(b for b in every(browser, '.toctree-checkbox') if not b.is_selected())
+        pages = box.find_element('xpath', '../ul')
+        assert not pages.is_displayed()
+        press(box)
+        wait(browser, pages.is_displayed, 'the pages of a group')
+        assert ask(box, 'getComputedStyle(e.nextElementSibling).outlineStyle') == 'solid'
+        assert {b.accessible_name for b in every(browser, 'button.copybtn')} == {'Copy the code'}
+    with phone(browser, site/'soft.html'):
+        for box,opens in (('#__navigation', '.sidebar-tree'), ('#__toc', '.toc-tree')):
+            assert not browser.execute_script(VISIBLE, find(browser, opens))
+            press(find(browser, box))
+            wait(browser, lambda: browser.execute_script(VISIBLE, find(browser, opens)), f'{opens} to open')    # noqa: B023
+            browser.switch_to.active_element.send_keys(Keys.SPACE)
+
+@needs_browser
+def test_a_phone_keeps_the_name_of_a_row(browser, site):
+    "A table that is too wide scrolls under its first column, and a title does not end in an empty line."
+    with phone(browser, site/'catalog.html'):
+        table = next(t for t in every(browser, '.table-wrapper') if ask(t, 'e.scrollWidth > e.clientWidth+100'))
+        browser.execute_script('arguments[0].scrollLeft = 200', table)
+        first = find(table, 'tbody td')
+        assert ask(first, 'e.getBoundingClientRect().left') >= ask(table, 'e.getBoundingClientRect().left')
+    with screen(browser, site/'equalize.html'):
+        title = find(browser, 'article h1')
+        assert title.size['height'] < 2.4*float(title.value_of_css_property('font-size')[:-2])
+
+@needs_browser
 def test_a_long_table_is_sorted(browser, site):
     "By the head that is pressed, with mouse or key: the largest number or the first word on top, empty cells below."
     def texts(column): return [e.text for e in every(table, f'tbody tr td:nth-child({column})')]
     def size(text): return -float(text.split()[0]) if text else 99.
-    visit(browser, site/'which.html')
+    visit(browser, site/'scores.html')
     table = next(t for t in every(browser, 'table.docutils') if len(every(t, 'tbody tr')) > 30)
     heads = every(table, 'th button.sort')
     assert len(heads) == len(every(table, 'th')) > 8
@@ -360,7 +395,7 @@ def test_a_report_keeps_its_columns(browser, site):
         assert len(found) > 1
         for shown,printed,over in found: assert abs(shown-printed) < 1 and over <= 0, found
 
-SETTERS = sorted(slug(nb) for nb in NBS if re.search(r'\]\(#[\w.-]+=', nb.read_text('utf-8')))
+SETTERS = sorted(slug(nb) for nb in NBS if re.search(r'<span title=\\"(?!now=)[\w.-]+=', nb.read_text('utf-8')))
 
 @needs_browser
 @pytest.mark.parametrize('page', SETTERS)

@@ -161,16 +161,17 @@ def folder_page(title, openings, syms, titles=None, guidance=''):
     return '\n\n'.join([f'# {title}', meta(title, f'{title}: {heads}.', ()), *[head]*bool(head), '\n'.join(lines),
         toctree((Path(n).stem for n in openings), titles)]) + '\n'
 
-# [alpha at 20](#alpha=20), [here](#left=soft_round&alpha=2); [5](#now=alpha), [2.53](#now=largest_slope)
-SETS = r'(?<!!)\[([^][]+)\]\(#([\w.-]+=[^)\s]*)\)'
+# <span title="alpha=20">20</span> sets, as do several with &; "now=alpha" and "now=largest_slope" follow. In Jupyter they
+# are text.
+SETS = r'<span title="([\w.-]+=[^"]*)">(.*?)</span>'
 
 def set_player(m):
-    "A link that sets the player before it, or the next one; of `now=alpha`, a number that follows that player."
-    said = re.sub('`([^`]*)`', r'<code>\1</code>', m[1])
-    if m[2].startswith('now='):
-        what = html.escape(m[2][4:].replace('_', ' '))
+    "A button that sets the player before it, or the next one; of `now=alpha`, a number that follows that player."
+    said = re.sub('`([^`]*)`', r'<code>\1</code>', m[2])
+    if m[1].startswith('now='):
+        what = html.escape(m[1][4:].replace('_', ' '))
         return f'<span class="shok-now" data-follows="{what}">{said}</span>'
-    return f'<button type="button" class="shok-set" data-set="{html.escape(m[2])}">{said}</button>'
+    return f'<button type="button" class="shok-set" data-set="{html.escape(m[1])}">{said}</button>'
 
 def foreign(inventories):
     "Names of other projects, as their inventories (version 1) have them: each leads to itself, `nn.X` and `F.x` too."
@@ -184,7 +185,7 @@ ORDINARY = set("""adaptive rounding|bits|block|calibration|catalog|cell|code|dep
     per channel|quantizer|row|scale|seed|soft rounding|stochastic rounding|bias|alpha|law|level"""
     .replace('\n    ', '').split('|'))
 _APART = '|'.join((r'```.*?```', '<!--.*?-->', '`[^`]*`', r'!?\[[^\]]*\]\([^)]*\)', r'\{[^}]*\}', r'\$[^$]*\$',
-    '<[^>]*>', r'\*\*.*?\*\*', r'^(?:#|\||>|    ).*?$'))
+    '<span title.*?</span>', '<[^>]*>', r'\*\*.*?\*\*', r'^(?:#|\||>|    ).*?$'))
 
 def glossary(text):
     "The terms of the glossary, each with its line: `- **one; another**: what it is`."
@@ -218,7 +219,7 @@ def prose(text, syms):
     """Markdown for MyST: `name` links to the API entry of that name, ours or torch's, and `$$` lines stand apart from
     their paragraph."""
     def link(m): return f'{{py:obj}}`{m[1]} <{syms[m[1]]}>`' if m[1] in syms else m[0]
-    text = re.sub(SETS, set_player, text)
+    text = re.sub(SETS, set_player, text, flags=re.S)
     out,fence = [],False
     for l in re.sub(r'^\$\$[^$]+\$\$$', r'\n\g<0>\n', text, flags=re.M).split('\n'):
         if l.lstrip().startswith('```'): fence = not fence

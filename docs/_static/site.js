@@ -12,6 +12,9 @@ document.addEventListener("DOMContentLoaded", () => {
         if (line.bottom > box.bottom - 40) menu.scrollBy({top, behavior: "instant"});      // Furo's is smooth: it moves while read
     }
 
+    // made when all is loaded, and without a name
+    addEventListener("load", () => document.querySelectorAll("button.copybtn").forEach(b => b.ariaLabel = "Copy the code"));
+
     // a report keeps its columns, in smaller letters if they are too wide; the lines below them wrap
     const isRow = (line, places) => places.every(p => line.slice(p-2, p) === "  " && line[p] !== " ");
     for (const pre of document.querySelectorAll(".cell_output pre")) {
