@@ -1,9 +1,10 @@
 """Makes what notebooks store small: `python docs/pictures.py` after `nbdev-test --save`.
 
 Readers of the site see vector figures and players. What a notebook stores is for those who read it in Jupyter or in a
-repository: 64 colours do, a picture that is still large is halved, and a player, which no repository runs, becomes the
-picture that it starts with. Code that the site folds is folded in JupyterLab too, and with a repository each notebook
-begins with a cell that installs the package where it is missing. Run twice, nothing changes."""
+repository: 64 colours do, a picture that is still large is halved, and a player, which no repository runs, becomes
+the picture that it starts with, with a PNG beside it: Jupyter shows no SVG of a notebook that is not trusted yet.
+Code that the site folds is folded in JupyterLab too, and with a repository each notebook begins with a cell that
+installs the package where it is missing. Run twice, nothing changes."""
 import base64
 import io
 import json
@@ -67,6 +68,21 @@ def without_players(nb):
             o['data'],found = {'image/svg+xml': still(page).splitlines(True), **o['data']},True
     return found
 
+def raster(svg):
+    "An SVG as a base64 PNG in few colours, with the letters that matplotlib brings."
+    import matplotlib
+    import resvg_py
+    fonts = Path(matplotlib.get_data_path())/'fonts'/'ttf'
+    made = resvg_py.svg_to_bytes(svg_string=svg, skip_system_fonts=True, font_dirs=[str(fonts)], zoom=1.5,
+        sans_serif_family='DejaVu Sans', font_family='DejaVu Sans')
+    return small(base64.b64encode(bytes(made)).decode())
+
+def with_rasters(nb):
+    "Each stored SVG gets a PNG beside it. Were there any without?"
+    bare = [data for _,data,kind in pictures(nb) if kind == 'image/svg+xml' and 'image/png' not in data]
+    for data in bare: data['image/png'] = raster(''.join(data['image/svg+xml']))
+    return bool(bare)
+
 def folded(nb):
     "Code that the site folds or hides is folded in JupyterLab, by its metadata. Does that change any?"
     before = [dict(c['metadata']) for c in nb['cells']]
@@ -108,7 +124,7 @@ def small(png):
 def main(paths):
     for path in map(Path, paths or sorted((ROOT/'nbs').glob('**/[!_.]*.ipynb'))):
         nb = json.loads(path.read_text('utf-8'))
-        changed = any([without_players(nb), installs(nb), folded(nb)])
+        changed = any([without_players(nb), with_rasters(nb), installs(nb), folded(nb)])
         for _,data,kind in pictures(nb):
             if kind != 'image/png': continue
             old = ''.join(data[kind])

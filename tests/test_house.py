@@ -105,11 +105,14 @@ def test_stored_outputs(nb):
         for o in c['outputs']:
             assert o['output_type'] != 'error' and o.get('name') != 'stderr', c['source']
             assert not any('widget' in k for k in o.get('data', {})), 'widget state changes on every run: remove it'
+            drawn,safe = ({*o.get('data', {})} & {*kinds} for kinds in (('image/svg+xml', 'text/html'), ('image/png',)))
+            assert safe or not drawn, 'not shown in Jupyter before the notebook is trusted: run docs/pictures.py'
 
 @pytest.mark.xdist_group('players')
 def test_players_are_stored_as_pictures():
     "Those who read a notebook where no script runs see what a player starts with, as one SVG without a script."
     from xml.etree import ElementTree
+    from PIL import Image
     from shok_nb.show import try_it, widgets
     def output(html): return dict(output_type='display_data', data={'text/html': [html], 'text/plain': ['tune(f)']})
     pages = try_it.explore(),try_it.watch(),try_it.tiles(catalog)
@@ -122,6 +125,10 @@ def test_players_are_stored_as_pictures():
         text = ''.join(o['data']['image/svg+xml'])
         assert [*o['data']] == ['image/svg+xml', 'text/plain'] and len(text) < pictures.LIMIT
         assert 'script' not in text and len(ElementTree.fromstring(text).findall('{*}svg')) == panels
+    assert pictures.with_rasters(nb) and not pictures.with_rasters(nb) and table == output('<table>')
+    for o in stills:
+        im = Image.open(io.BytesIO(base64.b64decode(o['data']['image/png'])))
+        assert im.width > 600 and len(im.convert('L').getcolors()) > 8             # lines and letters, not a blank
 
 @pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
 def test_private_code_is_folded_in_jupyter(nb):

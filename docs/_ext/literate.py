@@ -161,7 +161,7 @@ def folder_page(title, openings, syms, titles=None, guidance=''):
     return '\n\n'.join([f'# {title}', meta(title, f'{title}: {heads}.', ()), *[head]*bool(head), '\n'.join(lines),
         toctree((Path(n).stem for n in openings), titles)]) + '\n'
 
-# <span title="alpha=20">20</span> sets, as do several with &; "now=alpha" and "now=largest_slope" follow. In Jupyter they
+# <span title="alpha=20">20</span> sets, as do several with &; "now=alpha", "now=largest_slope" follow. In Jupyter they
 # are text.
 SETS = r'<span title="([\w.-]+=[^"]*)">(.*?)</span>'
 

@@ -136,7 +136,7 @@ def heat_map(
         tied = {r['estimator'] for r in _tied(records, n)}
         for y,row in enumerate(rows):
             if (n, row) in best: _write_cell(ax, x, y, best[n, row], row in tied)
-    ax.set_xticks(range(len(names)), [_title(n) for n in names], fontsize=7)
+    ax.set_xticks(range(len(names)), [_title(n) for n in names], fontsize=6.5)
     ax.set_yticks(range(len(rows)), rows, fontsize=8)
     ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     return ax
@@ -203,8 +203,8 @@ def advice(
 def _taken(r):
     "A record in the words of somebody who writes it down."
     knob = f"`{r['knob']}={r['value']:.3g}`" if r.get('knob') else ''
-    ways = {'as it is': f' with {knob}' if knob else '', 'hard': f' with {knob} and `hard=True`',
-        'annealed': f', annealed to {knob}',
+    ways = {'as it is': f' with {knob}' if knob else '',
+        'hard': f' with {knob} and `hard=True`', 'annealed': f', annealed to {knob}',
         'annealed, hard': f' with `hard=True`, annealed to {knob}'}
     return f"`{r['estimator']}`{ways.get(r['way'], ', '+r['way'])}"
 
@@ -224,12 +224,14 @@ def advice_table(
         >>> advice_table().splitlines()[0]
         '| situation | take | score | as good |'
     """
-    lines = ['| you want to | take | score | `round_ste` | without an estimator |','|---|---|---|---|---|']
+    lines = ['| you want to | take | score | `round_ste` | without an estimator |']
+    lines += ['|---|---|---|---|---|']
     for a in advice(_records(records, 'advice_table')):
         plain = a.straight_through
         ste = f"{plain['score']:.2f}" if plain else ''
         other = f"{a.baseline['way']}: {a.baseline['score']:.2f}" if a.baseline else ''
-        lines.append(f'| {a.situation} | {_taken(a.take)} | {_span(a.take)} | {ste} | {other} |')
+        row = a.situation,_taken(a.take),_span(a.take),ste,other
+        lines.append(f"| {' | '.join(row)} |")
     return '\n'.join(lines)
 
 def _span(r): return f"{r['score']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
