@@ -60,8 +60,12 @@ class KnobScheduler:
         if not isinstance(knob, str):
             raise TypeError(f'KnobScheduler: knob must be a name, got {what_came(knob)}')
         self.target,self.schedule,self.knob = target,schedule,knob
-        self.last_epoch,self._warned = -1,False
+        self.last_epoch = -1
         self.step()
+        if knob == 'alpha' and self._last_value > 20:
+            at,dead = self._last_value,dead_share(alpha=self._last_value)
+            warnings.warn(f'alpha starts at {at:g}: {dead:.0%} of all x have a slope below '
+                '1e-6 and learn nothing; start at 3', stacklevel=2)
 
     def _buffers(self):
         "Found anew each time: moving a model to another device replaces its buffers."
@@ -99,11 +103,6 @@ class KnobScheduler:
         with torch.no_grad():
             for b in self._buffers(): b.fill_(value)
         self.last_epoch,self._last_value = at,value
-        if self.knob == 'alpha' and value > 20 and not self._warned:
-            self._warned = True
-            dead = f'{dead_share(alpha=value):.0%}'
-            warnings.warn(f'alpha = {value:g}: {dead} of all x now have a slope below 1e-6 '
-                'and learn nothing; end at 12, or switch to a hard estimator', stacklevel=2)
 
     def get_last_value(self)->float: # What was written last
         """The value in use.
