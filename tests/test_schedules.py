@@ -73,9 +73,9 @@ def test_follows_the_model():
 def test_no_warning_where_slopes_live():
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        R.KnobScheduler(net(), R.linear_schedule(20., 20., transition_steps=1))
+        R.KnobScheduler(net(), R.linear_schedule(20., 500., transition_steps=1)).step()
         R.KnobScheduler(nn.Sequential(LogisticRound()), R.linear_schedule(40., 40., transition_steps=1), knob='beta')
-    with pytest.warns(UserWarning, match=r'alpha = 21: \d\d% of all x'):
+    with pytest.warns(UserWarning, match=r'alpha starts at 21: \d\d% of all x'):
         R.KnobScheduler(net(), R.linear_schedule(21., 21., transition_steps=1))
 
 @pytest.mark.parametrize('make, package', [
