@@ -45,7 +45,8 @@ literate_inside = ('layers', 'flow', 'operations', 'attention', 'foreign_layers'
     'integer_layers', 'integer_operations')
 literate_titles = dict(                                      # in the menu: the words that people look for
     ewgs='Gradient scaling (EWGS)',
-    surrogates='Surrogate gradients: DSQ',
+    surrogates='DSQ and clipped rounding',
+    spikes='Spikes: surrogate gradients',
     dither='Noise and dither',
     neighbours='ReinMax and SGA (Gumbel)',
     fake_quantize='Fake quantization, fixed point',

@@ -203,7 +203,7 @@ def _log(name, default, lo, hi, **ends): return Knob(name, default, lo, hi, log=
 _half_line = 0.,math.inf
 _alpha = _log('alpha', 5., .5, 30., soft=0., hard=math.inf, ends=_half_line)
 _lower = Knob('lower', -2., -4., 0., ends=(-math.inf, 0.))
-_threshold = Knob('threshold', 0., -1.5, 1.5)
+_threshold = Knob('threshold', 0., -2., 2.)
 _both_ends = _lower,Knob('upper', 2., 1., 4., ends=(1., math.inf))
 _tie_kinds = Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down'))
 _all_ties = Choice('ties', None, (None, 'away', 'even', 'up', 'zero', 'down'))
