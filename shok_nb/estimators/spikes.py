@@ -194,6 +194,7 @@ def sigmoid_spike(
     """
     return _spike(_logistics, x, alpha, threshold, ternary, soft)
 
+# %% ../../nbs/estimators/15_spikes.ipynb #15a00009
 def _erf(u, alpha): return torch.erf(alpha*u)/2
 
 def _bell(u, alpha): return alpha/math.pi**.5*torch.exp(-(alpha*u)**2)
