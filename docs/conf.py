@@ -97,7 +97,8 @@ literate_guidance = dict(                                    # at the head of a 
 )
 literate_titles = dict(                                      # in the menu: the words that people look for
     ewgs='Gradient scaling (EWGS)',
-    surrogates='Surrogate gradients: DSQ',
+    surrogates='DSQ and clipped rounding',
+    spikes='Spikes: surrogate gradients',
     dither='Noise and dither',
     neighbours='ReinMax and SGA (Gumbel)',
     fake_quantize='Fake quantization, fixed point',

@@ -9,6 +9,7 @@ from .estimators.ratio import *
 from .estimators.ewgs import *
 from .estimators.surrogates import *
 from .estimators.signs import *
+from .estimators.spikes import *
 from .estimators.soft import *
 from .estimators.sigmoid import *
 from .estimators.sine import *

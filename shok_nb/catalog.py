@@ -37,6 +37,14 @@ from .estimators.soft import (
     soft_round_conditional_mean,
     soft_round_inverse,
 )
+from .estimators.spikes import (
+    arctan_spike,
+    fast_sigmoid_spike,
+    gaussian_spike,
+    sigmoid_spike,
+    spike_ste,
+    triangular_spike,
+)
 from .estimators.ste import ceil_ste, floor_ste, round_ste, sign_ste, trunc_ste
 from .estimators.stochastic import stochastic_round
 from .estimators.surrogates import clipped_round, dsq_round, stable_round, trust_round
@@ -195,15 +203,18 @@ def _log(name, default, lo, hi, **ends): return Knob(name, default, lo, hi, log=
 _half_line = 0.,math.inf
 _alpha = _log('alpha', 5., .5, 30., soft=0., hard=math.inf, ends=_half_line)
 _lower = Knob('lower', -2., -4., 0., ends=(-math.inf, 0.))
+_threshold = Knob('threshold', 0., -2., 2.)
 _both_ends = _lower,Knob('upper', 2., 1., 4., ends=(1., math.inf))
 _tie_kinds = Choice('ties', 'even', ('even', 'away', 'zero', 'up', 'down'))
 _all_ties = Choice('ties', None, (None, 'away', 'even', 'up', 'zero', 'down'))
 _kinds = Choice('kind', 'uniform', ('uniform', 'triangular', 'gaussian', 'kumaraswamy'))
+def _fires(*alpha): return _log('alpha', *alpha),_threshold
 _mixed = Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit'))
 
 _Claims = dict[str,Any]
 _sign:_Claims = dict(on_grid=True, equivariant=False, unbounded=False, grid=False)
 _bit:_Claims = _sign | dict(mass_one=False)
+_spike:_Claims = _bit | dict(odd=False)
 _clamped:_Claims = dict(on_grid=True, mass_one=False, equivariant=False, unbounded=False)
 _curve:_Claims = dict(exact_slope=True, continuous=True)
 _one_step:_Claims = dict(
@@ -242,6 +253,14 @@ catalog = (
     Row(reste_sign, '|x|^(1/o-1) / o where |x| ≤ c', '2308.06689',
         (_log('o', 3., 1., 10., ends=(1., math.inf)),
             Knob('clip', 1.5, .2, 3., ends=_half_line)), **_bit),
+    Row(spike_ste, '1', '1308.3432', (_threshold,), **_sign | dict(odd=False)),
+    Row(arctan_spike, 'α / 2(1 + (παu/2)²), u = x-θ', '2007.05785',
+        _fires(2., .5, 20.), **_spike),
+    Row(fast_sigmoid_spike, '1 / (1+α|u|)²', '1705.11146', _fires(25., 1., 100.), **_spike),
+    Row(sigmoid_spike, 'α σ(αu) σ(-αu)', '1706.02609', _fires(4., 1., 25.), **_spike),
+    Row(triangular_spike, 'α - α²|u| where |u| ≤ 1/α', '1803.09574',
+        _fires(1., .2, 10.), **_spike),
+    Row(gaussian_spike, 'α exp(-α²u²) / √π', '1706.02609', _fires(2., .5, 10.), **_spike),
     Row(soft_round, 'α sech²(α(½-q)) / 2tanh(α/2)', _tanh, (_alpha,), smooth=True, **_curve),
     Row(logistic_round, 'as soft_round, α = β/2', _tanh,
         (_log('beta', 10., 1., 60., soft=0., hard=math.inf, ends=_half_line),),

@@ -150,6 +150,14 @@ def clipped_sign(x, clip): return sign(x),float(abs(x) <= clip),sign(x)*(abs(x) 
 @case(R.approx_sign, lambda d: grid(d, (-1, 0, 1)))
 def approx_sign(x): return sign(x),max(2-2*abs(x), 0)
 
+@case(lambda x, a, threshold: R.triangular_spike(x, a, threshold=threshold),
+    lambda d: grid(d, (-.25, .25, .75), (2., .25)))
+def triangular_spike(x, a, threshold):
+    "Up to its end, where it is 0 already; the threshold goes the other way."
+    u = x-threshold
+    rest = max(1-a*abs(u), 0.)
+    return float(x >= threshold),a*rest,u*rest,-a*rest
+
 @case(R.ede_sign, lambda d: [(x, t) for t in (.5, *beside(1, d), 2.) for x in (-1.5, -.3, .7)])
 def ede_sign(x, t):
     "At t = 1 the factor is still 1/t."
@@ -415,7 +423,8 @@ KNOBS = [
     (R.soft_round_inverse, 'alpha', 0, None, 4.), (R.soft_round_conditional_mean, 'alpha', 0, None, 4.),
     (R.sigmoid_round, 'steepness', 0, None, 4.), (R.sigmoid_sum_round, 'temperature', 0, None, .1),
     (R.poisson_round, 'rho', 0, 1, .5), (R.ramp_round, 'gain', 0, None, 2.), (R.noisy_soft_round, 'alpha', 0, None, 4.),
-    (R.sga_round, 'temperature', 0, None, .5), (R.pact, 'alpha', 0, None, 1.),
+    (R.sga_round, 'temperature', 0, None, .5), (R.pact, 'alpha', 0, None, 1.), (R.arctan_spike, 'alpha', 0, None, 2.),
+    (R.fast_sigmoid_spike, 'alpha', 0, None, 2.), (R.triangular_spike, 'alpha', 0, None, 1.),
 ]
 SIZES = R.ede_sign,R.soft_round,R.logistic_round,R.soft_round_inverse,R.soft_round_conditional_mean, \
     R.sigmoid_sum_round,R.noisy_soft_round,R.sga_round

@@ -907,6 +907,8 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'reproducible': 'stochastic random recipes',
     'when does STE fail': 'straight_through_fails', 'oscillation': 'straight_through_fails ste',
     'weights do not move': 'straight_through_fails',
+    'spiking neuron': 'spikes', 'spiking neural network': 'spikes', 'surrogate gradient': 'spikes',
+    'superspike': 'spikes', 'snn': 'spikes', 'leaky integrate-and-fire': 'spikes', 'dsq': 'surrogates',
     'resnet': 'residual', 'skip connection': 'residual', 'soft rounding': 'soft', 'straight through estimator': 'ste',
     'smoothquant': 'equalize', 'cross-layer equalization': 'equalize', 'outliers': 'equalize calibrate',
     'quarot': 'rotate', 'hadamard rotation': 'rotate',

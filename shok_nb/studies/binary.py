@@ -130,8 +130,16 @@ def _as_sign(way):
         return lambda x, t: 2*f((x.clamp(-1, 1)+1)/2, t) - 1
     return way._replace(rounding=rounding)
 
+def _from_spike(way):
+    "A spike, 0 or 1, as a sign."
+    def rounding(value):
+        f = way.rounding(value)
+        return lambda x, t: 2*f(x, t) - 1
+    return way._replace(rounding=rounding)
+
 def _ways(row):
-    "Signs as they are and with a schedule; all others as a rounding of (x+1)/2."
+    "Signs as they are and with a schedule, spikes as signs, others as a rounding of (x+1)/2."
+    if 'spike' in row.name: return [_from_spike(w) for w in harness.ways(row)]
     if 'sign' not in row.name: return [_as_sign(w) for w in harness.ways(unclipped_row(row))]
     found = harness.ways(row)
     if row.name in _STEEPER:

@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
@@ -257,9 +258,11 @@ def _noisy(way):
 
 _RANGE = 2048
 
+def _clips(row): return 'lower' in signature(row.f).parameters
+
 def unclipped_row(row):
     "A row that clips, with a range that nothing reaches; others as they are."
-    if not row.on_grid or row.unbounded: return row
+    if not _clips(row): return row
     levels = dict(levels=2*_RANGE+1) if row.name == 'dsq_round' else {}
     def wide(x, **knobs): return row.f(x, lower=-_RANGE, upper=_RANGE, **levels, **knobs)
     wide.__name__ = row.name
@@ -269,7 +272,7 @@ def unclipped_row(row):
 def whole_line_row(row):
     "A row that rounds the whole line; ValueError for the rest."
     if row.equivariant or row.name in ('trunc_ste', 'ratio_round'): return row
-    if row.on_grid and 'sign' not in row.name: return unclipped_row(row)
+    if _clips(row): return unclipped_row(row)
     raise ValueError('it has two values, or none that repeat: no rounding of the line')
 
 def _ways(row):

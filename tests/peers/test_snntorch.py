@@ -1,9 +1,11 @@
-"snnTorch 1.0.0: spikes are 0 and 1 where our signs are -1 and 1, so a surrogate that both have is half of ours."
+"snnTorch 1.0.0: its surrogates are the slopes of our spikes, and half of those of signs, which are -1 and 1."
+import math
 import pytest
 import torch
 from estimators import slope
 from snntorch import surrogate
-from shok_nb import approx_sign, ede_sign, estimator, sign_ste
+import shok_nb as R
+from shok_nb import approx_sign, ede_sign, sign_ste
 
 X = torch.linspace(-3, 3, 49)
 
@@ -29,16 +31,35 @@ def test_triangular_differs_it_is_no_triangle():
     "Theirs is minus the threshold from 0 on, so a spike learns backwards; ours is a triangle."
     assert torch.equal(slope(surrogate.triangular(), X), torch.where(X < 0, 1., -1.))
     assert torch.equal(slope(approx_sign, X), (2-2*X.abs()).clamp(min=0))
+    assert torch.equal(slope(R.triangular_spike, X), (1-X.abs()).clamp(min=0))
 
-@pytest.mark.parametrize('name, f', [
-    ('fast_sigmoid', lambda q: 1/(1+25*q)**2),
-    ('atan', lambda q: 1/(1+(torch.pi*q)**2)),
+@pytest.mark.parametrize('name, f, knob', [
+    ('fast_sigmoid', R.fast_sigmoid_spike, 'slope'),
+    ('atan', R.arctan_spike, 'alpha'),
+    ('sigmoid', R.sigmoid_spike, 'slope'),
 ])
-def test_tails_that_no_sign_of_ours_has(name, f):
-    "They fall as a power of x and not exponentially; from our parts an `estimator` is one line."
-    made = estimator(name, lambda v: (v > 0).to(v.dtype), lambda v: f(v.abs()))
-    theirs = getattr(surrogate, name)()
-    assert torch.equal(made(X), theirs(X)) and torch.allclose(slope(made, X), slope(theirs, X))
+@pytest.mark.parametrize('k', [2., 25.])
+def test_slopes_are_those_of_spikes(name, f, knob, k):
+    "Theirs of a sigmoid ends at 1e-19; and the values but at 0, where theirs do not fire, though their pages say so."
+    theirs,off = getattr(surrogate, name)(**{knob: k}),X != 0
+    assert torch.equal(f(X, k)[off], theirs(X)[off]) and theirs(X)[~off] == 0 and f(X, k)[~off] == 1
+    assert torch.allclose(slope(f, X, alpha=k), slope(theirs, X), rtol=1e-4, atol=1e-18)
+
+def test_straight_through_is_spike_ste():
+    theirs = surrogate.straight_through_estimator()
+    off = X != 0
+    assert torch.equal(R.spike_ste(X)[off], theirs(X)[off]) and torch.equal(slope(R.spike_ste, X), slope(theirs, X))
+
+def test_their_sigmoid_is_nan_where_ours_is_0():
+    "snntorch#427: a potential of -5 at the default slope of 25."
+    x = torch.tensor([-5.])
+    assert slope(surrogate.sigmoid(), x).isnan() and slope(R.sigmoid_spike, x, alpha=25.) == 0
+    assert slope(R.sigmoid_spike, x.double(), alpha=25.) == pytest.approx(25*math.exp(-125))
+
+def test_float64_differs():
+    "snntorch#421: their spikes of float64 are float32, ours float64."
+    for name,f in dict(fast_sigmoid=R.fast_sigmoid_spike, atan=R.arctan_spike, sigmoid=R.sigmoid_spike).items():
+        assert getattr(surrogate, name)()(X.double()).dtype == torch.float32 and f(X.double()).dtype == torch.float64
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_dtype_differs(dtype):
