@@ -214,7 +214,8 @@ _mixed = Choice('kind', 'atanh', ('atanh', 'linear', 'cosine', 'logit'))
 _Claims = dict[str,Any]
 _sign:_Claims = dict(on_grid=True, equivariant=False, unbounded=False, grid=False)
 _bit:_Claims = _sign | dict(mass_one=False)
-_spike:_Claims = _bit | dict(odd=False)
+_fired:_Claims = _sign | dict(odd=False)
+_spike:_Claims = _fired | dict(mass_one=False)
 _clamped:_Claims = dict(on_grid=True, mass_one=False, equivariant=False, unbounded=False)
 _curve:_Claims = dict(exact_slope=True, continuous=True)
 _one_step:_Claims = dict(
@@ -253,7 +254,7 @@ catalog = (
     Row(reste_sign, '|x|^(1/o-1) / o where |x| ≤ c', '2308.06689',
         (_log('o', 3., 1., 10., ends=(1., math.inf)),
             Knob('clip', 1.5, .2, 3., ends=_half_line)), **_bit),
-    Row(spike_ste, '1', '1308.3432', (_threshold,), **_sign | dict(odd=False)),
+    Row(spike_ste, '1', '1308.3432', (_threshold,), **_fired),
     Row(arctan_spike, 'α / 2(1 + (παu/2)²), u = x-θ', '2007.05785',
         _fires(2., .5, 20.), **_spike),
     Row(fast_sigmoid_spike, '1 / (1+α|u|)²', '1705.11146', _fires(25., 1., 100.), **_spike),
