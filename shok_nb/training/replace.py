@@ -70,6 +70,13 @@ class ThroughRound(ContextDecorator, TorchFunctionMode):
 
     Parameters:
         roundings (dict): Operation -> what is called in its place
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 1.6], requires_grad=True)
+        >>> with R.through_round() as seen: y = x.round() + x.floor()
+        >>> print(seen)
+        replaced: round (1); no gradient passes: floor (1)
     """
     def __init__(self,
         roundings:dict             # Operation -> what is called in its place
@@ -167,6 +174,13 @@ def through_round(
 
     Returns:
         ThroughRound: For a `with`, or above a function; counts what it met
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> x = torch.tensor([0.4, 1.6], requires_grad=True)
+        >>> with R.through_round(R.soft_round, alpha=5.) as seen: y = torch.round(x)
+        >>> y.detach(), seen.replaced
+        (tensor([0.2709, 1.7291]), {'round': 1})
     """
     roundings = dict(round=_called(rounding, 'rounding', knobs))
     for name,f in dict(floor=floor, ceil=ceil, trunc=trunc, sign=sign).items():
