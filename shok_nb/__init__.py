@@ -28,6 +28,7 @@ from .grids.best import *
 from .grids.codebooks import *
 from .grids.files import *
 from .training.schedules import *
+from .training.replace import through_round as through_round
 from .training.design import integer_search as integer_search
 from .quantization.fake_quantize import *
 from .quantization.learned import *

@@ -563,7 +563,7 @@ def swap_rounding_(
     places = [(p, name, m) for p,name,m in children if wanted(m)]
     if not places:
         raise ValueError(f'swap_rounding_: no {name_of(old)} inside {type(model).__name__}; '
-            'it replaces layers, no call within a forward')
+            'it replaces layers, no call within a forward: see through_round')
     made = {m: _replacement(m, new, model) for _,_,m in places}
     with all_or_nothing(model):
         for parent,name,m in places: setattr(parent, name, made[m])

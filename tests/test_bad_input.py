@@ -265,6 +265,10 @@ def of_design():
         inequalities=NONE | kind('dict'), equalities=NONE | kind('dict'), starts=NOTHING, steps=COUNT, way=NOTHING,
         black_box=FLAG, beam=NOTHING, tolerance=kind('zero half'), seed=COUNT, progress=NONE)
 
+def of_replace():
+    valid = dict(rounding=R.round_ste, floor=None, ceil=None, trunc=None, sign=None)
+    yield 'through_round', valid, dict(rounding=NOTHING, floor=NONE, ceil=NONE, trunc=NONE, sign=NONE)
+
 def of_source_coding():
     yield 'ideal_code', dict(source='gaussian', price=.1), dict(source=NOTHING, price=POSITIVE)
 
@@ -501,10 +505,10 @@ def calls():
     "The whole table."
     found = [*methods(), *rows()]
     for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'gradient',
-            'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'design', 'jpeg', 'plots',
-            'lab', 'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'runtime', 'closest',
-            'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding',
-            'core', 'random'):
+            'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'replace', 'design',
+            'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy',
+            'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',
+            'scores', 'source_coding', 'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

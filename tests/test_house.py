@@ -898,10 +898,11 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'annealing': 'schedules recipes', 'fake quantization': 'fake_quantize', 'quantize a model': 'models',
     'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',
     'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
-    'torch.round': 'recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks',
-    'own rounding function': 'checks', 'my own backward': 'checks core', 'patch torch.round': 'recipes',
-    'replace round in existing network': 'recipes', 'replace torch.round in a model I did not write': 'recipes',
-    'override torch.round': 'recipes', 'learned step per channel': 'grid recipes nn',
+    'torch.round': 'replace recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks',
+    'own rounding function': 'checks', 'my own backward': 'checks core', 'patch torch.round': 'replace recipes',
+    'replace round in existing network': 'replace recipes',
+    'replace torch.round in a model I did not write': 'replace recipes',
+    'override torch.round': 'replace recipes', 'learned step per channel': 'grid recipes nn',
     'learned step size per channel': 'grid recipes nn', 'int4 weights transformer onnx size': 'quantization_recipes',
     'dither': 'dither', 'vmap': 'core compat recipes', 'seed': 'stochastic random',
     'reproducible': 'stochastic random recipes',
@@ -915,7 +916,8 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'rate distortion': 'source_coding', 'binary network': 'binary', 'parity': 'binary',
     'fixed point': 'fake_quantize glossary', 'fp8': 'floats glossary', 'mxfp4': 'blocks', 'codebook': 'codebooks',
     'fp8 training': 'products low_precision', 'train in fp8': 'products low_precision',
-    'integer optimization': 'design lattice'}
+    'integer optimization': 'design programs lattice', 'gear teeth': 'design', 'integer design variables': 'design',
+    'mixed integer': 'design programs', 'replace torch.round': 'replace recipes'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
     quantize_model_='shok_nb.networks.models.quantize_model_', Quantizer='shok_nb.quantization.quantizer.Quantizer')
