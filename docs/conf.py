@@ -60,8 +60,8 @@ literate_guidance = dict(                                    # at the head of a 
         'levels of your own. [Files](files.ipynb) writes them for other programs.'),
     training=(
         '[Schedules](schedules.ipynb) sharpen a soft curve while you train. [Layers](nn.ipynb) put rounding into '
-        'a model, or onto its weights. [Integers in a design](design.ipynb) finds integer parameters of anything '
-        'that has a cost.'),
+        'a model or onto its weights, and [`through_round`](replace.ipynb) into code that is not yours. [Integers '
+        'in a design](design.ipynb) finds integer parameters of anything that has a cost.'),
     quantization=(
         'A quantizer for one tensor: [`fake_quantize`](fake_quantize.ipynb) is the operation, a '
         '[`Quantizer`](quantizer.ipynb) the layer that calibrates and learns its scale. For a whole network, use '
