@@ -123,6 +123,7 @@ NOT_PROSE = re.compile(r'''
     ```.*?```                                  # code
     | `[^`]*`
     | \$\$.*?\$\$ | \$[^$]*\$                  # formulas
+    | <span\ title=.*?</span>                   # what the tests of a player set and read
     | !?\[[^\]]*\]\([^)]*\) | <[^>]+>          # links, whose text names a page or a paper
     | (?m:^\#+\ .*$) | (?m:^\s*\d+\.\s)        # headings, the numbers of a list
     | \d{4}\.\d{4,5} | \b(?:1[89]|20)\d\d\b    # arXiv ids, years

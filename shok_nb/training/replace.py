@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from ..engine.arguments import check_callable
+from ..engine.parts import either
 from ..estimators.decimals import decimal_ste
 from ..estimators.ste import round_ste
 
@@ -103,10 +104,11 @@ class ThroughRound(ContextDecorator, TorchFunctionMode):
         if kind is None and not self.replaced and not self.compiled:
             warnings.warn(f'through_round: {self}', stacklevel=2)
 
-    def _count(self, calls, name):
-        # an iteration of compiled code must not depend on a number that grows
-        if torch.compiler.is_compiling(): self.compiled = True
-        else: calls[name] = calls.get(name, 0) + 1
+    def _add(self, calls, name): calls[name] = calls.get(name, 0) + 1
+
+    def _note(self, calls, name): self.compiled = True
+
+    _count = either(_add, _note)    # compiled code must not depend on a number that grows
 
     def _round(self, kind, f, args, kwargs):
         "What is called in place of `f`, which writes into its input or `out`, or neither."
