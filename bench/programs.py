@@ -21,10 +21,10 @@ from scipy.optimize import Bounds, LinearConstraint, milp, nnls  # noqa: E402
 from shok_nb import integer_search  # noqa: E402
 
 TABLE = Path(__file__).with_name('programs.json')
-KINDS = dict(integers=(16, 0), mixed=(8, 3))                # how many integers, and how many other numbers
-SIZES = dict(integers=dict(steps=100), mixed=dict(starts=16, steps=50, beam=1))
+KINDS = dict(integers=(16, 0))                              # how many integers, and how many other numbers
+SIZES = dict(integers=dict(steps=100))                      # of the search
 WAYS = {'annealed': {}, 'straight-through': dict(way='straight'), 'local search alone': dict(steps=0)}
-TOP,COUNT = 10,dict(integers=100, mixed=20)                     # instances, of each size
+TOP,COUNT = 10,dict(integers=100)                               # instances, of each size
 
 class Program:
     """Minimize half of (x-c)'Q(x-c), or -c'x: each number from 0 to 10, the integers with a given sum, three other sums
