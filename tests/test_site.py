@@ -420,10 +420,11 @@ SAID = """const [name] = arguments, find = what => [...document.querySelectorAll
 @needs_browser
 def test_small_pictures_play(browser, site):
     "Six a row; each leads to its page, moves while the mouse is on it, and goes back."
+    from shok_nb.catalog import catalog
     with screen(browser, site/'gallery.html'):
         tiles = every(browser, '[data-tile]')
         first = tiles[0].location['y']
-        assert len(tiles) == 36 and sum(t.location['y'] == first for t in tiles) == 6
+        assert len(tiles) == len(catalog) and sum(t.location['y'] == first for t in tiles) == 6
         soft = next(t for t in tiles if t.text.startswith('soft_round\n') or t.text == 'soft_round')
         assert soft.get_attribute('href').endswith('/soft.html')
         def drawn(): return find(soft, '[data-y]').get_attribute('d')
