@@ -158,7 +158,7 @@ class Advice(NamedTuple):
     Example:
         >>> from shok_nb.studies.scores import advice
         >>> advice()[0]._fields
-        ('situation', 'study', 'take', 'best', 'tied', 'baseline')
+        ('situation', 'study', 'take', 'best', 'tied', 'straight_through', 'baseline')
     """
     situation:str     # Of somebody who asks
     study:str         # That it rests on
@@ -222,7 +222,7 @@ def advice_table(
     Example:
         >>> from shok_nb.studies.scores import advice_table
         >>> advice_table().splitlines()[0]
-        '| situation | take | score | as good |'
+        '| you want to | take | score | `round_ste` | without an estimator |'
     """
     lines = ['| you want to | take | score | `round_ste` | without an estimator |']
     lines += ['|---|---|---|---|---|']
