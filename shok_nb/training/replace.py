@@ -69,9 +69,6 @@ def _write(out, y):
 class ThroughRound(ContextDecorator, TorchFunctionMode):
     """What `through_round` returns: a `with`, a decorator, and a list of what was met in it.
 
-    Parameters:
-        roundings (dict): Operation -> what is called in its place
-
     Example:
         >>> import torch, shok_nb as R
         >>> x = torch.tensor([0.4, 1.6], requires_grad=True)
@@ -79,12 +76,10 @@ class ThroughRound(ContextDecorator, TorchFunctionMode):
         >>> print(seen)
         replaced: round (1); no gradient passes: floor (1)
     """
-    def __init__(self,
-        roundings:dict             # Operation -> what is called in its place
-    ):
+    def __init__(self):
         "See `ThroughRound`."
         super().__init__()
-        self.roundings = roundings
+        self.roundings:dict = {}   # Operation -> what is called in its place
         self.replaced:dict = {}    # Operation -> how many calls of it were replaced
         self.missed:dict = {}      # Operation -> calls in which a gradient ended
         self.compiled = False      # Did something compiled go through? It is not counted
@@ -184,7 +179,8 @@ def through_round(
         >>> y.detach(), seen.replaced
         (tensor([0.2658, 1.7342]), {'round': 1})
     """
-    roundings = dict(round=_called(rounding, 'rounding', knobs))
+    mode = ThroughRound()
+    mode.roundings['round'] = _called(rounding, 'rounding', knobs)
     for name,f in dict(floor=floor, ceil=ceil, trunc=trunc, sign=sign).items():
-        if f is not None: roundings[name] = _called(f, name, {})
-    return ThroughRound(roundings)
+        if f is not None: mode.roundings[name] = _called(f, name, {})
+    return mode
