@@ -192,7 +192,7 @@ def test_readme_numbers():
     from shok_nb.training.schedules import linear_schedule
     text = (ROOT/'README.md').read_text('utf-8')
     assert f'{len(catalog)} estimators' in text and f'each of the {len(catalog)} has' in text
-    assert [r.name for r in catalog if not r.linear] == ['ewgs_round'] and 'The one estimator' in text
+    assert [r.name for r in catalog if not r.linear] == ['ewgs_round'] and 'One estimator has no' in text
     ends = [inspect.signature(linear_schedule).parameters[k].default for k in ('init_value', 'end_value')]
     assert 'from {:g} to {:g}'.format(*ends) in text
 
