@@ -337,7 +337,7 @@ def of_harness():
 def of_gradient_quality():
     yield 'quality', dict(f=R.round_ste, seeds=range(3), draws=2), dict(f=NOTHING, seeds=NOTHING, draws=NOTHING)
 
-def of_which():
+def of_scores():
     records = [SCORED]
     for n in ('advice', 'advice_table', 'unneeded', 'results_table'):
         yield n, dict(records=records), dict(records=NONE | kind('list'))

@@ -5,7 +5,7 @@ import torch
 from shok_nb import reinmax_round, round_ste, soft_round, stochastic_round
 from shok_nb.catalog import catalog, row
 from shok_nb.studies import gradient_quality as gradients
-from shok_nb.studies import harness, lattice, which
+from shok_nb.studies import harness, lattice, scores
 from shok_nb.studies.harness import Study, Way, interval, read_heads, read_results, run_study, search, ways
 
 
@@ -123,7 +123,7 @@ def test_baselines_run_with_all_and_alone():
     assert not any(r['way'] == 'start' for r in run_study(task, round_ste))
 
 # --- the file of the package
-ALL = which.studies()
+ALL = scores.studies()
 def names(study, row):
     try: return [w.name for w in study.ways(row)]
     except ValueError: return ['as it is']
@@ -175,7 +175,7 @@ def test_studies_are_chosen_by_name_or_place():
     "As `make study` takes them."
     from study import chosen_by
     def names(*words): return [s.name for s in chosen_by(words)]
-    assert names() == [s.name for s in which.studies()] and names('1', 'weights') == names('lattice', '3')
+    assert names() == [s.name for s in scores.studies()] and names('1', 'weights') == names('lattice', '3')
     with pytest.raises(ValueError, match="got '9'"): chosen_by(['9'])
 
 def test_scores_in_a_picture():
@@ -245,28 +245,28 @@ def made(study, estimator, score, half=.02, way='as it is'):
 def test_advice_is_within_the_interval_of_the_best():
     records = [made('a', 'round_ste', .895), made('a', 'soft_round', .9), made('a', 'cubic_round', .5),
         made('a', '', .95, way='a search'), made('a', 'sine_round', .99, way='as it is, then local search')]
-    a, = which.advice(records)
+    a, = scores.advice(records)
     assert (a.take['estimator'], a.best['estimator']) == ('round_ste', 'soft_round') == tuple(a.tied[::-1])
-    assert a.baseline['way'] == 'a search' and 'is better' in which.advice_table(records)
-    a, = which.advice([made('a', 'round_ste', .87), *records[1:3], made('a', '', .89, way='a search')])
-    assert a.take['estimator'] == 'soft_round' and 'is as good' in which.advice_table(records[:3]+[a.baseline])
-    assert which.unneeded(records[:3]) == ['cubic_round']
+    assert a.baseline['way'] == 'a search' and '| a search: 0.95 |' in scores.advice_table(records)
+    a, = scores.advice([made('a', 'round_ste', .87), *records[1:3], made('a', '', .89, way='a search')])
+    assert a.take['estimator'] == 'soft_round' and '| a search: 0.89 |' in scores.advice_table(records[:3]+[a.baseline])
+    assert scores.unneeded(records[:3]) == ['cubic_round']
 
 def test_matrix_in_words_and_in_colour():
     import matplotlib.pyplot as plt
     records = read_results()
     there = {r['estimator'] for r in records if 'score' in r} - {''}
-    table = which.results_table()
+    table = scores.results_table()
     for n in there: assert table.count(f'| `{n}` |') == 1
-    ax = which.heat_map()
+    ax = scores.heat_map()
     assert [t.get_text() for t in ax.get_yticklabels()] == [l.split('`')[1] for l in table.splitlines()[2:]]
     assert len(ax.get_xticklabels()) == len({r['study'] for r in records})
     plt.close('all')
 
 def test_the_front_page_says_what_the_results_say():
     "What it recommends for a task is within the interval of the best there, used in the way it says."
-    records = which._records(None, 'test')
-    tied = {a.study: {(r['estimator'], r['way']) for r in which._tied(records, a.study)} for a in which.advice()}
+    records = scores._records(None, 'test')
+    tied = {a.study: {(r['estimator'], r['way']) for r in scores._tied(records, a.study)} for a in scores.advice()}
     assert ('soft_round', 'annealed') in tied['watermark']
     assert {('dither_round', 'as it is'), ('noisy_soft_round', 'annealed')} <= tied['source_coding']
     assert ('stochastic_round', 'as it is') in tied['updates']
