@@ -110,7 +110,8 @@ literate_titles = dict(                                      # in the menu: the 
     widgets='Sliders: tune',
 )
 literate_extras = dict(                                      # what needs them in the code of a page; the last has all
-    widgets='matplotlib ipywidgets fastcore PIL shok_nb.show shok_nb.studies shok_nb.demo plots widgets try_it lab demo',
+    widgets='matplotlib ipywidgets fastcore PIL shok_nb.show shok_nb.studies shok_nb.demo '
+        'plots widgets try_it lab demo',
     onnx='onnx onnxscript onnxruntime onnx_session to_onnx',
     lessons='sklearn',
 )
