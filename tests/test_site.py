@@ -325,7 +325,7 @@ def test_menus_open_by_keyboard(browser, site):
         press(box)
         wait(browser, pages.is_displayed, 'the pages of a group')
         assert ask(box, 'getComputedStyle(e.nextElementSibling).outlineStyle') == 'solid'
-        assert {b.accessible_name for b in every(browser, 'button.copybtn')} == {'Copy the code'}
+        assert {b.get_attribute('aria-label') for b in every(browser, 'button.copybtn')} == {'Copy the code'}
     with phone(browser, site/'soft.html'):
         for box,opens in (('#__navigation', '.sidebar-tree'), ('#__toc', '.toc-tree')):
             assert not browser.execute_script(VISIBLE, find(browser, opens))
