@@ -3749,6 +3749,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'shok_nb.studies.lattice._tasks': ('studies/lattice.html#_tasks', 'shok_nb/studies/lattice.py'),
                                          'shok_nb.studies.lattice._ways': ('studies/lattice.html#_ways', 'shok_nb/studies/lattice.py')},
             'shok_nb.studies.scores': { 'shok_nb.studies.scores.Advice': ('studies/scores.html#advice', 'shok_nb/studies/scores.py'),
+                                        'shok_nb.studies.scores._ahead': ('studies/scores.html#_ahead', 'shok_nb/studies/scores.py'),
                                         'shok_nb.studies.scores._ordered': ('studies/scores.html#_ordered', 'shok_nb/studies/scores.py'),
                                         'shok_nb.studies.scores._records': ('studies/scores.html#_records', 'shok_nb/studies/scores.py'),
                                         'shok_nb.studies.scores._shown': ('studies/scores.html#_shown', 'shok_nb/studies/scores.py'),

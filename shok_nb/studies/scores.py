@@ -208,6 +208,12 @@ def _taken(r):
         'annealed, hard': f' with `hard=True`, annealed to {knob}'}
     return f"`{r['estimator']}`{ways.get(r['way'], ', '+r['way'])}"
 
+def _ahead(a):
+    "The method without an estimator that an advice names, if any."
+    if not a.baseline: return ''
+    than = 'better' if a.baseline['low'] > a.best['high'] else 'as good'
+    return f"{a.baseline['way']}: {a.baseline['score']:.2f}, is {than}"
+
 def advice_table(
     records:list[dict]|None=None # As for `heat_map`
 )->str:                          # A Markdown table, a line for each situation
@@ -229,8 +235,7 @@ def advice_table(
     for a in advice(_records(records, 'advice_table')):
         plain = a.straight_through
         ste = f"{plain['score']:.2f}" if plain else ''
-        other = f"{a.baseline['way']}: {a.baseline['score']:.2f}" if a.baseline else ''
-        row = a.situation,_taken(a.take),_span(a.take),ste,other
+        row = a.situation,_taken(a.take),_span(a.take),ste,_ahead(a)
         lines.append(f"| {' | '.join(row)} |")
     return '\n'.join(lines)
 
