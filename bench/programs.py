@@ -39,6 +39,7 @@ class Program:
         self.sums = g.uniform(0, 1, (3, n))
         self.most = self.sums@inside + .5
         self.total,self.linear = inside[:kind[0]].sum(),linear
+        self.counts = np.r_[np.ones(kind[0]), np.zeros(kind[1])][None]      # what is summed to the total
 
     def cost(self, x):
         return -self.c@x if self.linear else .5*np.square(self.root@(x-self.c)).sum()
@@ -50,11 +51,10 @@ class Program:
 
     def relaxed(self, low, high):
         "The best real point between bounds: a least-distance problem, solved by non-negative least squares."
-        one = np.r_[np.ones(self.whole), np.zeros(len(self.c)-self.whole)][None]
-        eye = np.eye(len(self.c))
-        G = np.concatenate([eye, -eye, -self.sums, one, -one])
-        h = np.concatenate([low, -high, -self.most, [self.total], [-self.total]])
         if self.linear: return self._linear(low, high)
+        eye = np.eye(len(self.c))
+        G = np.concatenate([eye, -eye, -self.sums, self.counts, -self.counts])
+        h = np.concatenate([low, -high, -self.most, [self.total], [-self.total]])
         inverse = np.linalg.inv(self.root)
         E = np.concatenate([(G@inverse).T, (h-G@self.c)[None]])
         f = np.r_[np.zeros(len(self.c)), 1.]
@@ -65,12 +65,11 @@ class Program:
         return np.clip(self.c - inverse@(r[:-1]/r[-1]), low, high)
 
     def constraints(self):
-        one = np.r_[np.ones(self.whole), np.zeros(len(self.c)-self.whole)][None]
-        return [LinearConstraint(self.sums, -np.inf, self.most), LinearConstraint(one, self.total, self.total)]
+        return [LinearConstraint(self.sums, -np.inf, self.most),
+            LinearConstraint(self.counts, self.total, self.total)]
 
     def _linear(self, low, high, whole=0, **options):
-        kinds = np.r_[np.full(self.whole, whole), np.zeros(len(self.c)-self.whole)]
-        return milp(-self.c, integrality=kinds, bounds=Bounds(low, high), constraints=self.constraints(),
+        return milp(-self.c, integrality=whole*self.counts[0], bounds=Bounds(low, high), constraints=self.constraints(),
             options=options).x
 
     def box(self): return np.zeros(len(self.c)),np.full(len(self.c), float(TOP))

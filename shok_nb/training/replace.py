@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from ..engine.arguments import check_callable
 from ..engine.parts import either
+from ..engine.pieces import wide_dtype
 from ..estimators.decimals import decimal_ste
 from ..estimators.ste import round_ste
 
@@ -36,7 +37,8 @@ def _table(ending):
     return {f: kind for kind,names in _ALIASES.items() for n in names
         for f in _functions(n+ending)}
 
-_PLAIN,_IN_PLACE = _table(''),_table('_')
+_IN_PLACE = _table('_')
+_KINDS = _table('') | _IN_PLACE
 _DIVISIONS = (*_functions('div'), *_functions('divide'), Tensor.div_, Tensor.divide_)
 _WHOLE = (*_functions('floor_divide'), Tensor.floor_divide_, Tensor.__floordiv__,
     Tensor.__rfloordiv__, Tensor.__ifloordiv__)
@@ -55,7 +57,7 @@ def _learns(x): return isinstance(x, Tensor) and x.is_floating_point() and x.req
 def _by_decimals(rounding, x, decimals):
     "In units of a power of ten, as torch has it: a negative one is divided by."
     unit = float(f'1e{abs(decimals)}')
-    wide = x.double() if x.dtype == torch.float64 else x.float()
+    wide = x.to(wide_dtype(x.dtype))
     y = rounding(wide*unit)/unit if decimals > 0 else rounding(wide/unit)*unit
     return y.to(x.dtype)
 
@@ -122,7 +124,7 @@ class ThroughRound(ContextDecorator, TorchFunctionMode):
 
     def _not_replaced(self, f, args, kwargs, y):
         "The name of a call through which no gradient passes, if it is one."
-        if f in _PLAIN or f in _IN_PLACE: return _PLAIN.get(f) or _IN_PLACE[f]
+        if f in _KINDS: return _KINDS[f]
         if f in _WHOLE or f in _DIVISIONS and kwargs.get('rounding_mode'): return '//'
         whole = f in _CASTS and isinstance(y, Tensor) and not y.dtype.is_floating_point
         return _CASTS[f] if whole and not y.dtype.is_complex else None
@@ -130,7 +132,7 @@ class ThroughRound(ContextDecorator, TorchFunctionMode):
     def __torch_function__(self, f, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if _RUNNING.now: return f(*args, **kwargs)
-        kind = _PLAIN.get(f) or _IN_PLACE.get(f)
+        kind = _KINDS.get(f)
         if kind in self.roundings:
             for name in ('input', 'self'):
                 if not args and name in kwargs: args = kwargs.pop(name),
