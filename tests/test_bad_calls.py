@@ -92,7 +92,8 @@ BY_CALL = {
     'attention.Attention attention': kind('several'), 'report.LayerReport note': kind('five'),
     'integer_layers.IntegerLayer layer': MODULES, 'design.integer_search start': kind('range'),
     'design.integer_search progress': MODULES | kind('gives_none gives_wide gives_word'),
-    'demo.load path': kind('word empty five path')}
+    'demo.load path': kind('word empty five path'),
+    **{f'replace.through_round {arg}': GIVES for arg in ('rounding', 'floor', 'ceil', 'trunc', 'sign')}}
 FUNCTIONS = ('f', 'rounding', 'loss', 'deployed', 'channel', 'integers', 'method')      # elementwise: a ReLU is one
 
 def legal(call, arg):

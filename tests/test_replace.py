@@ -282,5 +282,9 @@ def test_what_is_refused():
     with pytest.raises(RuntimeError, match='^through_round: out must take torch.float64, got torch.int64'):
         with R.through_round(): torch.round(X, out=torch.empty(5, dtype=torch.int64))
     with pytest.raises(TypeError, match='^through_round: floor must be callable, got int'): R.through_round(floor=1)
+    for f,got in ((lambda x: None, 'None'), (lambda x: 'abc', 'str'), (lambda x: x[:2], r'\(2,\)'), (sum, r'\(\)')):
+        for name,call in (('rounding', torch.round), ('floor', torch.floor)):
+            with pytest.raises(TypeError, match=rf'^through_round: {name} must return a Tensor .*, got {got}'):
+                with R.through_round(**{name: f}): call(leaf())
     with pytest.raises(TypeError, match='^through_round: rounding cannot be called as'):
         R.through_round(R.round_ste, alpah=5.)

@@ -28,7 +28,7 @@ var Scorer = {
         const query = new URLSearchParams(window.location.search).get("q").trim();
         const named = page === query.toLowerCase().replace(/[ -]/g, "_") ? 2 : 1;
         const here = named * worth(query, Search._index.docnames.indexOf(page));
-        const said = page === "api" ? here / 3 : here;                     // it has the words of all pages
+        const said = ["api", "references"].includes(page) ? here / 3 : here;   // they have the words of all pages
         if (kind === "text") return said;
         if (kind === "title") return said + 40 * score;
         if (kind === "index") return here / 2;

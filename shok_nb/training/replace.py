@@ -10,10 +10,11 @@ import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ContextDecorator
+from functools import partial
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from ..engine.arguments import check_callable
+from ..engine.arguments import answering, check_callable
 from ..engine.parts import either
 from ..engine.pieces import wide_dtype
 from ..estimators.decimals import decimal_ste
@@ -148,7 +149,8 @@ class ThroughRound(ContextDecorator, TorchFunctionMode):
 # %% ../../nbs/training/25_replace.ipynb #4b6e1300
 def _called(rounding, arg, knobs):
     check_callable(rounding, 'through_round', arg, 1, knobs)
-    return rounding if not knobs else lambda x: rounding(x, **knobs)
+    if rounding is round_ste and not knobs: return rounding     # exact for decimals, see above
+    return answering(partial(rounding, **knobs), 'through_round', arg)
 
 def through_round(
     rounding:Callable=round_ste, # Called as `rounding(x, **knobs)`: an estimator, or a layer
