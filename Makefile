@@ -9,6 +9,7 @@ VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 PY := $(VENV)/bin/python
 PEERS := .venv-peers/bin/python
 ZOO := .venv-zoo/bin/python
+# the slow rest has one process more than that: browsers wait
 TESTS = $(PY) -m pytest -n $(JOBS) --dist loadgroup --durations=10
 PIP := -m pip install -q --disable-pip-version-check
 INSTALL := $(PIP) -c constraints.txt
@@ -32,7 +33,7 @@ test: $(VENV)/ready    ## In minutes: notebooks, export, README, metadata, every
 
 ifndef TORCH
 test-all: chromium test    ## make chromium, make test, and then the slow rest, the site among it; TORCH=2.15.0 PYTHON=...: all with that torch, for the table of versions
-	@$(call timed,$(TESTS) -m slow $(ARGS) || [ $$? = 5 ],the rest of make test-all)
+	@$(call timed,$(TESTS) -n $$(($(JOBS)+1)) -m slow $(ARGS) || [ $$? = 5 ],the rest of make test-all)
 else
 test-all: chromium $(VENV)/ready
 	@$(call timed,$(TESTS) --junitxml=$(VENV)/tests.xml $(ARGS); ran=$$?; \

@@ -29,6 +29,9 @@ SOURCE, HTML = DOCS/'nbs', DOCS/'_build'/'html'                     # those of `
 CACHE = DOCS/'_build'/'pages'                                       # the pages that ran for it, as conf.py has it
 FOLDERS = {f: pages for f,pages in grouped(ROOT/'nbs').items() if f}
 NBS = [p for pages in grouped(ROOT/'nbs').values() for p in pages]
+# ten seconds and more
+TRAINS = set('''without_training four_bits digits residual quantization_recipes foreign reconstruct equalize rotate
+    runtime source_coding weights aware binary updates lattice demo speed'''.split())
 
 def cells(nb, *kinds):
     "The cells of a notebook, or those of some kinds; the source of each is one text."

@@ -1,6 +1,6 @@
 """What a reader copies from a page runs: the code that stands open, in order, in a Python that has the package alone.
 `make test` looks at every page for whether each name is there, without running it again; the runs of the lessons and
-of the first page of each folder, which show what no look sees, are slow."""
+of the first page of each folder, which show what no look sees, are slow. A page that trains runs once, as a whole."""
 import ast
 import json
 import os
@@ -13,7 +13,7 @@ import literate
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import FOLDERS, NBS, ROOT, conf, is_folded, notebook, played, slug
+from pages import FOLDERS, NBS, ROOT, TRAINS, conf, is_folded, notebook, played, slug
 
 GIVEN = {'export', 'exports', 'exporti'}              # such cells are in the package, which the reader has installed
 UNSEEN = {'remove-cell', 'remove-input', 'skip-execution'}
@@ -43,7 +43,8 @@ def wrong(nb, cwd, missing=()):
     ends = zip(cells, map(raised, made), strict=True)
     return [(c['source'].partition('\n')[0], e) for c,e in ends if not as_shown(c, e)]
 
-COPIED = [*FOLDERS['start'], *(pages[0] for f,pages in FOLDERS.items() if f != 'start')]
+FIRST = [*FOLDERS['start'], *(pages[0] for f,pages in FOLDERS.items() if f != 'start')]
+COPIED = [nb for nb in FIRST if slug(nb) not in TRAINS]
 
 @pytest.mark.slow
 @pytest.mark.parametrize('nb', COPIED, ids=slug)

@@ -34,7 +34,7 @@ from estimators import batches, grouped, lumped, variants
 from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import FOLDERS, NBS, ROOT, cells, conf, execute, is_folded, notebook, played, ready, slug, sphinx
+from pages import FOLDERS, NBS, ROOT, TRAINS, cells, conf, execute, is_folded, notebook, played, ready, slug, sphinx
 import shok_nb
 from docs.docstrings import exported
 from shok_nb.catalog import catalog, table
@@ -76,9 +76,6 @@ def tracked():
 def names(reqs): return {canonicalize_name(Requirement(r).name): Requirement(r).specifier for r in reqs}
 
 # --- notebooks
-TRAINS = set('''without_training four_bits digits residual quantization_recipes foreign reconstruct equalize rotate
-    runtime source_coding weights aware binary updates lattice demo speed'''.split())   # ten seconds and more
-
 def late(nb): return pytest.param(nb, marks=[pytest.mark.slow]*(slug(nb) in TRAINS))
 
 @pytest.mark.parametrize('nb', [*map(late, NBS)], ids=lambda p: p.stem)
