@@ -34,6 +34,7 @@ from estimators import (
     variants,
     with_knobs,
 )
+import shok_nb as R
 from shok_nb.catalog import catalog
 
 ONE = torch.ones_like(X)
@@ -166,6 +167,20 @@ def test_dynamic_shapes(group):
     for n in (5, 6, 7, 13):
         for (r, f),y in zip(group, g(*[X[:n].clone() for _ in group])): assert near(y, f(X[:n])), r.name
     assert counter.frame_count <= 2
+
+@pytest.mark.slow
+@pytest.mark.parametrize('how', ({}, dict(dynamic=True)), ids=('by itself', 'dynamic'))
+@pytest.mark.parametrize('f', (R.soft_round, R.arctan_spike), ids=lambda f: f.__name__)
+def test_two_in_a_graph_of_any_size(f, how):
+    "Formulas that read pi and other numbers, twice in a graph, with a gradient; `dynamic=True` as the recipes have it."
+    a = torch.tensor(2., requires_grad=True)
+    def twice(x): return f(f(2*x, alpha=a), alpha=a)
+    with torch._dynamo.config.patch(specialize_float='dynamic' in how):
+        g = torch.compile(twice, fullgraph=True, backend='aot_eager', **how)
+        for n in (5, 6, 9):
+            x = X[:n].clone().requires_grad_()
+            got,want = (torch.autograd.grad(h(x).sum(), (x, a)) for h in (g, twice))
+            for u,v in zip(got, want): assert torch.allclose(u, v, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 @pytest.mark.parametrize('r, f', variants(lambda r: r.linear) + seeded())
 def test_second_derivatives(r, f):
