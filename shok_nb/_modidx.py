@@ -1385,6 +1385,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                          'shok_nb/estimators/surrogates.py'),
                                                'shok_nb.estimators.surrogates._ascending': ( 'estimators/surrogates.html#_ascending',
                                                                                              'shok_nb/estimators/surrogates.py'),
+                                               'shok_nb.estimators.surrogates._check_width': ( 'estimators/surrogates.html#_check_width',
+                                                                                               'shok_nb/estimators/surrogates.py'),
                                                'shok_nb.estimators.surrogates._dsq': ( 'estimators/surrogates.html#_dsq',
                                                                                        'shok_nb/estimators/surrogates.py'),
                                                'shok_nb.estimators.surrogates._dsq_rise': ( 'estimators/surrogates.html#_dsq_rise',

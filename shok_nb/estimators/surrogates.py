@@ -77,6 +77,14 @@ _unit:dict[str,Any] = dict(hi=1., open=True, held=(1e-3, .9))
 _any_number = dict(lo=-math.inf, open=True)                       # any finite number
 _cell = staircase('dsq_round', _dsq_rise, _dsq_slope, alpha=_unit, pure=True).hard
 
+def _check_width(x, lower, upper):
+    "Raises where the distance of the ends is infinite."
+    if isinstance(lower, Tensor) or isinstance(upper, Tensor): return
+    most = torch.finfo(wide_dtype(x.dtype)).max
+    if upper-lower <= most: return
+    told = f'upper - lower must be at most {most:.3g}, got {lower:g} and {upper:g}'
+    raise ValueError(f'dsq_round: {told}')
+
 def within(v, lower, upper): return indicator((v >= lower) & (v <= upper), v)
 
 @cached
@@ -135,6 +143,7 @@ def dsq_round(
     check_input(x, 'dsq_round')
     levels = check_count(levels, 'dsq_round', 'levels', 2)
     lower,upper = _span(x, 'dsq_round', lower, upper, open=True)
+    _check_width(x, lower, upper)
     return _dsq(levels)(x, alpha, lower, upper)
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #a142ccbe
