@@ -56,7 +56,7 @@ def test_ends_too_far_apart():
     "Their distance has to be a number, of float32 for half precision too."
     for dtype in (torch.float16, torch.float32):
         x = torch.ones(2, dtype=dtype)
-        with pytest.raises(ValueError, match='^dsq_round: upper - lower must be at most 3.4e[+]38, got -3e[+]38 and 3e'):
+        with pytest.raises(ValueError, match='^dsq_round: upper - lower must be at most 3.4e[+]38, got -3e'):
             R.dsq_round(x, lower=-3e38, upper=3e38)
     assert R.dsq_round(torch.ones(2), lower=-1e38, upper=2e38, levels=4).tolist() == [0., 0.]
     assert R.dsq_round(torch.ones(2).double(), lower=-3e38, upper=3e38, levels=7).tolist() == [0., 0.]

@@ -97,21 +97,26 @@ def _middle_spread(v):
 
 class _Penalties:
     "An augmented Lagrangian: a broken constraint costs, and more each time it still is."
-    def __init__(self, problem, x, weight):
+    def __init__(self, problem, x, weight, spare=0.):
         cost,values = problem.values(x)
-        self.problem,self.weight = problem,weight
+        self.problem,self.weight = problem,torch.full_like(cost, weight)[:, None]
+        self.spare = spare       # by how much inequalities are kept
         self.unit = _middle_spread(cost)
         self.units = [v.abs().amax(1).median().clamp(min=1e-12) for v in values]
         self.prices = [torch.zeros_like(v) for v in values]
+        self.off = None
 
-    def _sizes(self, values): return [v/unit for v,unit in zip(values, self.units)]
+    def _sizes(self, values):
+        return [(v if equal else v+self.spare)/unit
+            for v,unit,equal in zip(values, self.units, self.problem.equal)]
 
-    def total(self, cost, values):
-        total = cost/self.unit
+    def total(self, cost, values, rows=slice(None)):
+        "Cost and penalties of designs, of which `rows` says whose prices they have."
+        total,weight = cost/self.unit,self.weight[rows]
         for v,price,equal in zip(self._sizes(values), self.prices, self.problem.equal):
-            shifted = v + price/self.weight
+            shifted = v + price[rows]/weight
             if not equal: shifted = shifted.clamp(min=0)
-            total = total + .5*self.weight*shifted.square().sum(1)
+            total = total + .5*weight[:, 0]*shifted.square().sum(1)
         return total
 
     def raise_prices(self, values):
@@ -119,18 +124,27 @@ class _Penalties:
             price = self.prices[i] + self.weight*v
             self.prices[i] = price if equal else price.clamp(min=0)
 
+    def raise_weights(self, values):
+        "Ten times as much where the constraints are not broken much less than before."
+        off = torch.zeros_like(self.weight)
+        for v,equal in zip(self._sizes(values), self.problem.equal):
+            off = off.maximum((v.abs() if equal else v).amax(1, keepdim=True))
+        last,self.off = self.off,off
+        if last is None: return
+        stays = (off > .25*last) & (self.weight < 1e7)
+        self.weight = torch.where(stays, 10*self.weight, self.weight)
+
 def _rate(start, end, t): return start*(end/start)**t
 
-def _minimize(problem, x, moving, round_at, rates, steps, weight, found_by, say):
+def _minimize(problem, x, round_at, steps, found_by, say):
     "Adam from each row of `x`; returns the best design that each has visited."
-    width = torch.where(moving, problem.upper-problem.lower, 0.)
-    with torch.no_grad(): penalties = _Penalties(problem, problem.rounded(x), weight)
+    width = problem.upper-problem.lower
+    with torch.no_grad(): penalties = _Penalties(problem, problem.rounded(x), 1.)
     at,best = problem.rounded(x),problem.judge(problem.rounded(x), found_by)
     z = torch.zeros_like(x).requires_grad_()
-    start,end = rates
-    adam = torch.optim.Adam([z], start)
+    adam = torch.optim.Adam([z], .05)
     for i in range(steps):
-        for group in adam.param_groups: group['lr'] = _rate(start, end, i/steps)
+        for group in adam.param_groups: group['lr'] = _rate(.05, .002, i/steps)
         y = round_at(clip(x + width*z, problem.lower, problem.upper), i/steps)
         cost,values = problem.values(y)
         g, = torch.autograd.grad(penalties.total(cost, values).sum(), z)
@@ -189,16 +203,101 @@ def _unlike(x, keys, most):
     order = best.argsort(stable=True)[:most]
     return designs[order],best[order]
 
-def _refit(problem, x, say):
-    "The integers stay, the other numbers are optimized."
-    def as_it_is(y, t): return y
-    def found_by(i): return 'its integers, the other numbers optimized again'
-    free = ~problem.whole
-    x = _minimize(problem, x, free, as_it_is, (.05, .001), 200, 10., found_by, say)
-    keys,moves = problem.judge(x, found_by),_moves(free)*(problem.upper-problem.lower)
-    for halvings in range(6, 30):              # as a compass search does, of 1/64 and less
-        x,keys = _descend(problem, x, keys, moves*.5**halvings, say, found_by, 20)
-    return x,keys
+# %% ../../nbs/training/30_design.ipynb #dd510b0a
+_LENGTHS = 1.,.3,.1,.01,1e-3,1e-5,1e-7   # of a step, tried at once
+
+class _Rest:
+    "The numbers beside the integers as shares of their range, for designs side by side."
+    def __init__(self, problem, x):
+        whole,lower,upper = problem.whole,problem.lower,problem.upper
+        self.problem,self.x = problem,x
+        self.width = torch.where(whole, 0., upper-lower)
+        unit = torch.where(self.width > 0, self.width, 1.)
+        self.low,self.high = [torch.where(whole, 0., (e-x)/unit) for e in (lower, upper)]
+        self.penalties = _Penalties(problem, x, 10., problem.tolerance/2)
+
+    def at(self, z, rows=slice(None)):
+        return clip(self.x[rows] + self.width*z, self.problem.lower, self.problem.upper)
+
+    @torch.enable_grad()
+    def slope(self, z):
+        "Cost with penalties, its slope, and the constraints."
+        z = z.detach().requires_grad_()
+        cost,values = self.problem.values(self.at(z))
+        total = self.penalties.total(cost, values)
+        g, = torch.autograd.grad(total.sum(), z)
+        return total.detach(),g.nan_to_num(0., 0., 0.),[v.detach() for v in values]
+
+    def step(self, z, d, now):
+        "The best of some lengths in the direction `d`; where none gains, it stays."
+        lengths = torch.tensor(_LENGTHS).to(z)[:, None]
+        near = torch.clamp(z[:, None] + lengths*d[:, None], self.low[:, None],
+            self.high[:, None])
+        rows = torch.arange(len(z), device=z.device).repeat_interleave(len(lengths))
+        cost,values = self.problem.values(self.at(near.flatten(0, 1), rows))
+        total = self.penalties.total(cost, values, rows).nan_to_num(math.inf, math.inf)
+        least,which = total.view(len(z), -1).min(1)
+        return torch.where((least < now)[:, None], near[range(len(z)), which], z)
+
+def _downhill(h, g):
+    "A quasi-Newton step; along the slope where it would lead up."
+    d = -(h@g[..., None])[..., 0]
+    return torch.where((d*g).sum(1, keepdim=True) < 0, d, -g)
+
+def _with_step(h, s, y, first):
+    "The inverse of the second derivatives after a step, as BFGS has it; `first` scales it."
+    sy = (s*y).sum(1)[:, None, None]
+    curved = sy > 1e-14*(s.norm(dim=1)*y.norm(dim=1))[:, None, None]
+    per = torch.where(curved, 1/torch.where(curved, sy, 1.), 0.)
+    eye = torch.eye(s.shape[1]).to(s)
+    if first: h = torch.where(curved, eye*sy/(y*y).sum(1).clamp(min=1e-300)[:, None, None], h)
+    turn = eye - per*s[:, :, None]*y[:, None]
+    return torch.where(curved, turn@h@turn.mT + per*s[:, :, None]*s[:, None], h)
+
+def _quasi_newton(rest, z, most=10):
+    "BFGS from each row at once, within the bounds; returns constraints too."
+    h = torch.eye(z.shape[1]).to(z).repeat(len(z), 1, 1)
+    now,g,values = rest.slope(z)
+    for i in range(most):
+        held = (z <= rest.low) & (g > 0) | (z >= rest.high) & (g < 0)
+        d = torch.where(held, 0., _downhill(h, torch.where(held, 0., g)))
+        if i == 0: d = .05*d/d.abs().amax(1, keepdim=True).clamp(min=1e-300)
+        moved = rest.step(z, d, now)
+        if torch.equal(moved, z): break
+        before,step = g,moved-z
+        z = moved
+        now,g,values = rest.slope(z)
+        h = _with_step(h, step, g-before, i == 0)
+    return z,values
+
+def _found_again(i): return 'its integers, the other numbers optimized again'
+
+@torch.no_grad()
+def _refit(problem, x, say, rounds=20):
+    "The integers stay, the other numbers are optimized: an augmented Lagrangian."
+    rest = _Rest(problem, problem.rounded(x))
+    z = torch.zeros_like(x)
+    best = problem.judge(rest.x, _found_again)
+    found = rest.x
+    for i in range(rounds):
+        before = z
+        z,values = _quasi_newton(rest, z)
+        at = rest.at(z)
+        keys = problem.judge(at, _found_again)
+        better = keys < best
+        best,found = torch.where(better, keys, best),torch.where(better[:, None], at, found)
+        if i and (z-before).abs().max() < 1e-10: break
+        rest.penalties.raise_prices(values)
+        rest.penalties.raise_weights(values)
+    say('the other numbers, optimized again')
+    return found,best
+
+def _settle(problem, x, keys, say):
+    "The other numbers of the best designs to the end; a compass search needs no slope."
+    x,keys = _refit(problem, x, say, 40)
+    moves = _moves(~problem.whole)*(problem.upper-problem.lower)
+    for halvings in range(6, 30):
+        x,keys = _descend(problem, x, keys, moves*.5**halvings, say, _found_again, 20)
 
 def _beam(problem, x, keys, moves, width, say):
     "Of the best designs the best neighbours, each with the other numbers optimized for it."
@@ -215,6 +314,7 @@ def _beam(problem, x, keys, moves, width, say):
         x,keys = torch.cat([x, fitted]),torch.cat([keys, found])
         say(f'beam, turn {turn}')
         if not problem.key < before: break
+    _settle(problem, *_unlike(x, keys, width), say)
 
 # %% ../../nbs/training/30_design.ipynb #d63cd381
 @dataclass
@@ -361,8 +461,8 @@ def _search(problem, x, way, steps, beam, say):
     keys = problem.judge(at, lambda i: 'rounding a start')
     if steps and not problem.black_box:
         word = dict(anneal='annealed', straight='straight-through')[way]
-        visited = _minimize(problem, x, torch.ones_like(problem.whole), rounding, (.05, .002),
-            steps, 1., lambda i: f'{word} descent from start {i}', say)
+        def found_by(i): return f'{word} descent from start {i}'
+        visited = _minimize(problem, x, rounding, steps, found_by, say)
         at = torch.cat([visited, at])
         keys = problem.judge(at, lambda i: 'rounding a start')
     moves = _moves(problem.whole)
