@@ -502,8 +502,8 @@ def methods():
             index=kind('ints byte')), member='decode')
     yield from tokens('FSQ', dict(levels=[3, 4, 5], dim=6, stages=1, symmetric=False, squash='clamp', gain=1.,
         margin=.1, noise=.5), levels=NOTHING)
-    yield from tokens('LFQ', dict(bits=3, dim=6, spherical=True, temperature=1., group_size=2, diversity=1.),
-        bits=NOTHING, diversity=COUNT | POSITIVE)
+    yield from tokens('LFQ', dict(bits=3, dim=6, spherical=True, temperature=1., group_size=2, diversity=1.,
+        commitment=1.), bits=NOTHING, diversity=COUNT | POSITIVE, commitment=COUNT | POSITIVE)
     yield from tokens('VQ', dict(size=4, channels=3, dim=6, method='ste', noise=.1, commitment=.2), size=NOTHING,
         channels=NOTHING, noise=COUNT | POSITIVE, commitment=COUNT | POSITIVE)
     yield of('nn', 'Rounding', lambda: dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1.,

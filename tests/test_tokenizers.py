@@ -385,6 +385,17 @@ def test_compiled(make):
     g = normal(50, 6, seed=1, dtype=torch.float32)
     assert torch.allclose(grad(y, x, g)[0], grad(layer(x), x, g)[0], atol=1e-5)
 
+@pytest.mark.parametrize('spherical', (False, True))
+def test_loss_of_bits(spherical):
+    "Both entropies, and the mean squared distance from the codes, which do not move; the inputs do."
+    layer = LFQ(4, spherical=spherical, temperature=.5, diversity=.7, commitment=.3)
+    x = normal(30, 4).requires_grad_()
+    v = x/x.norm(dim=-1, keepdim=True) if spherical else x
+    code = torch.where(x < 0, -1., 1.)*(.5 if spherical else 1.)
+    one,together = lfq_entropy(x, spherical=spherical, temperature=.5)
+    want = one-.7*together+.3*(v-code).square().mean()
+    assert torch.allclose(layer.loss(x), want) and torch.allclose(grad(layer.loss(x), x)[0], grad(want, x)[0])
+
 def test_noise_is_for_training():
     x = normal(400, 4, dtype=torch.float32)
     for make in (LAYERS['clamp'], LAYERS['diveq']):
