@@ -89,6 +89,10 @@ def _check_bits(z, fn):
     if z.ndim and z.shape[-1]: return
     raise ValueError(f'{fn}: z must have a channel for each bit, got shape {tuple(z.shape)}')
 
+def _size(v): return torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+def _direction(v, size):
+    "`v` of length 1, or 0 where it has none."
+    return v/torch.where(size > 0, size, 1.)
 def _on_sphere(v): return _direction(v, _size(v))
 
 def lfq(
@@ -198,11 +202,6 @@ def _rows(codebook, index):
     "The codes of these numbers, nan for a number of none."
     known = (index >= 0) & (index < len(codebook))
     return torch.where(known[..., None], codebook[torch.where(known, index, 0)], math.nan)
-
-def _size(v): return torch.linalg.vector_norm(v, dim=-1, keepdim=True)
-def _direction(v, size):
-    "`v` of length 1, or 0 where it has none."
-    return v/torch.where(size > 0, size, 1.)
 
 def _rotated(v, e):
     "`v` turned and stretched into `e`, by a matrix that counts as constant (section 4.2)."
@@ -323,7 +322,8 @@ class _Tokenizer(nn.Module):
     def __init__(self, channels, dim, size, **knobs):
         super().__init__()
         if dim is not None: check_count(dim, type(self).__name__, 'dim', 1)
-        self.channels,self.size,self.knobs = channels,size,knobs
+        self.channels,self.size = channels,size
+        self.knobs:Any = knobs
         self.project_in = nn.Identity() if dim is None else nn.Linear(dim, channels)
         self.project_out = nn.Identity() if dim is None else nn.Linear(channels, dim)
         self.register_buffer('like', torch.empty(0), persistent=False)     # has the dtype
@@ -406,8 +406,8 @@ class FSQ(_Tokenizer):
         levels,_ = checked_levels(levels, stages, 'FSQ', torch.float32)
         gain = check_knob(gain, None, 'FSQ', 'gain', open=True)
         margin = check_knob(margin, None, 'FSQ', 'margin', -.25, 1.)
-        more = dict(stages=int(stages), symmetric=symmetric)
-        squashed = dict(squash=squash, gain=gain, margin=margin, noise=noise)
+        more:Any = dict(stages=int(stages), symmetric=symmetric)
+        squashed:Any = dict(squash=squash, gain=gain, margin=margin, noise=noise)
         _as_named('FSQ', fsq, torch.zeros(0, len(levels)), levels, **more, **squashed)
         super().__init__(len(levels), dim, math.prod(levels), levels=levels, **more)
         self.squashed = squashed
@@ -451,7 +451,7 @@ class LFQ(_Tokenizer):
         "See `LFQ`."
         bits = check_count(bits, 'LFQ', 'bits', 1, 63)
         check_knob(temperature, None, 'LFQ', 'temperature', open=True)
-        entropy = dict(spherical=spherical, temperature=temperature, group_size=group_size)
+        entropy:Any = dict(spherical=spherical, temperature=temperature, group_size=group_size)
         _as_named('LFQ', lfq_entropy, torch.zeros(0, 1), **entropy)
         diversity = check_knob(diversity, None, 'LFQ', 'diversity', finite=True)
         commitment = check_knob(commitment, None, 'LFQ', 'commitment', finite=True)
