@@ -65,7 +65,8 @@ literate_guidance = dict(                                    # at the head of a 
     quantization=(
         'A quantizer for one tensor: [`fake_quantize`](fake_quantize.ipynb) is the operation, a '
         '[`Quantizer`](quantizer.ipynb) the layer that calibrates and learns its scale. For a whole network, use '
-        '[`quantize_model_`](models.ipynb) instead.'),
+        '[`quantize_model_`](models.ipynb) instead. For images or sounds as whole numbers, see '
+        '[Tokenizers](tokenizers.ipynb).'),
     networks=(
         '[`quantize_model_`](models.ipynb) quantizes a network in one call; you then train it with your own loop, '
         'or not at all. A network that you did not write has [a page of its own](foreign.ipynb). Next comes '
@@ -106,6 +107,7 @@ literate_titles = dict(                                      # in the menu: the 
     operations='Between layers: additions',
     learned='Learned rounding (AdaRound)',
     fsq='Finite scalar quantization (FSQ)',
+    tokenizers='Tokenizers: FSQ, LFQ, BSQ, VQ',
     try_it='Try it: two side by side',
     widgets='Sliders: tune',
 )

@@ -33,6 +33,7 @@ from .training.design import integer_search as integer_search
 from .quantization.fake_quantize import *
 from .quantization.learned import *
 from .quantization.fsq import *
+from .quantization.tokenizers import *
 from .quantization.calibrate import *
 from .quantization.quantizer import Quantizer as Quantizer
 from .networks.models import parameter_groups as parameter_groups

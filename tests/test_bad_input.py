@@ -112,13 +112,27 @@ def of_learned():
     yield 'signround_range', dict(w=W, axis=1), dict(axis=AXIS)
 
 def of_fsq():
-    more = dict(symmetric=False, gain=1., margin=1e-3, noise=.5, generator=None, seed=None, rounding=R.round_ste)
-    yield 'fsq', dict(z=X, levels=[3, 4, 5], **more), noisy(z=kind('meta'), levels=NOTHING, symmetric=FLAG,
-        gain=POSITIVE, margin=COUNT, noise=COUNT, rounding=NOTHING)
-    yield 'fsq_index', dict(codes=X, levels=[3, 4, 5], symmetric=False), dict(codes=kind('meta'), levels=NOTHING,
-        symmetric=FLAG)
-    yield 'fsq_codes', dict(index=torch.tensor([1]), levels=[3, 4, 5], symmetric=False, dtype=torch.float32), dict(
-        index=kind('ints byte'), levels=NOTHING, symmetric=FLAG, dtype=NOTHING)
+    more = dict(stages=2, symmetric=False, squash='tanh', gain=1., margin=1e-3, noise=.5, generator=None, seed=None,
+        rounding=R.round_ste)
+    yield 'fsq', dict(z=X, levels=[3, 4, 5], **more), noisy(z=kind('meta'), levels=NOTHING, stages=NOTHING,
+        symmetric=FLAG, squash=NOTHING, gain=POSITIVE, margin=COUNT, noise=COUNT, rounding=NOTHING)
+    yield 'fsq_index', dict(codes=X, levels=[3, 4, 5], stages=2, symmetric=False), dict(codes=kind('meta'),
+        levels=NOTHING, stages=NOTHING, symmetric=FLAG)
+    yield 'fsq_codes', dict(index=torch.tensor([1]), levels=[3, 4, 5], stages=2, symmetric=False,
+        dtype=torch.float32), dict(index=kind('ints'), levels=NOTHING, stages=NOTHING, symmetric=FLAG, dtype=NOTHING)
+
+CODEBOOK = torch.linspace(-1, 1, 12).view(4, 3)
+
+def of_tokenizers():
+    yield 'lfq', dict(z=X, spherical=False), dict(z=kind('meta'), spherical=FLAG)
+    yield 'lfq_entropy', dict(z=X, spherical=False, temperature=1., group_size=2), dict(z=kind('meta'), spherical=FLAG,
+        temperature=POSITIVE | kind('inf huge'), group_size=NOTHING)
+    yield 'vq', dict(z=X, codebook=CODEBOOK, method='diveq', noise=.1, generator=None, seed=None), noisy(z=NOTHING,
+        codebook=NOTHING, method=NOTHING, noise=COUNT | POSITIVE)
+    yield 'vq_index', dict(z=X, codebook=CODEBOOK), dict(z=NOTHING, codebook=NOTHING)
+    yield 'vq_loss', dict(z=X, codebook=CODEBOOK, commitment=.25), dict(z=NOTHING, codebook=NOTHING,
+        commitment=COUNT | POSITIVE | kind('inf huge'))
+    yield 'code_usage', dict(index=torch.tensor([1, 0]), size=4), dict(index=kind('ints byte'), size=NOTHING)
 
 def of_floats():
     yield 'FloatFormat', dict(exponent=4, mantissa=3, bias=7, largest=240., infinities=True, nans=True,
@@ -476,6 +490,22 @@ def methods():
         member='feeds')
     yield of('integer_layers', 'IntegerLayer', lambda: dict(self=integer(), input=X), dict(input=NOTHING),
         member='forward')
+    token = dict(symmetric=FLAG, spherical=FLAG, dim=NONE, stages=NOTHING, squash=NOTHING, method=NOTHING,
+        group_size=NOTHING, gain=POSITIVE, margin=COUNT, noise=COUNT, temperature=SHARP - COUNT)
+    def tokens(name, valid, **more):
+        yield of('tokenizers', name, lambda: dict(valid), more | {k: token[k] for k in valid if k not in more})
+        def made(): return getattr(R, name)(**{k: v for k,v in valid.items() if k != 'dim'})
+        for m in ('forward', 'encode', 'loss') + ('restart_',)*(name == 'VQ'):
+            yield of('tokenizers', name, lambda: dict(self=made(), x=X), dict(
+                x=kind('' if name == 'VQ' else 'meta')), member=m)
+        yield of('tokenizers', name, lambda: dict(self=made(), index=torch.tensor([1])), dict(
+            index=kind('ints byte')), member='decode')
+    yield from tokens('FSQ', dict(levels=[3, 4, 5], dim=6, stages=1, symmetric=False, squash='clamp', gain=1.,
+        margin=.1, noise=.5), levels=NOTHING)
+    yield from tokens('LFQ', dict(bits=3, dim=6, spherical=True, temperature=1., group_size=2, diversity=1.,
+        commitment=1.), bits=NOTHING, diversity=COUNT | POSITIVE, commitment=COUNT | POSITIVE)
+    yield from tokens('VQ', dict(size=4, channels=3, dim=6, method='ste', noise=.1, commitment=.2), size=NOTHING,
+        channels=NOTHING, noise=COUNT | POSITIVE, commitment=COUNT | POSITIVE)
     yield of('nn', 'Rounding', lambda: dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1.,
         offset=0.), dict(f=NOTHING, deployed=NONE, learnable=FLAG, **{n: legal
         | TENSOR | kind('nested') for n,legal in grid(alpha=SHARP).items()}))
@@ -504,7 +534,7 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'gradient',
+    for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'tokenizers', 'gradient',
             'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'replace', 'design',
             'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy',
             'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',

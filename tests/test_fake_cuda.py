@@ -181,6 +181,14 @@ BUILT = {
     'fsq': lambda x: R.fsq(x, [8, 5, 5, 2], gain=tensor(device='cpu')),
     'fsq noise': lambda x: R.fsq(x, [8, 5, 5, 2], noise=.5, seed=tensor(device='cpu', dtype=torch.int64)),
     'fsq codes': lambda x: x + R.fsq_codes(R.fsq_index(R.fsq(x, CODES), CODES), CODES, dtype=x.dtype),
+    'vq': lambda x: R.vq(x, tensor(5, 4)),
+    'vq rotation': lambda x: R.vq(x, tensor(5, 4), method='rotation'),
+    'vq diveq': lambda x: R.vq(x, tensor(5, 4), method='diveq', noise=.1, seed=tensor(dtype=torch.int64)),
+    'vq_loss': lambda x: x + R.vq_loss(x, tensor(5, 4)).to(x.dtype),
+    'lfq': lambda x: R.lfq(x),
+    'lfq spherical': lambda x: R.lfq(x, spherical=True),
+    'lfq_entropy': lambda x: x + sum(R.lfq_entropy(x)).to(x.dtype),
+    'fsq stages': lambda x: R.fsq(x, [3, 3, 3, 2], stages=2, squash='clamp'),
     'straight_through': lambda x: R.straight_through(torch.round(x).detach(), x),
     'scale_grad': lambda x: R.scale_grad(x, .5),
     'scale_grad by a tensor': lambda x: R.scale_grad(x, tensor(3, 1)),
@@ -193,8 +201,10 @@ BUILT = {
 def test_all_that_is_built_is_here():
     "What the quantizers and the gradient pages export runs below."
     pages = [import_module(f'shok_nb.{m}')
-        for m in ('quantization.fake_quantize', 'quantization.learned', 'quantization.fsq', 'estimators.gradient')]
-    inside = {'rectified_sigmoid', 'adaround_init', 'adaround_penalty', 'adaround_beta', 'fsq_index', 'fsq_codes'}
+        for m in ('quantization.fake_quantize', 'quantization.learned', 'quantization.fsq', 'quantization.tokenizers',
+            'estimators.gradient')]
+    inside = {'rectified_sigmoid', 'adaround_init', 'adaround_penalty', 'adaround_beta', 'fsq_index', 'fsq_codes',
+        'vq_index', 'code_usage', 'CodeUsage', 'FSQ', 'LFQ', 'VQ'}
     assert {n for p in pages for n in p.__all__} - {w for k in BUILT for w in k.split()} <= inside
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16), ids=str)

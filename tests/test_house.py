@@ -914,7 +914,12 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'fixed point': 'fake_quantize glossary', 'fp8': 'floats glossary', 'mxfp4': 'blocks', 'codebook': 'codebooks',
     'fp8 training': 'products low_precision', 'train in fp8': 'products low_precision',
     'integer optimization': 'design programs lattice', 'gear teeth': 'design', 'integer design variables': 'design',
-    'mixed integer': 'design programs', 'replace torch.round': 'replace recipes'}
+    'mixed integer': 'design programs', 'replace torch.round': 'replace recipes',
+    'tokenizer': 'tokenizers', 'tokenizers': 'tokenizers', 'lookup-free quantization': 'tokenizers',
+    'lfq': 'tokenizers', 'bsq': 'tokenizers', 'vq': 'tokenizers', 'vq-vae': 'tokenizers',
+    'vector quantization': 'tokenizers fsq',
+    'residual fsq': 'tokenizers fsq', 'rotation trick': 'tokenizers', 'diveq': 'tokenizers', 'dead codes': 'tokenizers',
+    'codebook collapse': 'tokenizers', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
     quantize_model_='shok_nb.networks.models.quantize_model_', Quantizer='shok_nb.quantization.quantizer.Quantizer')

@@ -8,11 +8,13 @@ __all__ = ['fsq', 'fsq_index', 'fsq_codes']
 # %% ../../nbs/quantization/50_fsq.ipynb #527ef64a
 import math
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 import torch
 from torch import Tensor
 from ..engine.arguments import (
     check_answer,
     check_callable,
+    check_choice,
     check_count,
     check_flag,
     check_input,
@@ -26,23 +28,28 @@ from ..engine.random import WHOLE_DTYPES, check_random, uniform_like
 from ..estimators.ste import round_ste
 
 # %% ../../nbs/quantization/50_fsq.ipynb #6fb89369
-def _checked(levels, fn, dtype):
-    "The levels as a list, if `dtype` tells so many apart and int64 can number all codes."
+_Squash = Literal['tanh', 'clamp']
+
+def checked_levels(levels, stages, fn, dtype):
+    """The levels of a stage, and of all stages together, as lists: if `dtype` tells so many
+    apart and int64 can number all codes."""
     given,text = what_came(levels),isinstance(levels, (str, bytes, bytearray))
     try: levels = None if text else list(levels)
     except (TypeError, ValueError, RuntimeError): levels = None
     if levels is None: raise TypeError(f'{fn}: levels must be a list of ints, got {given}')
     most = min(round(2/torch.finfo(dtype).eps), 2**50)
-    for n in levels:
-        check_count(n, fn, 'levels', 2)
-        if n > most:
+    stages = check_count(stages, fn, 'stages', 1, 63)
+    together = [check_count(n, fn, 'levels', 2)**stages for n in levels]
+    for n,m in zip(levels, together):
+        if m > most:
             told = f'{dtype} tells {most} levels apart'
-            raise ValueError(f'{fn}: {told}, got {n}; use a wider dtype')
-    codes = math.prod(levels)
+            got = f'{n}' if stages == 1 else f'levels {n} in stages {stages}'
+            raise ValueError(f'{fn}: {told}, got {got}; use a wider dtype')
+    codes = math.prod(together)
     if not levels or codes > 2**63:
         got = f'{len(levels)} channels and {codes} codes'
         raise ValueError(f'{fn}: levels must make at most 2**63 codes, got {got}')
-    return levels
+    return levels,together
 
 def _ladder(levels, symmetric, like):
     "Per channel: the lowest code in steps, the number of steps, the size of 1 in steps."
@@ -55,12 +62,21 @@ def _channels(t, levels, fn, arg):
     shape = tuple(t.shape)
     raise ValueError(f'{fn}: {arg} has shape {shape}, levels has {len(levels)} channels')
 
+def check_index(index, fn):
+    "Raises TypeError unless it is a dense integer tensor."
+    whole = isinstance(index, Tensor) and index.dtype in WHOLE_DTYPES
+    if whole and index.layout == torch.strided and not index.is_nested: return
+    got = getattr(index, 'dtype', type(index).__name__)
+    raise TypeError(f'{fn}: index must be a dense integer Tensor, got {got}')
+
 # %% ../../nbs/quantization/50_fsq.ipynb #aeec64fb
 def fsq(
     z:Tensor,                # Latents, channels last; computed in float32 at least
     levels:Sequence[int],    # Levels of each channel, >= 2
     *,
+    stages:int=1,            # Residual FSQ: `n**stages` levels, told coarse to fine
     symmetric:bool=False,    # Codes evenly over [-1, 1], for even levels too?
+    squash:_Squash='tanh',   # Into the range: smoothly, or by a hard 'clamp' at -1 and 1
     gain:float|Tensor=1.,    # What `z` is multiplied by: 1 is FSQ, 0.8 is iFSQ
     margin:float|Tensor=1e-3, # Share by which the squash overshoots the outer codes
     noise:float=0.,          # Share with uniform noise in place of rounding; for training
@@ -72,7 +88,10 @@ def fsq(
     Parameters:
         z (Tensor): Latents, channels last; computed in float32 at least
         levels (Sequence[int]): Levels of each channel, >= 2
+        stages (int = 1): Residual FSQ: `n**stages` levels, told coarse to fine
         symmetric (bool = False): Codes evenly over [-1, 1], for even levels too?
+        squash ('tanh'|'clamp' = 'tanh'): Into the range: smoothly, or by a hard 'clamp' at -1
+            and 1
         gain (float|Tensor = 1.): What `z` is multiplied by: 1 is FSQ, 0.8 is iFSQ
         margin (float|Tensor = 1e-3): Share by which the squash overshoots the outer codes
         noise (float = 0.): Share with uniform noise in place of rounding; for training
@@ -92,8 +111,9 @@ def fsq(
         tensor([[ 0.2500, -1.0000,  1.0000]])
     """
     check_input(z, 'fsq', 'z')
-    levels = _checked(levels, 'fsq', z.dtype)
+    _,levels = checked_levels(levels, stages, 'fsq', z.dtype)
     _channels(z, levels, 'fsq', 'z')
+    check_choice(squash, 'fsq', 'squash', get_args(_Squash))
     symmetric = check_flag(symmetric, 'fsq', 'symmetric')
     check_callable(rounding, 'fsq', 'rounding')
     check_random(z, generator, seed, 'fsq')
@@ -106,7 +126,8 @@ def fsq(
     v = z.to(torch.promote_types(z.dtype, torch.float32))
     low,steps,unit = _ladder(levels, symmetric, v)
     h,o = steps/2*(1+margin),-steps/2-low
-    b = h*torch.tanh(gain*v + torch.atanh(o/h)) - o
+    if squash == 'tanh': b = h*torch.tanh(gain*v + torch.atanh(o/h)) - o
+    else: b = h*recompute(saturate, gain*v + o/h, -1., 1.) - o
     between = low-low.floor()                     # codes are whole, or all of them halfway
     n = check_answer(rounding(b-between), z, 'fsq', 'rounding')
     n = recompute(saturate, n+between, low, low+steps)
@@ -117,25 +138,31 @@ def fsq(
     return (n/unit).to(z.dtype)
 
 # %% ../../nbs/quantization/50_fsq.ipynb #5ee47c26
-def _bases(levels, device):
+def _bases(levels):
     "What one step of each channel is worth in the index."
-    return torch.tensor([math.prod(levels[:i]) for i in range(len(levels))], device=device)
+    return [math.prod(levels[:i]) for i in range(len(levels))]
+
+def _digits(n, bases, levels):
+    "The digits of whole numbers: of each the one that is worth `bases`, below `levels`."
+    return n // torch.tensor(bases, device=n.device) % torch.tensor(levels, device=n.device)
 
 def fsq_index(
     codes:Tensor,         # Of `fsq`, channels last; others are rounded and clipped to be codes
     levels:Sequence[int], # As for `fsq`
     *,
+    stages:int=1,         # As for `fsq`
     symmetric:bool=False, # As for `fsq`
-)->Tensor:                # int64, without the channels: from 0, and -1 for nan
+)->Tensor:                # int64 from 0, -1 for nan; no channels, and last the stages if > 1
     """The number of each code (arXiv:2309.15505). Raises ValueError for wrong `levels`.
 
     Parameters:
         codes (Tensor): Of `fsq`, channels last; others are rounded and clipped to be codes
         levels (Sequence[int]): As for `fsq`
+        stages (int = 1): As for `fsq`
         symmetric (bool = False): As for `fsq`
 
     Returns:
-        Tensor: int64, without the channels: from 0, and -1 for nan
+        Tensor: int64 from 0, -1 for nan; no channels, and last the stages if > 1
 
     Example:
         >>> import torch, shok_nb as R
@@ -143,28 +170,35 @@ def fsq_index(
         tensor([28])
     """
     check_input(codes, 'fsq_index', 'codes')
-    levels = _checked(levels, 'fsq_index', codes.dtype)
+    levels,together = checked_levels(levels, stages, 'fsq_index', codes.dtype)
     _channels(codes, levels, 'fsq_index', 'codes')
     symmetric = check_flag(symmetric, 'fsq_index', 'symmetric')
     c = codes.detach().to(torch.promote_types(codes.dtype, torch.float32))
-    low,steps,unit = _ladder(levels, symmetric, c)
-    digits = torch.round((c*unit-low).clamp(torch.zeros_like(steps), steps))
-    lost = digits.isnan()
-    whole = digits.masked_fill(lost, 0).long()
-    return torch.where(lost.any(-1), -1, (whole*_bases(levels, c.device)).sum(-1))
+    low,steps,unit = _ladder(together, symmetric, c)
+    n = torch.round((c*unit-low).clamp(torch.zeros_like(steps), steps))
+    lost = n.isnan()
+    whole = n.masked_fill(lost, 0).long()
+    bases = torch.tensor(_bases(levels), device=c.device)
+    def of_stage(left):                           # so many stages are finer than this one
+        digits = _digits(whole, [n**left for n in levels], levels)
+        return torch.where(lost.any(-1), -1, (digits*bases).sum(-1))
+    if stages == 1: return of_stage(0)
+    return torch.stack([of_stage(left) for left in reversed(range(stages))], -1)
 
 def fsq_codes(
-    index:Tensor,         # Output of `fsq_index`; any integer dtype
+    index:Tensor,         # Output of `fsq_index`, or its first stages; any integer dtype
     levels:Sequence[int], # As for `fsq`
     *,
+    stages:int=1,         # As for `fsq`
     symmetric:bool=False, # As for `fsq`
     dtype:torch.dtype=torch.float32, # Dtype of the result
 )->Tensor:                # Bit for bit those of `fsq`, channels last; nan for an index of none
     """The code of each number (arXiv:2309.15505). Raises TypeError for a float `index`.
 
     Parameters:
-        index (Tensor): Output of `fsq_index`; any integer dtype
+        index (Tensor): Output of `fsq_index`, or its first stages; any integer dtype
         levels (Sequence[int]): As for `fsq`
+        stages (int = 1): As for `fsq`
         symmetric (bool = False): As for `fsq`
         dtype (torch.dtype = torch.float32): Dtype of the result
 
@@ -176,19 +210,25 @@ def fsq_codes(
         >>> R.fsq_codes(torch.tensor([36]), levels=[8, 5, 5])
         tensor([[ 0.,  1., -1.]])
     """
-    whole = isinstance(index, Tensor) and index.dtype in WHOLE_DTYPES
-    if not whole or index.layout != torch.strided or index.is_nested:
-        got = getattr(index, 'dtype', type(index).__name__)
-        raise TypeError(f'fsq_codes: index must be a dense integer Tensor, got {got}')
+    check_index(index, 'fsq_codes')
     if not isinstance(dtype, torch.dtype) or dtype not in WHOLE_FLOATS:
         known = 'float16, bfloat16, float32 or float64'
         got = dtype if isinstance(dtype, torch.dtype) else what_came(dtype)
         raise TypeError(f'fsq_codes: dtype must be {known}, got {got}')
-    levels = _checked(levels, 'fsq_codes', dtype)
+    levels,together = checked_levels(levels, stages, 'fsq_codes', dtype)
     symmetric = check_flag(symmetric, 'fsq_codes', 'symmetric')
     like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32), device=index.device)
-    low,_,unit = _ladder(levels, symmetric, like)
-    i = index.long()[..., None]
-    digits = i // _bases(levels, index.device) % torch.tensor(levels, device=index.device)
-    codes = (digits.to(like.dtype) + low)/unit
-    return torch.where((i < 0) | (i > math.prod(levels)-1), math.nan, codes).to(dtype)
+    low,_,unit = _ladder(together, symmetric, like)
+    if stages == 1: index = index[..., None]
+    if not (index.ndim and 1 <= index.shape[-1] <= stages):
+        raise ValueError(f'fsq_codes: index must have 1 to {stages} stages last, '
+            f'got shape {tuple(index.shape)}')
+    i,left = index.long(),stages-index.shape[-1]
+    lost = ((i < 0) | (i > math.prod(levels)-1)).any(-1, keepdim=True)
+    n = 0
+    for j in range(stages-left):
+        digits = _digits(i[..., j:j+1], _bases(levels), levels)
+        n = n*torch.tensor(levels, device=i.device) + digits
+    finer = torch.tensor([n**left for n in levels], device=i.device)
+    middle = (n*finer).to(like.dtype) + (finer-1).to(like.dtype)/2     # of what is left open
+    return torch.where(lost, math.nan, (middle + low)/unit).to(dtype)
