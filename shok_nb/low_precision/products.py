@@ -518,6 +518,10 @@ class BatchedProduct(nn.Module):
         if x.shape[-1] != w.shape[-2]:
             told = f'w must have {x.shape[-1]} rows, as x has columns, got {w.shape[-2]}'
             raise ValueError(f'BatchedProduct: {told}')
+        one,other = x.shape[:-2],w.shape[:-2]
+        if all(1 in (a, b) or a == b for a,b in zip(one[::-1], other[::-1])): return
+        told = f'w must have a batch that goes with {tuple(one)} of x, got {tuple(other)}'
+        raise ValueError(f'BatchedProduct: {told}')
     def forward(self, x, w):
         self._check(x, w)
         return x @ w
@@ -677,7 +681,9 @@ def _note(m, recipe):
     if isinstance(m, (*_CONVOLUTIONS,)) and any(recipe.turns): told.append('not turned')
     for name,(n,*ops) in sizes.items():
         blocks = {op.outer or op.eden or op.tile[1] for op in ops if op and op.tile}
-        if any(n % b for b in blocks): told.append(f'{n} {name} filled up to {max(blocks)}s')
+        if not any(n % b for b in blocks): continue
+        of = name.removesuffix('s') if n == 1 else name
+        told.append(f'{n} {of} filled up to {max(blocks)}s')
     return ', '.join(told)
 
 def _known_recipe(recipe):
