@@ -574,7 +574,7 @@ class _RoundedConvolution(_Rounded):
     stride:Any
     padding:Any
     dilation:Any
-    padding_mode:str
+    padding_mode:Any
     groups:int
     _reversed_padding_repeated_twice:list
     def padded(self, x):
@@ -609,6 +609,7 @@ class RoundedConv3d(_RoundedConvolution, nn.Conv3d):
 class _RoundedTransposed(_RoundedConvolution):
     output_padding:Any
     kernel_size:Any
+    _output_padding:Any
     def forward(self, x, output_size=None):
         batch,extra = x if x.ndim == self.weight.ndim else x[None],[*self.output_padding]
         if output_size is not None:
