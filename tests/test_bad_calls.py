@@ -193,6 +193,8 @@ def of_low_precision():
         member='load_state_dict')
     yield of('products', 'low_precision_', lambda: dict(model=nn.Sequential(nn.Linear(32, 32)), recipe='mxfp8', skip=(),
         seed=0), dict(model=NOTHING, recipe=NOTHING, skip=kind('list tuple'), seed=COUNT | kind('minus')))
+    yield of('products', 'BatchedProduct', dict(self=R.BatchedProduct(), x=torch.ones(4, 4), w=torch.ones(4, 4)),
+        dict(x=TENSOR, w=TENSOR), member='forward')
 
 GRID = torch.tensor(.25),torch.tensor(128, dtype=torch.uint8)
 PICTURE = torch.ones(1, 2, 4, 4)

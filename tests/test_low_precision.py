@@ -233,8 +233,9 @@ def test_scales_that_are_floats(block):
 def test_a_turn_changes_no_product():
     "With operands as they are, turned or not: the same gradient of the weight, to float32."
     free = (None, None)
-    one,other = (gradients(made(R.Recipe('free', free, free, free, hadamard=h)), X) for h in (0, 32))
-    for a,b in zip(one, other): assert torch.allclose(a, b, rtol=1e-5, atol=1e-4)
+    one,*others = (gradients(made(R.Recipe('free', free, free, free, hadamard=h)), X) for h in (0, 32, (64, 16)))
+    for other in others:
+        for a,b in zip(one, other): assert torch.allclose(a, b, rtol=1e-5, atol=1e-4)
     assert same(one, gradients(made(R.Recipe('free', free, free, free)), X))
 
 @pytest.mark.parametrize('recipe', ['nvfp4', 'nvfp4_4/6', 'mxfp4_stochastic'])
@@ -254,6 +255,104 @@ def test_gradients_have_no_bias(recipe):
         slopes = torch.stack([(t*want).sum()/want.square().sum() for t in found])
         assert abs(slopes.mean()-1) < 4*slopes.std()/8 < .0035
 
+UP = dict(scale='up', rounding=R.stochastic_round)
+UNBIASED = dict(hadamard=(R.Operand('nvfp4', **UP), 128), tetrajet=(R.RECIPES['tetrajet_v2'].weight_gradient[0], 16),
+    eden=(R.RECIPES['quartet_ii'].weight_gradient[0], 128), luq=(R.RECIPES['luq'].weight_gradient[0], 0))
+
+def draws_of(op, g, turn, draws, copies=1):
+    "A gradient as it is rounded, turned back: that of the input of a layer whose weight is the identity."
+    r = R.Recipe('one', (None, None), (op, None), (None, None), (turn, 0))
+    layer = made(r, model=nn.Linear(128, 128, bias=False))
+    with torch.no_grad(): layer.weight.copy_(torch.eye(128))
+    g = g.repeat(copies, 1)
+    x = g.clone().requires_grad_()
+    found = torch.stack([torch.autograd.grad(layer(x), x, g)[0] for _ in range(draws)])
+    return found.view(draws, copies, -1, 128).mean(1)
+
+@pytest.mark.parametrize('name', UNBIASED)
+def test_operands_have_no_bias(name):
+    """The mean of 50 turns of 8 copies: along the gradient, where four deviations are less than what .9965 lacks, and
+    in all 8192 directions, where what is left is the noise of the mean; its share varies by .016. Any seed would do."""
+    op,turn = UNBIASED[name]
+    g = torch.randn(64, 128, generator=generator())
+    found = draws_of(op, g, turn, 50, 8)
+    slopes = (found*g).sum((1, 2))/g.square().sum()
+    assert abs(slopes.mean()-1) < 4*slopes.std()/50**.5 < .003
+    noise = found.var(0).sum()/50
+    assert (found.mean(0)-g).square().sum() < 1.1*noise
+
+def test_eden_errs_less_than_half():
+    "Of the squared error of the random Hadamard transform with stochastic rounding, on normal values: 0.44."
+    g = torch.randn(64, 128, generator=generator())
+    def error(name):
+        op,turn = UNBIASED[name]
+        return (draws_of(op, g, turn, 20)-g).square().mean()
+    eden,drawn = error('eden'),error('hadamard')
+    assert .42 < eden/drawn < .46 and .0093 < eden < .0102
+
+def test_no_group_gets_shorter():
+    """Also where nothing is turned: each 128 values, projected on themselves, have their length in the mean of 800
+    copies. Their elements stay where they are, and a scale is one of two neighbours."""
+    g = torch.randn(16, 128, generator=generator())*torch.logspace(-1, 1, 16).unsqueeze(1)
+    found = draws_of(R.Operand('nvfp4', eden=128), g.repeat(800, 1), 0, 1)[0].view(800, 16, 128)
+    along = (found*g).sum(2)/g.square().sum(1)
+    assert ((along.mean(0)-1).abs() < 4.5*along.std(0)/800**.5).all() and along.std() < .02
+    codes = found.view(800, 16, 8, 16)
+    top = codes.abs().amax(3)
+    for i,j in ((3, 2), (10, 5)): assert len(top[:, i, j].unique()) == 2
+    share = codes/top.unsqueeze(3)
+    assert torch.allclose(share, share[:1].expand_as(share), atol=1e-6)
+
+def test_luq_by_hand():
+    "Gradients on powers of two, the largest as it is, small ones at random on 0 or the least; the rest on -7 to 7."
+    layer = made('luq', model=nn.Linear(128, 128, bias=False))
+    x,w = torch.randn(64, 128, generator=generator()),layer.weight.detach()
+    def ints(t):
+        step = (12.1*t.square().mean().sqrt()-12.2*t.abs().mean())/7
+        return (t/step).round().clamp(-7, 7)*step
+    assert torch.allclose(layer(x), ints(x) @ ints(w).T, atol=1e-4)
+    g = torch.randn(64, 128, generator=generator(1))
+    found = draws_of(UNBIASED['luq'][0], g.repeat(200, 1), 0, 1).view(200, 64, 128)
+    least = g.abs().max()/64
+    sizes = (found/least).abs()
+    assert torch.allclose(sizes.unique(), torch.tensor([0., 1, 2, 4, 8, 16, 32, 64]))
+    for i,j in ((g.abs() < least).nonzero()[0], (g.abs() > 9*least).nonzero()[0]):
+        size = (g[i, j]/least).abs()
+        low = 0 if size < 1 else 2.**size.log2().floor().item()
+        up = 1. if size < 1 else 2*low
+        share = (sizes[:, i, j] == up).float().mean()
+        want = (size-low)/(up-low)                      # four deviations of a share of 200 draws
+        assert abs(share-want) < 4*(want*(1-want)/200).sqrt() and set(sizes[:, i, j].tolist()) == {low, up}
+
+def test_no_clip_from_strange_statistics():
+    "All magnitudes equal, or none: what the two means say is no clip, so the largest counts."
+    op = R.RECIPES['luq'].forward[0]
+    for x in (torch.ones(1, 128), torch.zeros(1, 128)):
+        layer = made(R.Recipe('one', (op, None), (None, None), (None, None)), model=nn.Linear(128, 128, bias=False))
+        with torch.no_grad(): layer.weight.copy_(torch.eye(128))
+        assert torch.equal(layer(x), x)
+
+def test_double_blocks_by_hand():
+    "128 values share a float32, 16 of them an e4m3: each 128 as a tensor of its own."
+    layer = made(R.Recipe('one', (R.Operand('nvfp4', outer=128), None), (None, None), (None, None)),
+        model=nn.Linear(200, 200, bias=False))
+    x = torch.randn(3, 200, generator=generator())*torch.logspace(-3, 3, 200)
+    with torch.no_grad(): layer.weight.copy_(torch.eye(200))
+    padded = torch.nn.functional.pad(x, (0, 56)).view(-1, 128)
+    want = torch.cat([R.nvfp4_quantize(t, tensor_scale=t.abs().max()/2688) for t in padded]).view(3, 256)[:, :200]
+    assert torch.allclose(layer(x), want, rtol=1e-5, atol=0)
+
+def test_backward_starts_from_what_forward_rounded():
+    "With requantize: of operands that backward leaves as they are, the gradient is that of the rounded forward."
+    op,free,x = R.Operand('e2m1', 8, 'up'),(None, None),X.clone().requires_grad_()
+    for again in (False, True):
+        layer = made(R.Recipe('one', (op, op), free, free, requantize=again), model=nn.Linear(40, 24, bias=False))
+        w,g = layer.weight.detach(),torch.randn(24, 24, generator=generator())
+        dx,dw = torch.autograd.grad(layer(x), (x, layer.weight), g)
+        def round_(t): return R.mx_quantize(t, 'e2m1', block=8, scale='up') if again else t
+        assert torch.equal(dx, g @ round_(w)) and torch.equal(dw, g.T @ round_(X))
+    assert repr(layer.recipe).endswith('dx and dw take w and x as y has rounded them')
+
 def test_recomputed_resumed_and_called_twice(tmp_path):
     "Checkpointed inside the model and as a whole; from a file; and after two calls for one step."
     for seed in (0, 5):
@@ -272,7 +371,7 @@ def test_recomputed_resumed_and_called_twice(tmp_path):
             assert same(want[1:], [p.grad for p in again.parameters()]) and again[0].rounding_count == 2
 
 @pytest.mark.slow
-@pytest.mark.parametrize('recipe', ['nvfp4', 'fp8_block', 'nvfp4_4/6'])
+@pytest.mark.parametrize('recipe', ['nvfp4', 'fp8_block', 'nvfp4_4/6', 'quartet_ii'])
 def test_compiled_with_the_count(recipe):
     "Two steps compiled: the count goes on in the graph."
     model,other = (made(recipe, model=nn.Linear(40, 16)) for _ in range(2))
@@ -323,6 +422,194 @@ def test_convolutions(kind, size):
         atol=1e-5)
     assert torch.allclose(layer(x[0]), layer(x[:1])[0])
 
+CONVOLUTIONS = dict(grouped=(nn.Conv2d, (8, 12, 3), dict(groups=4, stride=2, padding=1)),
+    depthwise=(nn.Conv1d, (6, 12, 3), dict(groups=6, padding=1, dilation=2)), same=(nn.Conv2d, (4, 6, (3, 2)),
+    dict(padding='same')), circular=(nn.Conv3d, (4, 6, 3), dict(padding=1, padding_mode='circular')),
+    transposed=(nn.ConvTranspose2d, (6, 4, 3), dict(stride=2, padding=1, output_padding=1)),
+    transposed_groups=(nn.ConvTranspose1d, (8, 12, 4), dict(groups=2, stride=3, dilation=2, bias=False)),
+    transposed_3d=(nn.ConvTranspose3d, (3, 2, 2), dict(stride=2)))
+
+def convolution(name):
+    kind,sizes,how = CONVOLUTIONS[name]
+    torch.manual_seed(0)
+    plain = kind(*sizes, **how)
+    size = (4, 5, 6)[:plain.weight.ndim-2]
+    return plain,torch.randn(2, sizes[0], *size, generator=generator())
+
+def by_hand(plain, x, g):
+    """The product and both gradients in blocks of 8, of one group at a time by torch's own layer: channels of the group
+    where they are summed, and all places of a channel for the weight."""
+    def along(t, fmt): return R.mx_quantize(t.movedim(1, -1), fmt, block=8, scale='up', pad=True).movedim(-1, 1)
+    def first(t, fmt): return along(t.transpose(0, 1), fmt).transpose(0, 1)
+    def places(t, fmt):
+        v = t.transpose(0, 1)
+        return R.mx_quantize(v.flatten(1), fmt, block=8, scale='up', pad=True).view(v.shape).transpose(0, 1)
+    turned,own = isinstance(plain, nn.modules.conv._ConvTransposeNd),plain.padding in ('same', (1, 1, 1))
+    one = copy.deepcopy(plain)
+    one.groups,one.bias = 1,None
+    if own: one.padding,mode = (0,)*(plain.weight.ndim-2),'constant' if plain.padding == 'same' else one.padding_mode
+    one.padding_mode = 'zeros'
+    def wide(x): return torch.nn.functional.pad(x, plain._reversed_padding_repeated_twice, mode) if own else x
+    def call(x, w): return torch.func.functional_call(one, dict(weight=w), (x,))
+    forward,backward = (first, along) if turned else (along, first)
+    parts,n = [],plain.groups
+    for x,w,g in zip(x.chunk(n, 1), plain.weight.detach().chunk(n, 0), g.chunk(n, 1), strict=True):
+        y = call(along(wide(x), 'e4m3'), forward(w, 'e4m3'))
+        leaf = x.clone().requires_grad_()
+        dx, = torch.autograd.grad(call(wide(leaf), backward(w, 'e4m3')), leaf, along(g, 'e5m2'))
+        leaf = w.clone().requires_grad_()
+        dw, = torch.autograd.grad(call(places(wide(x), 'e4m3'), leaf), leaf, places(g, 'e5m2'))
+        parts.append((y, dx, dw))
+    y,dx,dw = zip(*parts)
+    y = torch.cat(y, 1)
+    if plain.bias is not None: y = y + plain.bias.detach().view(-1, *[1]*(y.ndim-2))
+    return y,torch.cat(dx, 1),torch.cat(dw)
+
+E4M3,E5M2 = R.Operand('e4m3', 8, 'up'),R.Operand('e5m2', 8, 'up')
+EIGHTS = R.Recipe('eights', (E4M3, E4M3), (E5M2, E4M3), (E5M2, E4M3))
+
+@pytest.mark.filterwarnings('ignore:Using padding')          # torch's own, of kernels of even length
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('name', CONVOLUTIONS)
+def test_other_convolutions(name, dtype):
+    "Grouped, depthwise, padded in their own way, transposed: the three products are those by hand."
+    plain,x = convolution(name)
+    plain,x = plain.to(dtype),x.to(dtype)
+    layer = made(EIGHTS, model=copy.deepcopy(plain))
+    leaf = x.clone().requires_grad_()
+    y = layer(leaf)
+    g = torch.randn(y.shape, generator=generator(1)).to(dtype)
+    found = y,*torch.autograd.grad(y, (leaf, layer.weight), g)
+    tolerance = dict(rtol=1e-5, atol=1e-5) if dtype == torch.float32 else dict(rtol=.01, atol=.03)
+    assert layer(x[0]).shape == y[0].shape and y.shape == plain(x).shape
+    for a,b in zip(found, by_hand(plain.float(), x.float(), g.float()), strict=True):
+        assert a.dtype == dtype and torch.allclose(a.float(), b, **tolerance)
+
+@pytest.mark.parametrize('name', CONVOLUTIONS)
+def test_convolutions_computed_again(name):
+    "Checkpointed: the same draws, forward and backward; other ones in the next call."
+    plain,x = convolution(name)
+    recipe = R.Recipe('drawn', *[(R.Operand('e2m1', 8, **UP),)*2]*3)
+    def steps(way):
+        layer = made(recipe, model=copy.deepcopy(plain))
+        out = []
+        for _ in range(2):
+            layer.zero_grad()
+            way(layer)(x).square().sum().backward()
+            out.append(layer.weight.grad.clone())
+        return out
+    one,two = steps(lambda m: m)
+    assert not torch.equal(one, two)
+    again = steps(lambda m: lambda x: checkpoint(m, x, use_reentrant=False))
+    assert torch.equal(one, again[0]) and torch.equal(two, again[1])
+
+def test_a_transposed_convolution_takes_an_output_size():
+    plain,x = convolution('transposed')
+    layer = made('mxfp8', model=copy.deepcopy(plain))
+    for size in ((8, 10), (7, 9)):
+        y = layer(x, output_size=size)
+        assert y.shape[2:] == size and (y-plain(x, output_size=size)).abs().max() < .2
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['depthwise', 'transposed_groups', 'circular'])
+def test_compiled_convolutions(name):
+    "The same numbers from compiled code."
+    plain,x = convolution(name)
+    one,other = (made(EIGHTS, model=copy.deepcopy(plain)) for _ in range(2))
+    compiled = torch.compile(other, backend='aot_eager', fullgraph=True)
+    assert same(gradients(one, x), gradients(other, x, compiled))
+
+# --- products of stacked matrices
+class Experts(nn.Module):
+    "Three experts of sizes that no block divides."
+    def __init__(self, *size):
+        super().__init__()
+        self.weight,self.product = nn.Parameter(torch.randn(*size, generator=generator())*.2),R.BatchedProduct()
+    def forward(self, x): return self.product(x, self.weight)
+
+@pytest.mark.parametrize('recipe', R.RECIPES)
+def test_one_expert_is_a_linear(recipe):
+    "Bit for bit, whatever the recipe: with the same weight, inputs and seed."
+    torch.manual_seed(0)
+    plain = nn.Linear(40, 24, bias=False)
+    experts = Experts(1, 40, 24)
+    with torch.no_grad(): experts.weight.copy_(plain.weight.T)
+    one,other = made(recipe, model=plain),made(recipe, model=experts)
+    x = X.clone().requires_grad_()
+    g = torch.randn(24, 24, generator=generator(1))
+    y,z = one(x),other(x[None])
+    a,b = torch.autograd.grad(y, (x, one.weight), g),torch.autograd.grad(z, (x, experts.weight), g[None])
+    assert torch.equal(y, z[0]) and torch.equal(a[0], b[0]) and torch.equal(a[1].T, b[1][0])
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_experts_by_hand(dtype):
+    "Each expert as a product of its own: along inputs, outputs, and rows; blocks of squares do not cross."
+    square = R.Operand('e4m3', (8, 8))
+    r = R.Recipe('one', (E4M3, square), (E5M2, square), (E5M2, E4M3))
+    experts = Experts(3, 20, 12).to(dtype)
+    made(r, model=experts)
+    x = torch.randn(3, 7, 20, generator=generator()).to(dtype).requires_grad_()
+    y = experts(x)
+    g = torch.randn(y.shape, generator=generator(1)).to(dtype)
+    dx,dw = torch.autograd.grad(y, (x, experts.weight), g)
+    def rows(t, fmt): return R.mx_quantize(t, fmt, block=8, scale='up', pad=True)
+    def tiles(w):
+        out = torch.empty_like(w)
+        for i in range(0, w.shape[0], 8):
+            for j in range(0, w.shape[1], 8):
+                t = w[i:i+8, j:j+8]
+                s = t.abs().max()/448
+                out[i:i+8, j:j+8] = R.float_round(t/s, 'e4m3')*s
+        return out
+    near = dict(rtol=1e-5, atol=1e-5) if dtype == torch.float32 else dict(rtol=.01, atol=.03)
+    for e in range(3):
+        a,w,d = x[e].detach().float(),experts.weight[e].detach().float(),g[e].float()
+        assert torch.allclose(y[e].float(), rows(a, 'e4m3') @ tiles(w), **near)
+        assert torch.allclose(dx[e].float(), rows(d, 'e5m2') @ tiles(w).T, **near)
+        assert torch.allclose(dw[e].float(), rows(a.T, 'e4m3') @ rows(d.T, 'e5m2').T, **near)
+    assert y.dtype == dx.dtype == dw.dtype == dtype
+
+def test_experts_in_every_way():
+    "Checkpointed, in a mixture, broadcast, removed again: as torch's own product."
+    x = torch.randn(3, 7, 20, generator=generator())
+    def run(way, recipe='quartet_ii'):
+        model = made(recipe, model=nn.Sequential(Experts(3, 20, 12), nn.GELU(), Experts(3, 12, 20)))
+        return gradients(model, x, way(model))
+    assert same(run(lambda m: m), run(lambda m: lambda x: checkpoint(m, x, use_reentrant=False)))
+    experts = Experts(3, 20, 12)
+    plain = experts(x)
+    assert torch.equal(plain, torch.bmm(x, experts.weight)) and torch.equal(experts(x[0]), x[0] @ experts.weight)
+    made('fp8', model=experts)
+    leaf = x[0].clone().requires_grad_()
+    y = experts(leaf)
+    assert y.shape == (3, 7, 12) and not torch.equal(y, x[0] @ experts.weight)
+    y.sum().backward()
+    assert leaf.grad.shape == leaf.shape
+    R.nn.remove_rounding_(experts)
+    assert torch.equal(experts(x), plain) and type(experts.product) is R.BatchedProduct
+
+@pytest.mark.slow
+def test_compiled_experts():
+    one,other = (made('fp8_block', model=Experts(3, 20, 12)) for _ in range(2))
+    compiled = torch.compile(other, backend='aot_eager', fullgraph=True)
+    x = torch.randn(3, 7, 20, generator=generator())
+    assert same(gradients(one, x), gradients(other, x, compiled))
+
+@pytest.mark.parametrize('x, w, kind, told', [
+    (X, [1], TypeError, 'BatchedProduct: w must be a torch.Tensor, got list'),
+    (X.long(), X, TypeError, 'BatchedProduct: x must be'),
+    (X[0], X, ValueError, 'BatchedProduct: x must be a matrix or a batch of them, got shape (40,)'),
+    (X, X, ValueError, 'BatchedProduct: w must have 40 rows, as x has columns, got 24'),
+    (X.expand(2, 24, 40), X.T.expand(3, 40, 24), ValueError, 'BatchedProduct: w must have a batch that goes with (2,)'),
+])
+def test_a_product_refuses(x, w, kind, told):
+    "Rounded or not."
+    product = R.BatchedProduct()
+    for _ in range(2):
+        with pytest.raises(kind) as e: product(x, w)
+        assert str(e.value).startswith(told), e.value
+        if type(product) is R.BatchedProduct: R.low_precision_(product, 'fp8')
+
 def test_an_attention_is_four_layers_and_one_again():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0., batch_first=True)
@@ -337,13 +624,22 @@ def test_an_attention_is_four_layers_and_one_again():
 def test_what_is_left_alone_is_named():
     class Own(nn.Linear):
         def forward(self, x): return super().forward(x)*2
-    model = nn.ModuleDict(dict(a=nn.Linear(4, 4), b=Own(4, 4), c=nn.Conv2d(4, 4, 3, groups=2), d=nn.LSTM(4, 4),
-        e=nn.Conv1d(4, 4, 3, padding='same'), f=nn.Sequential(nn.Linear(4, 4)), g=nn.Linear(32, 16)))
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight,self.token = nn.Parameter(torch.ones(2, 3, 4)),nn.Parameter(torch.ones(1, 3, 4))
+    class Given(Stack):
+        def __init__(self):
+            super().__init__()
+            self.product = R.BatchedProduct()
+    model = nn.ModuleDict(dict(a=nn.Linear(4, 4), b=Own(4, 4), c=nn.Conv2d(4, 8, 3, groups=2), d=nn.LSTM(4, 4),
+        e=nn.Bilinear(4, 4, 4), f=nn.Sequential(nn.Linear(4, 4)), g=nn.Linear(32, 16), h=Stack(), i=Given()))
     report = R.low_precision_(model, 'mxfp4', skip=['f'])
     assert {r.name: r.note for r in report.rows} == dict(
         a='4 inputs filled up to 32s, 4 outputs filled up to 32s',
-        b='has a class of its own', c='has 2 groups', d='is not known', e='pads in its own way',
-        g='16 outputs filled up to 32s') | {'f.0': 'skipped'}
+        b='has a class of its own', c='2 inputs filled up to 32s, 4 outputs filled up to 32s', d='is not known',
+        e='is not known', g='16 outputs filled up to 32s', h='holds stacked weights: see BatchedProduct') | {
+        'f.0': 'skipped', 'i.product': ''}
     assert type(model.b) is Own and type(model.f[0]) is nn.Linear
 
 def test_removed_and_begun_again():
@@ -394,6 +690,15 @@ OP = R.Operand('e4m3')
     (lambda: R.Recipe(3, (OP, OP), (OP, OP), (OP, OP)), TypeError, 'Recipe: name must be a str'),
     (lambda: R.Recipe('a', OP, (OP, OP), (OP, OP)), TypeError, 'Recipe: forward must be a tuple of two Operands'),
     (lambda: R.Recipe('a', (OP, OP), (OP, OP), (OP, OP), 12), ValueError, 'Recipe: hadamard must be 0 or a power'),
+    (lambda: R.Recipe('a', (OP, OP), (OP, OP), (OP, OP), (16, 12)), ValueError, 'Recipe: hadamard must be 0 or'),
+    (lambda: R.Recipe('a', (OP, OP), (OP, OP), (OP, OP), (1, 2, 4)), ValueError, 'Recipe: hadamard must be an int, or'),
+    (lambda: R.Recipe('a', (OP, OP), (OP, OP), (OP, OP), requantize=1), TypeError, 'Recipe: requantize must be'),
+    (lambda: R.Operand('nvfp4', outer=24), ValueError, 'Operand: outer must be 0 or, where format is one of nvfp4, 4'),
+    (lambda: R.Operand('nvfp4', (16, 16), outer=32), ValueError, 'Operand: outer must be 0 or'),
+    (lambda: R.Operand('4/6', eden=128), ValueError, 'Operand: eden must be 0 or, where format is one of nvfp4'),
+    (lambda: R.Operand('nvfp4', eden=-16), ValueError, 'Operand: eden must be >= 0'),
+    (lambda: R.Operand('nvfp4', eden=16, **UP), ValueError, 'Operand: eden goes with no scale, no outer and'),
+    (lambda: R.Operand('e4m3', scale='sawb'), ValueError, "Operand: block must be given where scale='sawb', got None"),
 ])
 def test_low_precision_refuses(call, kind, told):
     with pytest.raises(kind) as e: call()

@@ -33,10 +33,10 @@ def test_a_name_has_one_default():
     assert {k: v for k,v in found.items() if len(v) > 1 or {kind for _,kind in v} != {'KEYWORD_ONLY'}} == {}
 
 def test_flags_come_by_name():
-    "All but those of `FloatFormat`, a record."
+    "All but those of `FloatFormat` and `Recipe`, records."
     flags = {n for n,s in EVERY.items() for p in s.parameters.values()
         if isinstance(p.default, bool) and p.kind is not p.KEYWORD_ONLY}
-    assert flags == {'FloatFormat'}
+    assert flags == {'FloatFormat', 'Recipe'}
 
 def test_defaults_of_gradient():
     "One, but for names of other libraries, with the rule that each has there."
