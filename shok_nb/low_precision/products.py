@@ -522,7 +522,24 @@ class BatchedProduct(nn.Module):
         if all(1 in (a, b) or a == b for a,b in zip(one[::-1], other[::-1])): return
         told = f'w must have a batch that goes with {tuple(one)} of x, got {tuple(other)}'
         raise ValueError(f'BatchedProduct: {told}')
-    def forward(self, x, w):
+    def forward(self,
+        x:Tensor, # Matrices (..., N, K), floating dtype
+        w:Tensor, # Matrices (..., K, M), such as one of each expert
+    )->Tensor:    # Products (..., N, M)
+        """The product `x @ w`. Raises ValueError for shapes that do not fit.
+
+        Parameters:
+            x (Tensor): Matrices (..., N, K), floating dtype
+            w (Tensor): Matrices (..., K, M), such as one of each expert
+
+        Returns:
+            Tensor: Products (..., N, M)
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> R.BatchedProduct().forward(torch.ones(2, 1, 3), torch.ones(2, 3, 4)).shape
+            torch.Size([2, 1, 4])
+        """
         self._check(x, w)
         return x @ w
 

@@ -9,6 +9,7 @@ __all__ = ['FoundDesign', 'integer_search']
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 import torch
 from torch import Tensor
 from ..engine.arguments import (
@@ -110,7 +111,7 @@ class _Penalties:
         return [(v if equal else v+self.spare)/unit
             for v,unit,equal in zip(values, self.units, self.problem.equal)]
 
-    def total(self, cost, values, rows=slice(None)):
+    def total(self, cost, values, rows:Any=slice(None)):
         "Cost and penalties of designs, of which `rows` says whose prices they have."
         total,weight = cost/self.unit,self.weight[rows]
         for v,price,equal in zip(self._sizes(values), self.prices, self.problem.equal):
@@ -216,7 +217,7 @@ class _Rest:
         self.low,self.high = [torch.where(whole, 0., (e-x)/unit) for e in (lower, upper)]
         self.penalties = _Penalties(problem, x, 10., problem.tolerance/2)
 
-    def at(self, z, rows=slice(None)):
+    def at(self, z, rows:Any=slice(None)):
         return clip(self.x[rows] + self.width*z, self.problem.lower, self.problem.upper)
 
     @torch.enable_grad()
