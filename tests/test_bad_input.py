@@ -490,21 +490,21 @@ def methods():
         member='feeds')
     yield of('integer_layers', 'IntegerLayer', lambda: dict(self=integer(), input=X), dict(input=NOTHING),
         member='forward')
-    token = dict(symmetric=FLAG, spherical=FLAG, dim=NONE, stages=NOTHING, squash=NOTHING, method=NOTHING,
+    token = dict(symmetric=FLAG, spherical=FLAG, features=NONE, stages=NOTHING, squash=NOTHING, method=NOTHING,
         group_size=NOTHING, gain=POSITIVE, margin=COUNT, noise=COUNT, temperature=SHARP - COUNT)
     def tokens(name, valid, **more):
         yield of('tokenizers', name, lambda: dict(valid), more | {k: token[k] for k in valid if k not in more})
-        def made(): return getattr(R, name)(**{k: v for k,v in valid.items() if k != 'dim'})
+        def made(): return getattr(R, name)(**{k: v for k,v in valid.items() if k != 'features'})
         for m in ('forward', 'encode', 'loss') + ('restart_',)*(name == 'VQ'):
             yield of('tokenizers', name, lambda: dict(self=made(), x=X), dict(
                 x=kind('' if name == 'VQ' else 'meta')), member=m)
         yield of('tokenizers', name, lambda: dict(self=made(), index=torch.tensor([1])), dict(
             index=kind('ints byte')), member='decode')
-    yield from tokens('FSQ', dict(levels=[3, 4, 5], dim=6, stages=1, symmetric=False, squash='clamp', gain=1.,
+    yield from tokens('FSQ', dict(levels=[3, 4, 5], features=6, stages=1, symmetric=False, squash='clamp', gain=1.,
         margin=.1, noise=.5), levels=NOTHING)
-    yield from tokens('LFQ', dict(bits=3, dim=6, spherical=True, temperature=1., group_size=2, diversity=1.,
+    yield from tokens('LFQ', dict(bits=3, features=6, spherical=True, temperature=1., group_size=2, diversity=1.,
         commitment=1.), bits=NOTHING, diversity=COUNT | POSITIVE, commitment=COUNT | POSITIVE)
-    yield from tokens('VQ', dict(size=4, channels=3, dim=6, method='ste', noise=.1, commitment=.2), size=NOTHING,
+    yield from tokens('VQ', dict(size=4, channels=3, features=6, method='ste', noise=.1, commitment=.2), size=NOTHING,
         channels=NOTHING, noise=COUNT | POSITIVE, commitment=COUNT | POSITIVE)
     yield of('nn', 'Rounding', lambda: dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1.,
         offset=0.), dict(f=NOTHING, deployed=NONE, learnable=FLAG, **{n: legal

@@ -330,16 +330,16 @@ LAYERS = dict(
     diveq=lambda **kw: VQ(32, 4, method='diveq', noise=.1, **kw))
 layers = pytest.mark.parametrize('make', LAYERS.values(), ids=LAYERS)
 
-def made(make, dim=None):
+def made(make, features=None):
     torch.manual_seed(0)
-    return make(dim=dim)
+    return make(features=features)
 
 @layers
-@pytest.mark.parametrize('dim', (None, 6))
-def test_layer(make, dim):
+@pytest.mark.parametrize('features', (None, 6))
+def test_layer(make, features):
     "In evaluation a layer is what its tokens decode to, for any batch; gradients reach the input and every weight."
-    layer = made(make, dim)
-    x = normal(2, 5, dim or 4, dtype=torch.float32).requires_grad_()
+    layer = made(make, features)
+    x = normal(2, 5, features or 4, dtype=torch.float32).requires_grad_()
     y = layer(x)
     (y.square().sum() + layer.loss(x)).backward()
     assert y.shape == x.shape and x.grad.abs().sum() > 0
@@ -366,7 +366,7 @@ def test_tokens_in_any_dtype(make, dtype):
 @layers
 def test_layer_is_kept(make, tmp_path):
     "By state_dict, torch.save with weights_only, deepcopy and pickle."
-    layer,other = made(make, 6).eval(),make(dim=6).eval()
+    layer,other = made(make, 6).eval(),make(features=6).eval()
     x = normal(50, 6, dtype=torch.float32)
     torch.save(layer.state_dict(), tmp_path/'state')
     other.load_state_dict(torch.load(tmp_path/'state', weights_only=True))
@@ -426,13 +426,13 @@ def test_restart():
 @pytest.mark.parametrize('f, message', [
     (lambda: R.FSQ([8, 1]), '^FSQ: levels must be >= 2, got 1'),
     (lambda: R.FSQ([2**24, 2**24, 2**24]), r'^FSQ: levels must make at most 2\*\*63 codes'),
-    (lambda: R.FSQ([8], dim=0), '^FSQ: dim must be >= 1, got 0'),
+    (lambda: R.FSQ([8], features=0), '^FSQ: features must be >= 1, got 0'),
     (lambda: R.FSQ([8], squash='sine'), "^FSQ: squash must be one of tanh, clamp, got 'sine'"),
     (lambda: R.FSQ([2], margin=0.), '^FSQ: 2 levels need margin > 0 or symmetric=True'),
     (lambda: R.LFQ(64), r'^LFQ: bits must be in \[1, 63\], got 64'),
     (lambda: R.VQ(0, 3), r'^VQ: size must be in \[1, 1099511627776\], got 0'),
     (lambda: R.VQ(8, 3, method='ema'), "^VQ: method must be one of ste, rotation, diveq, got 'ema'"),
-    (lambda: R.FSQ([8, 5], dim=6)(torch.zeros(2, 5)), r'^FSQ: x must have 6 channels last, got shape \(2, 5\)'),
+    (lambda: R.FSQ([8, 5], features=6)(torch.zeros(2, 5)), r'^FSQ: x must have 6 channels last, got shape \(2, 5\)'),
     (lambda: vq(torch.zeros(2), torch.zeros(4, 3)), r'^vq: z has shape \(2,\), codebook has codes of 3 channels'),
     (lambda: vq(torch.zeros(3), torch.zeros(3)), r'^vq: codebook must have a row for each code, got shape \(3,\)'),
     (lambda: vq(torch.zeros(3), torch.zeros(0, 3)), r'^vq: codebook must have a row for each code, got shape \(0, 3\)'),

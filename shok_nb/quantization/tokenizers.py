@@ -319,13 +319,13 @@ class _Tokenizer(nn.Module):
     """Projections around a quantizer, and its tokens both ways. A class of these has
     `_quantize`, `_index` and `_codes`, all of latents whose channels come last."""
     like:Tensor
-    def __init__(self, channels, dim, size, **knobs):
+    def __init__(self, channels, features, size, **knobs):
         super().__init__()
-        if dim is not None: check_count(dim, type(self).__name__, 'dim', 1)
+        if features is not None: check_count(features, type(self).__name__, 'features', 1)
         self.channels,self.size = channels,size
         self.knobs:Any = knobs
-        self.project_in = nn.Identity() if dim is None else nn.Linear(dim, channels)
-        self.project_out = nn.Identity() if dim is None else nn.Linear(channels, dim)
+        self.project_in = nn.Identity() if features is None else nn.Linear(features, channels)
+        self.project_out = nn.Identity() if features is None else nn.Linear(channels, features)
         self.register_buffer('like', torch.empty(0), persistent=False)     # has the dtype
 
     def _latents(self, x):
@@ -376,7 +376,7 @@ class FSQ(_Tokenizer):
 
     Parameters:
         levels (Any): Levels of each channel, >= 2
-        dim (int|None = None): Channels of its input, if a Linear leads in and one out
+        features (int|None = None): Channels of its input, if a Linear leads in and one out
         stages (int = 1): Residual FSQ: so many tokens for each latent, coarse to fine
         symmetric (bool = False): Codes evenly over [-1, 1], for even levels too?
         squash ('tanh'|'clamp' = 'tanh'): Into the range: smoothly or by a 'clamp'
@@ -394,7 +394,7 @@ class FSQ(_Tokenizer):
     def __init__(self,
         levels:Any,             # Levels of each channel, >= 2
         *,
-        dim:int|None=None,      # Channels of its input, if a Linear leads in and one out
+        features:int|None=None, # Channels of its input, if a Linear leads in and one out
         stages:int=1,           # Residual FSQ: so many tokens for each latent, coarse to fine
         symmetric:bool=False,   # Codes evenly over [-1, 1], for even levels too?
         squash:Literal['tanh', 'clamp']='tanh', # Into the range: smoothly or by a 'clamp'
@@ -409,7 +409,7 @@ class FSQ(_Tokenizer):
         more:Any = dict(stages=int(stages), symmetric=symmetric)
         squashed:Any = dict(squash=squash, gain=gain, margin=margin, noise=noise)
         _as_named('FSQ', fsq, torch.zeros(0, len(levels)), levels, **more, **squashed)
-        super().__init__(len(levels), dim, math.prod(levels), levels=levels, **more)
+        super().__init__(len(levels), features, math.prod(levels), levels=levels, **more)
         self.squashed = squashed
 
     def _quantize(self, z):
@@ -425,7 +425,7 @@ class LFQ(_Tokenizer):
 
     Parameters:
         bits (int): Bits of a token, 1 to 63: there are 2**bits codes
-        dim (int|None = None): Channels of its input, if a Linear leads in and one out
+        features (int|None = None): Channels of its input, if a Linear leads in and one out
         spherical (bool = False): BSQ: latents and codes on the unit sphere?
         temperature (float = 1.): As for `lfq_entropy`
         group_size (int = 8): As for `lfq_entropy`
@@ -441,7 +441,7 @@ class LFQ(_Tokenizer):
     def __init__(self,
         bits:int,               # Bits of a token, 1 to 63: there are 2**bits codes
         *,
-        dim:int|None=None,      # Channels of its input, if a Linear leads in and one out
+        features:int|None=None, # Channels of its input, if a Linear leads in and one out
         spherical:bool=False,   # BSQ: latents and codes on the unit sphere?
         temperature:float=1.,   # As for `lfq_entropy`
         group_size:int=8,       # As for `lfq_entropy`
@@ -455,7 +455,7 @@ class LFQ(_Tokenizer):
         _as_named('LFQ', lfq_entropy, torch.zeros(0, 1), **entropy)
         diversity = check_knob(diversity, None, 'LFQ', 'diversity', finite=True)
         commitment = check_knob(commitment, None, 'LFQ', 'commitment', finite=True)
-        super().__init__(bits, dim, 2**bits, spherical=bool(spherical))
+        super().__init__(bits, features, 2**bits, spherical=bool(spherical))
         self.entropy,self.diversity,self.commitment = entropy,diversity,commitment
         self.signs:Any = dict(levels=[2]*bits, symmetric=True)
 
@@ -495,7 +495,7 @@ class VQ(_Tokenizer):
     Parameters:
         size (int): How many codes there are
         channels (int): Of a code
-        dim (int|None = None): Channels of its input, if a Linear leads in and one out
+        features (int|None = None): Channels of its input, if a Linear leads in and one out
         method ('ste'|'rotation'|'diveq' = 'ste'): The gradient, as for `vq`
         noise (float = 0.): As for `vq`, in training
         commitment (float = .25): As for `vq_loss`
@@ -511,7 +511,7 @@ class VQ(_Tokenizer):
         size:int,               # How many codes there are
         channels:int,           # Of a code
         *,
-        dim:int|None=None,      # Channels of its input, if a Linear leads in and one out
+        features:int|None=None, # Channels of its input, if a Linear leads in and one out
         method:_Method='ste',   # The gradient, as for `vq`
         noise:float=0.,         # As for `vq`, in training
         commitment:float=.25,   # As for `vq_loss`
@@ -522,7 +522,7 @@ class VQ(_Tokenizer):
         check_choice(method, 'VQ', 'method', get_args(_Method))
         noise = check_knob(noise, None, 'VQ', 'noise', finite=True)
         commitment = check_knob(commitment, None, 'VQ', 'commitment', finite=True)
-        super().__init__(channels, dim, size, method=method)
+        super().__init__(channels, features, size, method=method)
         self.codebook = nn.Parameter(torch.randn(size, channels))
         self.noise,self.commitment = noise,commitment
 
