@@ -3833,6 +3833,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                 'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness.scores': ('studies/harness.html#scores', 'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness.search': ('studies/harness.html#search', 'shok_nb/studies/harness.py'),
+                                         'shok_nb.studies.harness.stored_rows': ( 'studies/harness.html#stored_rows',
+                                                                                  'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness.values_around': ( 'studies/harness.html#values_around',
                                                                                     'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness.ways': ('studies/harness.html#ways', 'shok_nb/studies/harness.py'),

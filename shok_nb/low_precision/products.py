@@ -122,7 +122,6 @@ def _rounded(op, t, dim, seed):
     y = _on_grid(whole.reshape(-1, v.shape[-1]), op, seed).reshape(whole.shape)
     return _in_rows(y[..., :v.shape[-2], :], dim)
 
-
 # %% ../../nbs/low_precision/20_products.ipynb #20570017
 def _tile_of(block):
     "Rows and columns of a block, where they are given in numbers."
@@ -172,7 +171,6 @@ def _shown(format):
     e,m = format.exponent,format.mantissa
     plain = format == FloatFormat(e, m, infinities=False, nans=False)
     return f'e{e}m{m}' if plain else str(format)
-
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570018
 @dataclass(frozen=True)
@@ -241,7 +239,6 @@ class Operand:
         if self.eden: said.append(f'eden {self.eden}')
         return ', '.join(said)
 
-
 # %% ../../nbs/low_precision/20_products.ipynb #20570021
 def _check_operands(pair, arg):
     "Raises TypeError for what is no pair of operands."
@@ -262,7 +259,6 @@ def _lengths(hadamard):
         if h & h-1:
             raise ValueError(f'Recipe: hadamard must be 0 or a power of two, got {h}')
     return both
-
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570022
 @dataclass(frozen=True)
@@ -388,7 +384,6 @@ def _recipes():
         _again('quartet_ii', Operand('4/6'), Operand('nvfp4', eden=128), 128),  # 2601.22813
         _luq())
 
-
 # %% ../../nbs/low_precision/20_products.ipynb #20570024
 RECIPES = {r.name: r for r in _recipes()}
 
@@ -437,7 +432,6 @@ class _Product(Function):
             if r.turns[1]: g,x_ = _turned(r.turns[1], seed, 1, g, x_)
             dw = (_rounded(a, g, -2, seed+4).mT @ _rounded(b, x_, -2, seed+5)).to(w.dtype)
         return dx,dw,None,None
-
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570027
 def _channels(op, t, seed, groups=1):
@@ -497,7 +491,6 @@ class _Convolution(Function):
             dw = of(_places(a, g, seed+4), x_, w.to(x_.dtype), 1).to(w.dtype)
         return dx,dw,None,None,None
 
-
 # %% ../../nbs/low_precision/20_products.ipynb #20570061
 class BatchedProduct(nn.Module):
     """Multiplies `x @ w`, such as inputs by weights of stacked experts.
@@ -542,7 +535,6 @@ class BatchedProduct(nn.Module):
         """
         self._check(x, w)
         return x @ w
-
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570029
 def _dtype_of(x):
@@ -733,7 +725,6 @@ def _stacked(m):
     if isinstance(m, _known()): return False
     if any(isinstance(k, BatchedProduct) for k in m.children()): return False
     return any(p.ndim == 3 and min(p.shape) > 1 for p in m.parameters(recurse=False))
-
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570031
 def low_precision_(

@@ -417,6 +417,11 @@ def _text(studies):
     blocks = ',\n'.join(block(name, **studies[name]) for name in sorted(studies))
     return f'{{"schema": {_SCHEMA}, "studies": {{\n{blocks}\n}}}}\n'
 
+def stored_rows(name):
+    "The rows of a table in the folder bench of the checkout that a page lies in."
+    places = [d/'bench'/name for d in (Path.cwd(), *Path.cwd().parents)]
+    return next((json.loads(p.read_text('utf-8'))['rows'] for p in places if p.exists()), [])
+
 def _place(record): return record['estimator'],record['way']
 
 # %% ../../nbs/studies/30_harness.ipynb #bda92b63
