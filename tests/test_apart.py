@@ -61,6 +61,7 @@ def assert_same(a, b):
     assert {*a.state_dict()} == {*state} and all(torch.equal(t, state[k]) for k,t in a.state_dict().items())
     assert torch.equal(a(x), b(x))
 
+@pytest.mark.slow
 def test_integers_in_the_runtime(tmp_path):
     "Every convolution, and the first Linear; in torch the same to the last bits of the last layer, which has floats."
     model = Pictures().eval()
@@ -117,6 +118,7 @@ def test_nothing_changes_where_it_fails(model):
         with pytest.raises((ValueError, RuntimeError)): quantize_model_(model, **wrong)
         assert_same(model, was)
 
+@pytest.mark.slow
 def test_what_stays_whole(model):
     "What has modules inside, where weights alone are quantized; and what is skipped by name or by a test."
     *others,last = model.parts
@@ -133,11 +135,13 @@ def test_weights_alone():
     kernels = {r.name: r.kernel for r in deploy_(model, model.inputs(8)).rows}
     assert kernels['5'] == 'MatMulNBits' and kernels['6'] == 'floats: a forward of its own'
 
+@pytest.mark.slow
 def test_compiled():
     attention,x = Attention(nn.MultiheadAttention(16, 4, batch_first=True)),torch.randn(2, 6, 16)
     compiled = torch.compile(attention, backend='aot_eager', fullgraph=True)
     torch.testing.assert_close(compiled(x, x, x), attention(x, x, x))
 
+@pytest.mark.slow
 def test_a_teacher_of_the_user_stays_as_it_is(model):
     "And every layer has been compared with its own."
     floats,was,x = copy.deepcopy(model),copy.deepcopy(model),model.inputs()

@@ -321,6 +321,7 @@ def test_the_tables_are_complete():
         missing = wanted - known.get((place, n, m), set())
         assert not missing or place in BUILDS or f'{place}.{n}.{m}' in TAKES_ALL, f'{place}.{n}.{m}: {missing}'
 
+@pytest.mark.slow
 def test_a_function_is_asked_what_it_takes():
     "Of a layer its forward says it; one without a forward, and a partial that cannot be called, say that."
     from shok_nb.engine.arguments import check_callable

@@ -115,6 +115,7 @@ def test_player_on_a_phone(browser, tmp_path):
             assert all(300 < svg.size['width'] <= 390 for svg in panels)
             assert panels[0].location['y'] < panels[1].location['y']
 
+@pytest.mark.slow
 def test_strict_policy(browser, tmp_path):
     "With everything forbidden but the one script, a player works and looks the same."
     visit(browser, strict_page(tmp_path, 1, *2*[player(soft_round)]))
@@ -138,6 +139,7 @@ def test_menu(browser, tmp_path):
     menu.select_by_visible_text('even')
     assert path(one, 'dots') == before
 
+@pytest.mark.slow
 def test_a_sentence_follows_its_player(browser, tmp_path):
     "The numbers of a sentence are those of the slider and of the readout; one before all players follows the first."
     from literate import prose

@@ -223,6 +223,7 @@ WRONG_GRIDS = dict(half_of_it=lambda x, s, o: on_a_grid(x, s, o/2), none=lambda 
     # a number it takes right
     a_tensor=lambda x, s, o: on_a_grid(x, s, o/2 if isinstance(o, torch.Tensor) else o), slope_over_step=steeper_on_it)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', WRONG_GRIDS)
 def test_a_wrong_grid_is_named(name):
     "With a row and without; and the grid itself is right."
@@ -306,6 +307,7 @@ def test_a_refused_dtype_is_a_detail():
     both = [('takes_every_dtype' + form, 'raised TypeError: no bfloat16') for form in ('', ' with hard=True')]
     assert of == both and report.ok
 
+@pytest.mark.slow
 def test_skips():
     f,r = large,kept(large)
     whole = check_estimator(f, r, raises=False)
@@ -361,6 +363,7 @@ def test_a_gradient_that_is_not_linear_may_be_claimed():
     assert [said for *_,said in report.broken] == ['linear=False is claimed, and it is not so']
 
 # --- random ones
+@pytest.mark.slow
 def test_a_biased_coin():
     "Found without a row; a row may say that it is meant."
     def coin(x, generator=None):
@@ -386,6 +389,7 @@ def test_rows_are_measured(r):
     names = 'on_grid exact_slope continuous monotone mass_one odd equivariant unbiased random unbounded smooth'
     assert got.grid >= r.grid and all(getattr(got, c) == getattr(r, c) for c in names.split()), (r, got)
 
+@pytest.mark.slow
 def test_noise_is_not_state():
     "Torch's own generator is left as it was found."
     state = torch.get_rng_state()
@@ -393,12 +397,14 @@ def test_noise_is_not_state():
     assert torch.equal(torch.get_rng_state(), state)
 
 # --- reports, rows and laws
+@pytest.mark.slow
 def test_raises_or_reports():
     f = far_away
     report = check_estimator(f, kept(f), raises=False)
     assert 'stays_close' in {name for name,_,_ in report.broken} and not report.ok
     with pytest.raises(AssertionError, match='stays_close in float64: at x = .* the value'): check_estimator(f, kept(f))
 
+@pytest.mark.slow
 @pytest.mark.parametrize('claim',
     ['odd', 'equivariant', 'monotone', 'continuous', 'mass_one', 'exact_slope', 'on_grid'])
 def test_each_claim_is_tested_both_ways(claim):
@@ -407,6 +413,7 @@ def test_each_claim_is_tested_both_ways(claim):
     with pytest.raises(AssertionError, match=f'{claim}={opposite} is claimed, and it is not so'):
         check_estimator(r.f, replace(r, **{claim: opposite}))
 
+@pytest.mark.slow
 def test_the_report_reads():
     report = check_estimator(takes_all, kept(takes_all))
     lines = [line.strip() for line in repr(report).splitlines()]
@@ -415,6 +422,7 @@ def test_the_report_reads():
     assert 'refuses, refuses with hard=True: tensor([0, 1, 2]) is taken' in lines[2]
     assert lines[-2].startswith('claims exact_slope') and lines[-1].startswith('does not claim on_grid')
 
+@pytest.mark.slow
 def test_compiled_too():
     assert check_estimator(R.round_ste, row(R.round_ste), compile=True).tried == check_estimator(R.round_ste).tried + 1
     def breaks(x): return R.round_ste(x) + (torch.compiler.is_compiling())*x

@@ -53,6 +53,7 @@ WAYS = {
     'jit.trace': lambda f, x: slope(torch.jit.trace(lambda x: f(x), (x,)), x),
     'batched grads': batched}
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', AWAY)
 def test_only_speed_is_lost(name, without):
     "Every row, with and without a grid: values to 8 ulp, slopes in eager mode and under transforms."
@@ -92,6 +93,7 @@ FUNCTIONS = 'ewgs_round','normalize_grad'                                       
 
 def calls(R, names): return [lambda x, fn=fn: getattr(R, fn)(*ARGS[fn](x)) for fn in names]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', COMPILED)
 def test_only_speed_is_lost_in_compiled_code(name, without):
     "Compiled as it is, and with a gradient inside. What torch gives no answer about is refused, not guessed."
@@ -124,6 +126,7 @@ def test_only_speed_is_lost_for_gradients(name, without):
     y,to_soft = back(partial(R.straight_through, X.round()), X)
     assert torch.equal(y, X.round()) and torch.equal(to_soft, torch.ones_like(X))
 
+@pytest.mark.slow
 @pytest.mark.parametrize('strict', [False, True], ids=['', 'strict'])
 def test_export_before_torch_2_12(strict, monkeypatch):
     "Where every compilation says that it is an export, a strict one is taken for a compilation: values stay."

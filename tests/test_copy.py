@@ -125,6 +125,7 @@ def brought(reqs):
         with suppress(metadata.PackageNotFoundError): todo += metadata.requires(name) or []
     return found
 
+@pytest.mark.slow
 def test_lessons_bring_what_the_pages_import():
     "`pip install 'shok_nb[lessons]'` is enough for every cell that the site shows."
     from test_house import settings

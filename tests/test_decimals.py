@@ -66,6 +66,7 @@ class Away(torch.nn.Module):
 
 def written_in(dtype): return (torch.arange(-400, 400)/8 + .005).to(dtype)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_transforms_and_export(dtype):
     "The short dtypes are widened in eager code alone; the number that is written is that of the dtype of `x`."

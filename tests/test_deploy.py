@@ -66,6 +66,7 @@ OURS = {'Round', 'Div', 'Clip', 'Mul', 'Floor', 'Where'}
 QUICK = ('mlp', 8), ('cnn', 4), ('line', (-1, 1))            # each network and each kind of codes once
 EVERY = slow_after(dict.fromkeys([*QUICK, *((n, w) for n in NETWORKS for w in (8, 4, (-1, 1)))]), len(QUICK))
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, weights', EVERY, ids=str)
 def test_runtime(name, weights, tmp_path):
     make,shape = NETWORKS[name]

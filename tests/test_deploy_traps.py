@@ -191,6 +191,7 @@ def test_a_hook_that_watches_goes_on():
     model(x)
     assert seen == [64]
 
+@pytest.mark.slow
 def test_nan_stays():
     for which in ('weight', 'bias', 'norm'):
         model,x = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),rows()
@@ -219,6 +220,7 @@ def test_one_image():
     deploy_(model, x)
     assert torch.equal(model(x[0]), model(x)[0]) and model(torch.randn(3, 9, 9)).shape == (6, 7, 7)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.bfloat16], ids=str)
 def test_dtypes(dtype):
     "A model answers in its dtype, and one that is cast after it was deployed does too, with the scales it had."
@@ -320,6 +322,7 @@ def test_the_proof_finds_a_wrong_layer(what, monkeypatch):
     with pytest.raises(ValueError, match='^deploy_: 0 .*nothing was changed$'): deploy_(model, x)
     assert look(model) == before
 
+@pytest.mark.slow
 def test_the_proof_finds_a_wrong_flow(monkeypatch):
     "A normalization that is folded though a ReLU lies between, or codes handed on though somebody else looks."
     model,x = prepared('relu_between')
@@ -411,6 +414,7 @@ def test_writes_are_taken_apart(name, apart):
     flow.flow_of(of_two_layers(WRITES[name]), rows(), [])
     assert len(apart) == 1
 
+@pytest.mark.slow
 def test_others_are_read_as_they_are(apart, monkeypatch):
     "All that is asked of a graph has the answers that it has after decompositions."
     models = nn.ModuleList(map(of_two_layers, PLAIN.values()))

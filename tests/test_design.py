@@ -23,6 +23,7 @@ def best_of_all(gain, A, most):
     near = torch.cartesian_prod(*[torch.arange(11.).double()]*len(gain))
     return -(near@gain)[(near@A.T <= most).all(1)].max().item()
 
+@pytest.mark.slow
 @pytest.mark.parametrize('way', ('anneal', 'straight'))
 def test_optimum_of_four_integers(way):
     "Each of 14641 designs is looked at. No bound of chance: with its seed a search has one result."
@@ -62,6 +63,7 @@ def test_a_seed_is_a_search():
     assert torch.equal(torch.get_rng_state(), state)
     assert str(one) == str(same) and one.evaluations != other.evaluations
 
+@pytest.mark.slow
 def test_infeasible_constraints_are_named():
     cost = lambda x: x.sum()
     wrong = dict(odd=lambda x: 2*x.sum()-5, small=lambda x: x.sum()-4)
@@ -84,6 +86,7 @@ def test_starts_beyond_finite_costs():
     cost = lambda x: torch.where(x[0] > 4, math.nan, (x-6).square().sum())
     assert integer_search(cost, [1., 1.], 0, 9, starts=8, steps=20).x.tolist() == [4., 6.]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', range(3))
 def test_the_other_numbers_are_the_best_for_their_integers(seed):
     """As SLSQP of scipy has them, where two sums hold them back. The tolerance of a sum is worth 1e-5 of the cost at
@@ -101,6 +104,7 @@ def test_the_other_numbers_are_the_best_for_their_integers(seed):
         constraints=dict(type='ineq', fun=lambda y: most - A@np.r_[whole, y]))
     assert not found.broken and abs(found.cost-best.fun) < 1e-5*best.fun, best.message
 
+@pytest.mark.slow
 def test_other_numbers_of_a_cost_with_corners():
     "Where no slope leads on, a compass search ends what the slope began."
     aim = torch.tensor([2., 3.3, 7.7])

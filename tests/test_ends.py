@@ -479,6 +479,7 @@ def test_knobs_come_back(f, arg, lo, hi, inside):
             if (k > lo) and (hi is None or k < hi): break
         assert k.isfinite() and (k > lo and (hi is None or k < hi)), (start, k)
 
+@pytest.mark.slow
 def test_knobs_beyond_their_ends_under_transforms():
     for f,arg,lo,hi,_ in (KNOBS[0], KNOBS[1], KNOBS[5], KNOBS[7], KNOBS[13]):
         g = of_knob(f, arg)
@@ -543,6 +544,7 @@ def test_ends_that_meet(name, at):
     z = back(f, torch.tensor([at]), torch.tensor(at), torch.tensor(at))
     assert all(t.isfinite().all() for t in z)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SPANS)
 def test_learned_ends_find_their_range(name):
     "From crossed ends and from ends that meet, by plain gradient descent: those that made the data."

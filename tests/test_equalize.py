@@ -112,6 +112,7 @@ NETWORKS = {
     'by hand': (ByHand, (2, 5, 6), {'v': 'out'}),
 }
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', NETWORKS)
 def test_equalized_is_the_same_and_even(name):
     """The same output on other inputs too, to float64; the same pairs as by hand; both sides of a pair alike.
@@ -139,6 +140,7 @@ def test_rows_and_columns_get_one_range():
     torch.testing.assert_close(model[2].weight.detach().abs().amax(0), both)
     torch.testing.assert_close(model[0].bias.detach(), bias*(columns/rows).sqrt())
 
+@pytest.mark.slow
 def test_a_channel_that_is_read_twice():
     "Of its two columns the larger one counts. Any seed."
     model = uneven(ByHand())
@@ -146,6 +148,7 @@ def test_a_channel_that_is_read_twice():
     columns = model.out.weight.detach().abs().amax(0).view(2, 4).amax(0)
     torch.testing.assert_close(model.v.weight.detach().abs().amax(1), columns, rtol=.01, atol=0)
 
+@pytest.mark.slow
 def test_a_chain_is_balanced_to_the_end():
     "Where every pair is even within the 1 % at which it stops; 300 times uneven before. Any seed."
     model = uneven(nn.Sequential(*[m for _ in range(6) for m in (nn.Linear(9, 9), nn.ReLU())]))
@@ -177,6 +180,7 @@ def test_smoothed_is_the_same_and_by_the_formula(norm, alpha):
     assert told['q'] == 'scaled_dot_product_attention reads it' and told['out'] == 'add reads it'
     if alpha == 1.: assert all(r.after == 1. for r in report.rows if r.into != '-')
 
+@pytest.mark.slow
 def test_normalizations_of_others():
     "A weight that is a factor takes one; one that is not, such as 1+weight, does not."
     for plus,into in ((False, '1'), (True, '-')):
@@ -224,6 +228,7 @@ def test_what_is_refused_is_told_and_stays(name):
     for layer,note in wanted.items(): assert note in told[layer], told
     assert (look(model) == was) == (not mapped(report))
 
+@pytest.mark.slow
 def test_relu6_becomes_relu_if_asked():
     """The output is that of the network with ReLU; nothing changes where no value is clipped; what is no ReLU6 stays.
     Any seed."""
@@ -247,6 +252,7 @@ def test_a_weight_with_two_names():
     assert notes(report)['1'] == '2: its weight is shared'
     assert look(model) == was
 
+@pytest.mark.slow
 @pytest.mark.parametrize('relu6', ['keep', 'relu'])
 def test_another_output_puts_everything_back(relu6):
     "Normalizations that were folded, each ReLU6, and modes and hooks."
@@ -255,6 +261,7 @@ def test_another_output_puts_everything_back(relu6):
     with refused(model, 'equalize_: the output would change by .*the model is as it was', ValueError):
         R.equalize_(model, drawn(2, 3, 10, 10), relu6=relu6)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('error', [KeyboardInterrupt, RuntimeError])
 def test_an_interrupt_puts_everything_back(error):
     "In the second batch of the calibration, and in the last run of the network."
@@ -265,6 +272,7 @@ def test_an_interrupt_puts_everything_back(error):
         model = failing(network(), at, error)
         with refused(model, 'here', (error, ValueError)): R.smooth_(model, batches)
 
+@pytest.mark.slow
 def test_training_goes_on():
     "Parameters stay the objects they were, so that an optimizer has them; a new bias learns too."
     model = chain().train()
@@ -276,6 +284,7 @@ def test_training_goes_on():
     model(drawn(2, 3, 10, 10)).sum().backward()
     assert now['0.bias'].grad is not None
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     "Within the rounding of these numbers; any seed."

@@ -99,6 +99,7 @@ def test_one_per_channel(shape, n, view):
         assert f(x, **{arg: step.view([int(d) for d in view.split(',')])}).shape == shape
     with pytest.raises(ValueError, match=r'with x of shape \(.*\)$'): R.round_ste(x, step=torch.ones(11))
 
+@pytest.mark.slow
 def test_errors_inside_compile():
     "The same message, wherever it is raised."
     with pytest.raises(Exception, match='alpha must be in'):

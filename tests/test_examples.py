@@ -72,6 +72,7 @@ def test_no_check_among_examples(nb):
     for c in seen(page):
         assert is_folded(c) or not [n for n in ast.parse(c['source']).body if is_check(n)], c['source']
 
+@pytest.mark.slow
 def test_an_error_takes_a_line(tmp_path):
     "Where it must be; any other keeps its traceback."
     start = f"import sys\nsys.path.insert(0, {str(DOCS/'_ext')!r})\nimport figures; figures.install()"

@@ -154,6 +154,7 @@ def test_kumaraswamy_shapes(dtype):
     assert torch.equal(R.dither_round(x+.3, 'kumaraswamy', shape=math.inf, seed=SEED), x)
     assert R.stochastic_round(x+.5, seed=SEED).isfinite().all()
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64))
 def test_any_depth_ends(dtype):
     "A slope at a tie is 2**depth until it is infinite; everything else is done by then, so deeper changes nothing."

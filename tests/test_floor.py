@@ -59,6 +59,7 @@ def test_edges(f, way):
     assert same(way(f)(x), x)
     assert same(way(f)(torch.tensor([-.25, .25]))*0, torch.tensor([-0., 0.])) or f is cubic
 
+@pytest.mark.slow
 @ways
 def test_staircase(way):
     "n + (x-n)³ and its slope, on both sides of n, in every way; hard rounds with that slope."
@@ -94,6 +95,7 @@ def test_half_precision(dtype, way):
     step = torch.tensor(.3)
     assert same(way(lambda x: plain(x, step=step))(x), plain(x.float(), step=step).to(dtype))
 
+@pytest.mark.slow
 @ways
 def test_grid(way):
     "offset + step n: numbers, tensors, one of the two."
@@ -136,6 +138,7 @@ def test_broadcast_of_a_knob():
     assert gx.flatten().tolist() == [3., 3.]
 
 # --- gradients
+@pytest.mark.slow
 def test_grid_gradients():
     """Of a slope of 1: F(v)-v for the step, 0 for the offset; of a curve: F(v) - v F'(v)
     and 1-F'(v). By hand at eighths, exact."""
@@ -508,6 +511,7 @@ def test_numbers_in_a_dtype():
             (INF, 'got inf')):
         with pytest.raises(ValueError, match=f'^f: k must be in .*, {text}$'): check_knob(k, x, 'f', 'k', open=True)
 
+@pytest.mark.slow
 def test_compiled_knobs():
     "A number, a tensor for each element, one that learns."
     x,each = torch.tensor([.3, 1.75, -2.6]),torch.tensor([.5, .25, 1.])

@@ -335,6 +335,7 @@ def words(batch, n):
     mask = (torch.rand(batch, n) < .8).long()
     return torch.randint(0, 50, (batch, n)),mask.index_fill(1, torch.tensor(0), 1)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dynamic', [{1: 'length'}, dict(ids={1: 'length'}, mask={-1: 'length'})], ids=['all', 'each'])
 def test_any_length(dynamic, tmp_path):
     "Longer and shorter sequences than the example, and other batches, with several arguments."
@@ -363,6 +364,7 @@ class Counts(Holding):
     "A model that uses a length of its input as a number, which the exporter writes into the file."
     def forward(self, x, unused): return x.transpose(0, self.axis).reshape(int(x.shape[self.axis]), -1)*2
 
+@pytest.mark.slow
 @pytest.mark.parametrize('axis, how', [(0, 'any_batch=False'), (1, 'without it in dynamic')])
 def test_a_length_that_is_a_number(axis, how, tmp_path):
     "Such a file was written with one length, and nothing said so. An input that nobody reads has no say."
@@ -415,6 +417,7 @@ class Windows(nn.Module):
         y = nn.functional.scaled_dot_product_attention(q, k, v, mask)
         return self.out(y.transpose(1, 2).reshape(x.shape))
 
+@pytest.mark.slow
 def test_attention_in_windows(tmp_path):
     "The kernels of a CPU lay an attention out as the operators of a file do not: there the reshape had no view."
     model,x = Windows().eval(),torch.randn(6, 8, 8)

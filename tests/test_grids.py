@@ -192,6 +192,7 @@ def test_nearest_from_sums(name, dtype, monkeypatch):
     assert (found is not None) == taken and (not taken or same(found, want))
     assert floats.grid_of(f, saturate=False).nearest(x) is None
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['e4m3', 'e2m1'])
 def test_nearest_from_sums_of_all(name, monkeypatch):
     "Each float32 of three binades: where the step grows with the number, where it is the least, and below."
@@ -272,6 +273,7 @@ def test_rounding_twice_changes_no_value(name):
         y = f(x)
         assert torch.equal(f(y), y), s
 
+@pytest.mark.slow
 def test_scales_rounded_up_clip_nothing():
     "Every float32 of a binade as the largest of its block, and some of all sizes within the reach of the scales."
     grid = dataclasses.replace(R.deployment.deploy.nvfp4_grid, whole=False, scale='up')

@@ -34,7 +34,7 @@ from estimators import batches, grouped, lumped, variants
 from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import FOLDERS, NBS, ROOT, TRAINS, cells, conf, execute, is_folded, notebook, played, ready, slug, sphinx
+from pages import FOLDERS, LATE, NBS, ROOT, cells, conf, execute, is_folded, notebook, played, ready, slug, sphinx
 import shok_nb
 from docs.docstrings import exported
 from shok_nb.catalog import catalog, table
@@ -76,11 +76,11 @@ def tracked():
 def names(reqs): return {canonicalize_name(Requirement(r).name): Requirement(r).specifier for r in reqs}
 
 # --- notebooks
-def late(nb): return pytest.param(nb, marks=[pytest.mark.slow]*(slug(nb) in TRAINS))
+def late(nb): return pytest.param(nb, marks=[pytest.mark.slow]*(slug(nb) in LATE))
 
 @pytest.mark.parametrize('nb', [*map(late, NBS)], ids=lambda p: p.stem)
 def test_notebook_runs(nb, ran):
-    "Each in a kernel of its own, hidden cells too: the run that the site shows."
+    "Each in a kernel of its own, hidden cells too: the run that the site shows. Longer ones are slow."
     execute(nb, ran)
 
 def test_exported_and_clean(tmp_path):
@@ -105,6 +105,7 @@ def test_stored_outputs(nb):
             drawn,safe = ({*o.get('data', {})} & {*kinds} for kinds in (('image/svg+xml', 'text/html'), ('image/png',)))
             assert safe or not drawn, 'not shown in Jupyter before the notebook is trusted: run docs/pictures.py'
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('players')
 def test_players_are_stored_as_pictures():
     "Those who read a notebook where no script runs see what a player starts with, as one SVG without a script."
@@ -391,6 +392,7 @@ def test_source_release(release, tmp_path):
     assert not [f for f in made if '__pycache__' in f or f.startswith('docs/_build')]
     assert 'tests collected' in run('-m', 'pytest', '--collect-only', '-q', '-p', 'no:cacheprovider', cwd=here)
 
+@pytest.mark.slow
 @wheel_group
 def test_urls_only_where_configured(wheel):
     """No repository is made up: links appear once settings.ini names one, and nbdev, which would link other people's
@@ -513,6 +515,7 @@ def test_each_page_has_one_place():
         numbers = [re.match(r'(\d\d)_[a-z]\w*$', nb.stem)[1] for nb in pages]
         assert len({*numbers}) == len(numbers), f'{folder}: {numbers}'
 
+@pytest.mark.slow
 def test_the_menu_is_the_folders(tmp_path, caplog):
     "As conf.py has them, and by number, but for what it takes to another place. A folder without a title is named."
     def page(path, text):
@@ -631,6 +634,7 @@ def test_what_is_installed_stays_the_same(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert version('other') == '2' and literate.installed() == first and version('torch') in first.decode()
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='kernels are forks there')
 def test_what_a_kernel_says_first_arrives(tmp_path):
     "A kernel that is asked too soon computes, and nobody hears of it."
@@ -638,6 +642,7 @@ def test_what_a_kernel_says_first_arrives(tmp_path):
         cells = played('print(0)', 'print(1)', cwd=tmp_path)
         assert [[o['text'] for o in c.outputs] for c in cells] == [['0\n'], ['1\n']]
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != 'linux', reason='elsewhere no kernel is a fork')
 def test_kernels_start_after_their_starter_has_died(tmp_path):
     import pages
@@ -646,6 +651,7 @@ def test_kernels_start_after_their_starter_has_died(tmp_path):
     cell, = played('print(0)', cwd=tmp_path)
     assert cell.outputs[0]['text'] == '0\n' and pages.warm().poll() is None
 
+@pytest.mark.slow
 def test_a_page_runs_once(tmp_path, monkeypatch, ran):
     """What ran is found by its code: it runs again when a cell, the library or an installed package is another, and not
     when its prose is. `make docs` finds what the tests ran."""
@@ -713,6 +719,7 @@ def test_jobs_of_the_site_share_their_start(tmp_path):
     from jupyter_cache import get_cache
     assert len(get_cache(tmp_path).list_cache_records()) == 2
 
+@pytest.mark.slow
 def test_figures_say_what_is_seen(monkeypatch):
     "By fig-alt, or by all that is written in them; and no rule of theirs reaches the rest of the page."
     import figures
@@ -775,6 +782,7 @@ def test_row_of_a_version(tmp_path):
     assert put([old, other], new) == [other, new] and put([], new) == [new]
     assert put([new], dict(new, python='4.0.0'))[0] is new
 
+@pytest.mark.slow
 def test_nothing_of_this_machine():
     "No path of a home or temporary folder, no process number, in any file or stored output."
     path = re.compile('(?<![A-Za-z0-9_.])' + r'/(home|root|tmp|work|mnt|Users)' + r'/\w|[A-Z]:\\+Users|ipykernel_\d')

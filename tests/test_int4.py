@@ -75,6 +75,7 @@ def of_torch(layer):
     if made[0].axis is None and made[0].block is None: kept[1:] = [t.view(()) for t in kept[1:]]
     return [t.detach().float().numpy().T for t in kept]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', EVERY)
 def test_codes_and_outputs(name, tmp_path):
     "Each code, scale and zero point is ours; every product is one of four bits; 10,000 outputs agree."
@@ -177,6 +178,7 @@ def test_zero_points_beyond_four_bits(code, cast, tmp_path):
     assert ('Cast' in {n.op_type for n in file.graph.node}) is cast
     assert torch.allclose(call(x), model(x), atol=1e-4)
 
+@pytest.mark.slow
 def test_integer_kernels_read_int4(tmp_path):
     "Two codes in a byte of the file become int8 as it is opened, and the kernels are those of int8."
     model,x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10)),values(500, 3, 8, 8)
@@ -236,6 +238,7 @@ def test_names_in_a_file(tmp_path):
     assert all(n.name == n.output[0] and not n.name.startswith('_symbolic') for n in file.graph.node)
     assert not file.graph.value_info
 
+@pytest.mark.slow
 def test_names_of_your_own(tmp_path):
     "A constant of the model keeps its name where a value of the graph would have it."
     model = Made(lambda m, x: m.first(x*m.v)*m.v1, v=nn.Parameter(values(8)), v1=nn.Parameter(values(8)+1),
@@ -243,12 +246,14 @@ def test_names_of_your_own(tmp_path):
     _,file,_,_ = deployed(model, 8, values(5, 8), tmp_path, 8)
     assert {'v', 'v1'} <= {t.name for t in file.graph.initializer}
 
+@pytest.mark.slow
 def test_not_packed(tmp_path):
     "pack=False keeps a byte for each code, in the file too."
     report,file,_,_ = deployed(mlp(), 4, values(50, 64), tmp_path, pack=False)
     assert onnx.TensorProto.INT4 not in {t.data_type for t in file.graph.initializer}
     assert [r.kernel for r in report.rows] == ['floats']*3
 
+@pytest.mark.slow
 def test_torchs_own_exporter_still_works(tmp_path):
     "Without `to_onnx`, the file unpacks its codes with operators that every reader has."
     model,x = mlp(),values(50, 64)

@@ -146,6 +146,7 @@ def test_nothing_computes_with_floats(whole):
     said = Counter(r.kernel for r in report.rows)
     assert said == {k: found[k] for k in said}, 'the report names the kernels that are there'
 
+@pytest.mark.slow
 def test_ten_thousand_inputs(whole):
     "Equal, code for code; beyond what was calibrated too."
     _,_,model,call,_ = whole
@@ -169,6 +170,7 @@ def test_copies_pickles_and_compiles(whole):
     for m in (copy.deepcopy(model), again, compiled): assert torch.equal(out(m, x), want)
     assert again.layers[0].forward.owner is again.layers[0]
 
+@pytest.mark.slow
 def test_ties(tmp_path):
     "Scales that are powers of two: many sums lie on ties."
     model = residual(strides=(1,)).eval()
@@ -196,6 +198,7 @@ def test_ties(tmp_path):
     exact = (a-int(add.zero_point_0))*add.scale_0/add.out_scale + (b-int(add.zero_point_1))*add.scale_1/add.out_scale
     assert ((exact-exact.floor()) == .5).any() or add.out_scale <= min(add.scale_0, add.scale_1)
 
+@pytest.mark.slow
 def test_training_goes_on():
     "A gradient reaches every weight and scale, and a trained network deploys."
     model = residual(strides=(1, 2))
@@ -246,6 +249,7 @@ def test_a_state_places_what_it_names(block):
     assert fresh.layers[2].downsample[0].input_quantizer is fresh.layers[2].conv1.input_quantizer
     assert [r.kernel for r in deploy_(twin, inputs(8)).rows] == [r.kernel for r in deploy_(model, inputs(8)).rows]
 
+@pytest.mark.slow
 def test_a_state_that_does_not_fit():
     one = 1,
     model = calibrated(strides=one)
@@ -296,6 +300,7 @@ def test_a_network_as_it_was():
     with pytest.raises(ValueError, match='must be finite'): quantize_model_(model, calibrate=[x*float('nan')])
     unchanged()
 
+@pytest.mark.slow
 def test_what_is_spoiled_is_refused(monkeypatch):
     "The proof sees an operation that gives other codes, and undoes."
     model = calibrated(strides=(1,))
@@ -502,6 +507,7 @@ def test_networks_that_weigh_channels(kind, tmp_path):
     again = loaded_again(weighing(curve, block()), state, model)
     assert repr(again) == repr(report)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('many', [1, 8])
 def test_convolutions_before_a_prelu(many, tmp_path):
     "They compute with integers, whether it has one slope or one for each channel, some below 0; code for code."
@@ -682,6 +688,7 @@ def asks_later(m, x):
     y = F.silu(m.a(x))
     return m.b(F.silu(y) if isinstance(y, torch.Tensor) else y)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('asks', [asks_at_once, asks_later])
 def test_a_forward_that_asks_for_a_tensor(asks):
     "What is read wrongly stays as it is, and what others do is found."
@@ -946,6 +953,7 @@ class Fire(nn.Module):
         x = self.relu(self.squeeze(x))
         return torch.cat([self.relu(self.one(x)), self.relu(self.three(x))], 1)
 
+@pytest.mark.slow
 def test_what_is_joined_is_rounded_once():
     """The parts have the grid of what reads the whole; not one that something else reads, nor one without values below
     0 where the whole has some: a ReLU before it would be an operator."""

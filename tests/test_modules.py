@@ -51,6 +51,7 @@ def test_evaluation_is_hard(make):
     other = L.FloorSTE, L.CeilSTE, L.TruncSTE, L.SignSTE
     assert isinstance(layer, other) or same(y, R.round_ste(X, step=step).detach())
 
+@pytest.mark.slow
 @pytest.mark.parametrize('training', [True, False])
 @grouped([pytest.param(make, id=name) for name,make in LAYERS.items() if make is not L.StochasticRound], quick=1)
 def test_compiled(group, training):

@@ -92,6 +92,7 @@ def test_reduced_is_the_smallest():
         assert reduced(spec, relu_then_norm) == wanted | dict(seed=0)
         assert reduced(spec, relu_then_norm, most=0) == spec
 
+@pytest.mark.slow
 def test_same_network_again():
     for seed in range(2):
         assert drawn(seed) == drawn(seed)
@@ -147,6 +148,7 @@ def test_roundings_are_explained():
         tried += got[0].ne(want[0]).any().item()
     assert tried > 4
 
+@pytest.mark.slow
 @pytest.mark.parametrize('change', [lambda m, t: t+6*units(m)[m], lambda m, t: t*1.01, lambda m, t: t.clamp(min=0)],
     ids=['three-units', 'one-percent', 'clipped'])
 @torch.no_grad()

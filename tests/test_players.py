@@ -36,6 +36,7 @@ def data(page, kind='shok'):
 @pytest.mark.parametrize('name', SCRIPTS)
 def test_script_parses(name): node('--check', JS/name)
 
+@pytest.mark.slow
 def test_functions_of_the_scripts():
     "Those that need no page, by node's own tests."
     said = node('--test', '--test-reporter=tap', *sorted((ROOT/'tests'/'js').glob('*.test.js')))
@@ -50,6 +51,7 @@ def test_script_is_readable(name):
         for line in text.splitlines())
     assert not re.search(r'https?:|\bimport\b|fetch\(|\beval\b|new Function|\.src\b|@', text)
 
+@pytest.mark.slow
 def test_both_read_the_same_numbers():
     "What Python packs, the script unpacks; and the sheet and all scripts are in the page."
     runs = [[[0, 0], [5, -7], [4095, 100000]], [[-3, 2]], [[1, 1], [1, 2**40]]]
@@ -70,6 +72,7 @@ def test_every_knob_has_a_player():
     "On the page of its function."
     assert not {r.name for r in WITH_KNOBS} - played()
 
+@pytest.mark.slow
 @pytest.mark.parametrize('r', some_quickly([pytest.param(r, id=r.name) for r in WITH_KNOBS], 'clipped_round',
     'soft_round', 'fourier_round', 'decimal_ste', 'sga_round'))
 def test_every_knob_has_a_slider(r):
@@ -127,6 +130,7 @@ def test_random_paths_are_torchs(name):
         assert (got[close, 1]-y[close]).abs().max() < .05
 
 # --- what a reader turns
+@pytest.mark.slow
 def test_live_sliders_open_at_their_default():
     "Python's value is one that the browser has, so that it sends back what it got."
     for r in catalog:

@@ -116,6 +116,7 @@ def check_group(group, backend):
         check_compiled(r, f, v, s, WIDE)
         check_compiled(r, f, y.detach(), s, WIDE)
 
+@pytest.mark.slow
 @grouped(quick=1)
 def test_compiled(group):
     "The whole of torch.compile but the code generation, on which see below."
@@ -214,6 +215,7 @@ def test_export_is_bare(r, f):
     if r.name == 'round_ste' and not getattr(f, 'keywords', {}) or getattr(f, 'keywords', {}).get('hard'):
         assert ops == [torch.ops.aten.round.default]
 
+@pytest.mark.slow
 @grouped(quick=1)
 def test_onnx(group):
     "The dynamo exporter, run by ONNX Runtime."
@@ -269,6 +271,7 @@ def test_knob_tensor_equals_number(r):
             assert torch.allclose(slope(r.f, X, **learning), want, atol=1e-5*want.abs().max(), rtol=0)
         if r.smooth: assert r.f(X, **{k.name: column}, hard=True).shape == rows.shape
 
+@pytest.mark.slow
 @pytest.mark.parametrize('r', some_quickly([pytest.param(r, id=r.name) for r in NUMBERED], *QUICK))
 def test_knob_gradient(r):
     """Where the slope is the derivative, gradcheck in float64 for a shared knob, one per channel, and with the step and

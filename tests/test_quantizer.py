@@ -870,6 +870,7 @@ def test_bad_calls(words):
         model = layers()
         with refused(model, f'^quantize_model_: {words}'): quantize_model_(model, **dict(calibrate=[X]) | kw)
 
+@pytest.mark.slow
 def test_calibration_keeps_little():
     "However many batches come: their ends always, and a scale that is that of all values to two percent."
     model,kept = nn.Sequential(nn.Linear(256, 4)),[]

@@ -230,6 +230,7 @@ def test_compiled_sizes(group):
         for a,b in zip(f(*xs), f(*xs)): assert a.shape == (n,) and not torch.equal(a, b)
     assert counter.frame_count == 1
 
+@pytest.mark.slow
 @together
 def test_a_new_seed_recompiles_nothing(group):
     counter,n = CompileCounter(),len(group)
@@ -241,6 +242,7 @@ def test_a_new_seed_recompiles_nothing(group):
     for size in (5, 6, 7): g(*[X[:size]]*n)
     assert counter.frame_count <= 3
 
+@pytest.mark.slow
 @together
 def test_without_a_seed_compiled(group):
     "Torch's global generator compiles too, with other numbers; a generator of one's own says that it does not."
@@ -252,12 +254,14 @@ def test_without_a_seed_compiled(group):
         with pytest.raises(Exception, match='seed=|[Gg]enerator'):
             compiled(lambda x: r.f(x, generator=mine), 'eager')(xs[0])
 
+@pytest.mark.slow
 def test_default_device_elsewhere_compiled():
     "Numbers are drawn where `x` is, whatever `torch.set_default_device` says."
     g = compiled(lambda x: uniform_like(x), 'aot_eager')
     with torch.device('meta'): u = g(torch.zeros(300, device='cpu'))
     assert u.is_cpu and 0 <= u.min() < .1 < .9 < u.max() < 1             # 300 numbers: no tenth is empty, but for 4e-14
 
+@pytest.mark.slow
 @together
 def test_export(group):
     "An exported program takes the seed as an input and keeps the value."
@@ -286,6 +290,7 @@ def test_saved_for_backward(r):
     leaf = torch.randn(1000, generator=generator()).requires_grad_()
     assert not [t for t in kept(lambda: seeded(r)(leaf)) if t.numel() > 1]
 
+@pytest.mark.slow
 @pytest.mark.parametrize('r', [r for r in catalog if r.random and r.knobs], ids=lambda r: r.name)
 def test_knobs(r):
     "A tensor knob, on whichever path, is the number; a column of them is a row for each; and a knob may learn."

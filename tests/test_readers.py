@@ -140,6 +140,7 @@ class LayerDrop(Net):
         if not self.training or random.random() < .5: h = self.b(h).relu()
         return self.head(h) + self.aux(x)
 
+@pytest.mark.slow
 def test_a_layer_that_is_left_out_at_random():
     "Refused, or left alone by name. Whatever the trace draws, the sources of `head` differ."
     for _ in range(4):
@@ -171,6 +172,7 @@ class Others(Net):
         c,d,e = self.c(x),self.d(x),self.e(x)
         return super().forward(x) + self.cosine(c) + self.joins(d, x) + self.conv(e[..., None])[..., 0]
 
+@pytest.mark.slow
 def test_layers_of_others_are_left_and_all_else_is_done():
     model,x = Others(),drawn(6, 8)
     wanted = model(x)
@@ -183,6 +185,7 @@ def test_layers_of_others_are_left_and_all_else_is_done():
     torch.testing.assert_close(model(x), wanted)
     assert R.rotate_(model, x).rows[-3].note == 'cosine reads it, with a forward of its own'
 
+@pytest.mark.slow
 def test_a_normalization_of_others_that_is_a_factor():
     model = Net(norm=Wide(8))
     assert mapped(R.smooth_(model, [drawn(6, 8)])) == dict(norm='a', a='b', b='head')

@@ -470,6 +470,7 @@ def test_experts_whose_tokens_differ_have_targets_of_their_own():
     own = [r for r in report.rows if 'own inputs' in r.note]
     assert own and all(r.name.startswith('experts') and r.after <= r.before for r in own)
 
+@pytest.mark.slow
 def test_each_method_and_a_function(monkeypatch):
     _,start,x = made('mlp')
     after,trained = {},('adaround', 'flexround', 'signround', 'ste')
@@ -709,6 +710,7 @@ def residual(weights=2):
     R.quantize_model_(model, weights, 8, calibrate=[x])
     return floats,model,x
 
+@pytest.mark.slow
 def test_a_block_gets_better_or_stays():
     """The numbers of the report are the errors of the block's outputs, on all batches; weights are points of their
     grids and the layers behind come afterwards. Any seed; that a block gets better at 2 bits did so for all of five."""
@@ -737,6 +739,7 @@ WORSE = {
     'the best state is on no grid': (2, '_onto_grid', lambda tasks, error: math.nan),
 }
 
+@pytest.mark.slow
 @pytest.mark.parametrize('why', WORSE)
 def test_a_block_that_finds_nothing_better_stays(why, monkeypatch):
     "Every bit."
@@ -749,6 +752,7 @@ def test_a_block_that_finds_nothing_better_stays(why, monkeypatch):
     assert row.before == row.after and row.note == 'block of 2'
     assert same_state(state_of(by_layer[:1]), state_of(model[:1]))
 
+@pytest.mark.slow
 def test_blocks_in_little_memory(monkeypatch):
     "The same where nothing may be kept: inputs and targets are made again."
     found = []
@@ -759,6 +763,7 @@ def test_blocks_in_little_memory(monkeypatch):
         found.append(state_of(model))
     assert same_state(*found)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('error', [KeyboardInterrupt, Poison])
 def test_a_block_that_is_stopped(error):
     """An interrupt within the second block keeps the first and the layers of the second; an error, nothing. Flags of

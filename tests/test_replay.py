@@ -106,6 +106,7 @@ def case(seed):
         calls.append((x, g, kw))
     return r,calls,f'seed {seed}: {r.name} {dtype} {shape} {kw}'
 
+@pytest.mark.slow
 @blocks(16)
 def test_catalog(block, early):
     "Rows, dtypes, shapes, layouts and knobs as the seeds have them, in one process, with programs made on the way."
@@ -163,6 +164,7 @@ def formula(seed):
         return y if y.dtype == x.dtype and y.shape == x.shape else y.to(x.dtype).expand(x.shape)
     return f
 
+@pytest.mark.slow
 @blocks(10)
 def test_anybodys_formula(block, early):
     "Random trees of operations as value and as slope: replayed where that can be, and the same in any case."
@@ -240,6 +242,7 @@ def test_value_of_a_knob_alone(early):
         with no_replay(): want = op(x, torch.arange(6.))
         assert same(op(x, torch.arange(6.)), want)
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, 'setitimer'), reason='needs a timer signal')
 def test_signal_handler_that_rounds(monkeypatch):
     """A progress bar or a profiler rounds in the middle of a call: both get what they asked
@@ -351,6 +354,7 @@ def test_interrupts_leave_nothing_on(early):
         assert dispatch_modes() == function_modes() == 0 and torch.is_grad_enabled()
         assert same(soft_round(x), want)
 
+@pytest.mark.slow
 def test_threads(early):
     "Four threads make and use the same programs at once, 300 calls each; a thread that dies takes its memory along."
     xs = [torch.randn(200+i, generator=generator(i))*3 for i in range(4)]
@@ -358,6 +362,7 @@ def test_threads(early):
     def right(i): return all([same(soft_round(xs[(i+j)%4]), want[(i+j)%4]) for j in range(300)])
     with ThreadPoolExecutor(4) as pool: assert all(pool.map(right, range(4)))
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs fork')
 def test_fork(early):
     """A child goes on with the programs and the scratch that it inherits, the parent with its own, while another
@@ -564,6 +569,7 @@ def graph_of_views(rng, x):
     for _ in range(14): made.append(rng.choice(kinds)())
     return some()*1.,some()
 
+@pytest.mark.slow
 def test_views_of_scratch():
     """A row is not reused while a view of it is, nor overwritten through one that shows it in another order. The seeds
     are the first; a plan that breaks one of these rules differs in dozens of the graphs."""

@@ -55,6 +55,7 @@ NETWORKS = {
         nn.ConvTranspose2d(6, 4, 2), nn.Conv2d(4, 2, 1)), drawn(2, 2, 10, 10).double(), {'0': '2', '4': '5'}),
 }
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', NETWORKS)
 def test_rotated_is_the_same(name):
     "To float64, on other inputs too; the same pairs as by hand; every weight of them is another. Any seed."
@@ -98,6 +99,7 @@ def test_matrices(make, n):
     torch.testing.assert_close(_keeping_the_sum(kept), kept)
     if make is _hadamard and n in (1, 2, 64): torch.testing.assert_close(q.abs(), torch.full_like(q, n**-.5))
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same():
     start,found = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),[]
     for seed in (0, 0, 1):
@@ -141,6 +143,7 @@ REFUSED = {
         nn.Flatten(), nn.Linear(8, 2)), {'1': '2: groups cut its channels'}),
 }
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', REFUSED)
 def test_what_is_refused_is_told_and_stays(name):
     make,wanted = REFUSED[name]
@@ -157,6 +160,7 @@ def test_what_is_refused_is_told_and_stays(name):
     if not mapped(report): assert look(model) == was
     else: assert name == 'tied' and mapped(report) == {'v': 'out'}
 
+@pytest.mark.slow
 @pytest.mark.parametrize('error', [KeyboardInterrupt, RuntimeError])
 def test_an_error_puts_everything_back(error):
     "In the last call and in the one before it, when weights are others already; new biases go too."
@@ -168,6 +172,7 @@ def test_an_error_puts_everything_back(error):
         model = failing(network(), at, error)
         with refused(model, 'here', error): R.rotate_(model, WORDS)
 
+@pytest.mark.slow
 def test_another_output_puts_everything_back():
     model = Elsewhere(net=uneven(Language(nn.LayerNorm)), layer='down').train()
     with refused(model, 'rotate_: the output would change by .*the model is as it was', ValueError):
@@ -183,6 +188,7 @@ def test_half_precision(dtype):
     assert (model(x).float()-wanted).abs().max() < 16*torch.finfo(dtype).eps*wanted.abs().max()
     assert model[0].weight.dtype == dtype
 
+@pytest.mark.slow
 def test_bad_input():
     model,x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)),drawn(3, 4)
     def bad(match, *args):

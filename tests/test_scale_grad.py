@@ -100,6 +100,7 @@ def test_compiled(f, scale, backend):
     with torch.no_grad(): assert torch.equal(compiled(leaf), leaf)
     assert torch.equal(compiled(leaf.detach()), leaf)                                          # evaluation
 
+@pytest.mark.slow
 @EACH
 @pytest.mark.parametrize('compiled', [False, True])
 def test_changed_in_place(f, scale, compiled):

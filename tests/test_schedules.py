@@ -10,6 +10,7 @@ from shok_nb.nn import LogisticRound, SoftRound, round_weights_, swap_rounding_
 
 def net(): return nn.Sequential(nn.Linear(3, 4), SoftRound(step=.5), nn.Linear(4, 1), SoftRound())
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backend', ['eager', INDUCTOR])
 @pytest.mark.parametrize('make', [
     net,

@@ -97,6 +97,7 @@ def test_fejer_is_a_density(n):
     assert (R.fourier_round(x, n, damping='fejer').diff() > -1e-15).all()
     assert (slope(R.fourier_round, x, terms=n) < -.9).any()
 
+@pytest.mark.slow
 @pytest.mark.parametrize('f, name, values', [
     (R.sigmoid_sum_round, 'temperature', (1e-9, 1e-3, .05, .219, .221, 1.)),
     (R.poisson_round, 'rho', (0., 1e-6, .5, .99)),

@@ -90,6 +90,7 @@ def kept_when_compiled(fs, xs):
     f = torch.compile(side_by_side(fs), fullgraph=True, backend='aot_eager_decomp_partition')
     return {t.data_ptr(): t for t in kept(lambda: f(*xs))}.values()
 
+@pytest.mark.slow
 @grouped(quick=1)
 def test_saved_when_compiled(group):
     """Compiled code keeps `x` at most, and nothing for a slope of 1: it works the rest
@@ -162,6 +163,7 @@ def test_fused_inductor(f, fusing):
     "The same with the code generated and run."
     check_fused(f, fusing, 'inductor', (torch.float32, PLAIN), (torch.float32, GRID))
 
+@pytest.mark.slow
 @pytest.mark.parametrize('r', some_quickly([pytest.param(r, id=r.name) for r in NUMBERED], *FUSED))
 def test_fused_knobs(r, fusing):
     "A new number is no new graph, nor is a 0-d tensor; a tensor of them is one more."
@@ -260,6 +262,7 @@ QUANTIZERS += [(pact, dict(alpha=1.)), (dorefa, {}), (quantized_bits, dict(bits=
 CALLS = [pytest.param(r.f, kw, id=f'{r.name}-{name}') for r in catalog for name,kw in arguments(r)]
 CALLS += [pytest.param(f, kw, id=f'{f.__name__}-{"-".join(map(str, kw.values()))}') for f,kw in QUANTIZERS]
 
+@pytest.mark.slow
 @grouped(CALLS, n=1, quick=4)
 def test_no_bools_kept(group):
     """Generated C++ is slow to read and write bools, so none the size of `x` is kept for backward. One at a time: two
@@ -269,6 +272,7 @@ def test_no_bools_kept(group):
     found = kept_when_compiled([partial(f, **kw) for f,kw in group], xs)
     assert not [t for t in found if t.dtype == torch.bool and t.numel() >= xs[0].numel()]
 
+@pytest.mark.slow
 def test_compiled_noise():
     """On a CPU a compiled graph draws a seed, not the numbers: reproducible, new on every call and for every draw,
     replayed when a checkpoint computes it again. Of 2^16 pairs a correlation of .02 is five standard deviations."""

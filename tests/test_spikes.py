@@ -93,6 +93,7 @@ def test_laws_of_the_forms(f, kw, claims):
     report = check_estimator(mine, replace(row(f), f=mine, knobs=own, **claims))
     assert report.ok and not report.details, report
 
+@pytest.mark.slow
 def test_compiled():
     "All forms of all functions in one graph."
     fs = [partial(f, threshold=.3, **form) for f in PAIRS for form in FORMS]

@@ -84,12 +84,14 @@ def test_a_study_leaves_the_draws_of_others_alone():
     run_study(LINE, stochastic_round)
     assert torch.equal(state, torch.get_rng_state())
 
+@pytest.mark.slow
 def test_a_function_of_your_own():
     def my_round(x, hard=False): return soft_round(x, 5., hard=hard)
     mine,ours = run_study(LINE, my_round),{r['way']: r for r in run_study(LINE, soft_round)}
     assert [(r['estimator'], r['way']) for r in mine] == [('my_round', 'as it is'), ('my_round', 'hard')]
     assert all(r['trials'] == ours[r['way']]['trials'] == len(LINE.rates)+4 for r in mine)
 
+@pytest.mark.slow
 def test_resumes(tmp_path):
     "What is there is not run again, unless the study has another version; other studies stay."
     file,lines = tmp_path/'results.json',[]
@@ -210,6 +212,7 @@ def test_the_local_search_ends_where_no_move_gains():
             assert (lattice._cost(tasks, moved) >= cost-1e-9).all()
     assert (cost <= lattice._cost(tasks, lattice._starts(tasks, 3).round())+1e-9).all()
 
+@pytest.mark.slow
 def test_each_study_in_miniature():
     "The order that the pages tell holds with a tenth of the seeds and iterations."
     records = run_study(lattice.lattice, [round_ste], quick=True)

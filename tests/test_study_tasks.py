@@ -19,6 +19,7 @@ STUDIES = source_coding,aware,binary
 def named(*studies): return pytest.mark.parametrize('study', studies, ids=lambda s: s.name)
 
 # --- what they have in common
+@pytest.mark.slow
 @named(*STUDIES, lattice)
 def test_every_way_of_every_row_trains(study):
     "Two iterations of each: a loss for each seed, no better than the optimum where there is one."
@@ -38,6 +39,7 @@ def test_every_way_of_every_row_trains(study):
             if study in (source_coding, lattice): assert (losses > one-1e-9).all(), (r.name, way.name)
     assert took_part >= 27
 
+@pytest.mark.slow
 @named(*STUDIES)
 def test_a_record_is_what_its_seeds_give(study):
     "Run again with its knob and rate. Another processor rounds differently, hence half an interval and more."
@@ -48,6 +50,7 @@ def test_a_record_is_what_its_seeds_give(study):
     centre,low,high = interval(scores(study, losses, study.reported))
     assert centre == pytest.approx(record['score'], abs=.02 + (record['high']-record['low'])/2)
 
+@pytest.mark.slow
 @named(*STUDIES)
 def test_seeds_are_runs_of_their_own(study):
     "A seed in a batch of three ends as it does alone, up to the order of sums."
@@ -163,6 +166,7 @@ def test_kahan_keeps_what_nearest_loses():
         near,_ = low._METHODS['nearest'].update(near, torch.full((1,), 1e-4), 0., None)
     assert near == 1 and abs(w-1.1) < .01
 
+@pytest.mark.slow
 def test_updates_in_miniature():
     "The scale is 1 for float32 itself; a few iterations show that draws follow it and nearest does not."
     exact = low._run(low._METHODS['float32'], .01, range(4), 300)

@@ -1,5 +1,6 @@
 "The table of networks trained here: that it has what its page says, and that it is made as it says."
 import json
+import pytest
 import torch
 import trained
 from torch import nn
@@ -15,6 +16,7 @@ def test_the_rows():
         assert found['floats'] > 80 and found['nearest'] < found['reconstructed'] <= found['floats'] + 1
     for name in {r['model'] for r in rows}: assert f'| {name} |' in trained.table(rows)
 
+@pytest.mark.slow
 def test_a_row(monkeypatch):
     "A small network in place of torchvision's; all ways, from one start, and twice the same."
     def made(*_, **kw):

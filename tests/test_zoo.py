@@ -50,6 +50,7 @@ def test_rows_come_back(tmp_path, monkeypatch):
     assert [r['model'] for r in found['rows']] == [*'aaabbb'] and found['versions'] == dict(torch='2')
     assert [r['setting'] for r in found['rows'][:3]] == [*zoo.SETTINGS]
 
+@pytest.mark.slow
 def test_multiplications(tmp_path):
     "Those of a convolution in groups and a Linear, from the runtime's own record; a share in integers after deploy_."
     pytest.importorskip('onnxruntime')
