@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import shok_nb as R
 from shok_nb.post_training import reconstruct
 from shok_nb.post_training.closest import _orders, best_point, damped_gram, lattice_of
-from shok_nb.post_training.reconstruct import _attended, _matrices, _of_cell, _of_recurrence, _rows_of, _weights_from
+from shok_nb.post_training.matrices import _attended, _of_cell, _of_recurrence, matrices_of, rows_of, weights_from
 
 
 def correlated(rows, columns, seed=0, dtype=torch.float32):
@@ -250,9 +250,9 @@ def test_a_layer_is_its_matrices(name):
     m = make().double()
     x = torch.randn(shape, dtype=torch.float64, generator=generator())
     w = m.weight.detach()
-    matrices = _matrices(m, w)
-    assert torch.equal(_weights_from(m, matrices, w.shape), w)
-    out = (_rows_of(m, x)@matrices.mT).movedim(0, 1).flatten(1)             # (windows, channels)
+    matrices = matrices_of(m, w)
+    assert torch.equal(weights_from(m, matrices, w.shape), w)
+    out = (rows_of(m, x)@matrices.mT).movedim(0, 1).flatten(1)             # (windows, channels)
     wanted = m(x) - (m.bias if isinstance(m, nn.Linear) else m.bias.view(-1, *[1]*len(m.kernel_size)))
     channel = -1 if isinstance(m, nn.Linear) else wanted.ndim-len(m.kernel_size)-1
     torch.testing.assert_close(out, wanted.movedim(channel, -1).flatten(0, -2))

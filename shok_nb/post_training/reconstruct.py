@@ -14,8 +14,6 @@ from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 import torch
 from torch import nn
-from torch.nn import functional as F
-from torch.nn.utils import rnn
 from torch.overrides import TorchFunctionMode
 from ..engine.arguments import (
     check_callable,
@@ -35,20 +33,24 @@ from ..networks.flow import (
     tensors_of,
 )
 from ..networks.foreign_layers import take_apart
-from ..networks.layers import (
-    CELLS,
-    LINEAR,
-    RECURRENT,
-    TRANSPOSED,
-    conv1d,
-    makers_of,
-    own_part,
-)
+from ..networks.layers import CELLS
 from ..networks.models import check_batches, checked_batch
 from ..networks.operations import module_named
-from ..networks.report import LayerReport, names_in_words
-from ..nn import is_rounded, remove_rounding_, tied_weights
-from .closest import coordinate_descent, damped_gram, gptq
+from ..networks.report import LayerReport
+from ..nn import remove_rounding_
+from .closest import (
+    coordinate_descent,
+    damped_gram,
+    gptq,
+)
+from .matrices import (
+    maker_of,
+    matrices_of,
+    name_of_bias,
+    rows_of,
+    tasks_of,
+    weights_from,
+)
 from .relaxed import learn_codes
 from ..quantization.quantizer import Quantizer
 
@@ -115,7 +117,7 @@ def reconstruct_(
     check_flag(resume, 'reconstruct_', 'resume')
     if progress is not None: check_callable(progress, 'reconstruct_', 'progress')
     batches = _batches_of(model, calibrate)
-    tasks,why = _tasks(model)
+    tasks,why = tasks_of(model)
     _check_tasks(model, tasks, why, teacher)
     of_block = _tasks_of_blocks(model, blocks, tasks)
     of_input = _readers(model) if activations else {}
@@ -169,13 +171,9 @@ class Reconstructed(NamedTuple):
     after:float  # With the codes found; nan for a layer left alone
     note:str     # Why it was left alone, which of its weights this is, or a warning
 
-def _name_of_bias(task):
-    if isinstance(task.layer, nn.MultiheadAttention): return 'in_proj_bias'
-    return task.weight.replace('weight', 'bias', 1)
-
 def _whole_bias(task)->Any:
     "The bias that is added to this product, as a Parameter; or None."
-    bias = getattr(task.layer, _name_of_bias(task), None)
+    bias = getattr(task.layer, name_of_bias(task), None)
     return bias if isinstance(bias, nn.Parameter) else None
 
 def _bias_of(task)->Any:
@@ -189,14 +187,14 @@ def _bias_of(task)->Any:
 
 def _shifted(task, floats, weights):
     "By how much the bias differs from that of the float layer, for each row."
-    zeros = weights.new_zeros(_matrices(task.layer, weights).shape[:2].numel())
+    zeros = weights.new_zeros(matrices_of(task.layer, weights).shape[:2].numel())
     own,was = _bias_of(task),_bias_of(task._replace(layer=floats))
     return (zeros if own is None else own) - (zeros if was is None else was)
 
 def _set_weights(task, matrices, q, raw, undo):
     "The weights in the layer; raises if it does not compute with exactly these."
     shape = raw[task.rows].shape
-    values = _weights_from(task.layer, matrices, shape)
+    values = weights_from(task.layer, matrices, shape)
     undo.append((raw, raw.clone()))
     raw[task.rows] = values
     if not torch.equal(q(raw)[task.rows], values):
@@ -271,242 +269,6 @@ class _Sums:
         return -((weight.double()-self.weight.double())@self.x + self.r)
 
 
-# %% ../../nbs/post_training/10_reconstruct.ipynb #64f00008
-def _spread(m, x):
-    "The input of a transposed convolution as that of a plain one of stride 1."
-    dims = range(2, x.ndim)
-    long = [(x.shape[d]-1)*m.stride[d-2]+1 for d in dims]
-    wide = x.new_zeros(*x.shape[:2], *long)
-    wide[(..., *[slice(None, None, s) for s in m.stride])] = x
-    pad = []
-    for d in reversed(range(x.ndim-2)):
-        reach = m.dilation[d]*(m.kernel_size[d]-1)-m.padding[d]
-        pad += [reach, reach+m.output_padding[d]]
-    return F.pad(wide, pad)
-
-def _windows(m, x):
-    "What a convolution multiplies by its weights: (groups, windows, weights of one output)."
-    dims = len(m.kernel_size)
-    if x.ndim == dims+1: x = x[None]
-    stride = m.stride
-    if isinstance(m, TRANSPOSED): x,stride = _spread(m, x),[1]*dims
-    elif m.padding_mode == 'zeros': x = F.pad(x, m._reversed_padding_repeated_twice)
-    else: x = F.pad(x, m._reversed_padding_repeated_twice, mode=m.padding_mode)
-    for d,(k,s,apart) in enumerate(zip(m.kernel_size, stride, m.dilation), 2):
-        x = x.unfold(d, apart*(k-1)+1, s)[..., ::apart]
-    x = x.unflatten(1, (m.groups, -1)).movedim(1, 0)        # groups, batch, channels, ...
-    x = x.movedim(2, 2+dims)                                # channels beside the kernel
-    return x.flatten(2+dims).flatten(1, 1+dims)
-
-def _rows_of(m, x):
-    "The inputs of a layer as rows of matrices, one matrix per group."
-    if hasattr(m, 'kernel_size'): return _windows(m, x)
-    return x.reshape(1, -1, x.shape[-1])
-
-def _matrices(m, w):
-    "The weights of a layer, or anything of their shape, as (groups, outputs, inputs)."
-    if isinstance(m, conv1d()): return w.mT[None]
-    if not hasattr(m, 'kernel_size'): return w[None]
-    if not isinstance(m, TRANSPOSED): return w.unflatten(0, (m.groups, -1)).flatten(2)
-    turned = w.flip(tuple(range(2, w.ndim)))
-    return turned.unflatten(0, (m.groups, -1)).transpose(1, 2).flatten(3).flatten(2)
-
-def _weights_from(m, matrices, shape):
-    "The way back."
-    if isinstance(m, conv1d()): return matrices[0].mT
-    if not isinstance(m, TRANSPOSED): return matrices.reshape(shape)
-    w = matrices.unflatten(2, (-1, *shape[2:])).transpose(1, 2)
-    return w.reshape(shape).flip(tuple(range(2, len(shape))))
-
-# %% ../../nbs/post_training/10_reconstruct.ipynb #64f00010
-class _Task(NamedTuple):
-    "One matrix product of a model: whose weight, which rows of it, and where its inputs are."
-    name:str            # of the layer
-    layer:nn.Module     # whose weight it is
-    weight:str
-    rows:slice
-    at:str              # the module whose call has the inputs
-    entering:Callable   # (module, args, kwargs) -> tensor
-    lends_bias:bool=False   # has another layer the same bias?
-
-def _first_of(m, args, kwargs): return args[0] if args else kwargs['input']
-
-def _of_attention(i, m, args, kwargs):
-    "Query, key or value."
-    return args[i] if i < len(args) else kwargs[('query', 'key', 'value')[i]]
-
-def _attended(m, args, kwargs):
-    "What enters the last projection of an attention: what it gives with the identity there."
-    was,n = m.out_proj,m.embed_dim
-    like = dict(device=was.weight.device, dtype=was.weight.dtype)
-    eye = nn.Linear(n, n, bias=was.bias is not None, **like)
-    eye.weight = nn.Parameter(torch.eye(n, **like))
-    if eye.bias is not None: nn.init.zeros_(eye.bias)
-    m._modules['out_proj'] = eye
-    try: return type(m).forward(m, *args, **kwargs)[0]
-    finally: m._modules['out_proj'] = was
-
-def _attention_tasks(name, m, weights):
-    "The products of the projections on the way in."
-    if 'in_proj_weight' in weights:
-        n = m.embed_dim
-        return [_Task(name, m, 'in_proj_weight', slice(i*n, i*n+n), name,
-            partial(_of_attention, i)) for i in range(3)]
-    return [_Task(name, m, w, slice(None), name, partial(_of_attention, 'qkv'.index(w[0])))
-        for w in weights]
-
-# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0000b
-def _state_of(m, args, kwargs):
-    "The states a recurrent layer or a cell begins with: a list of none, one or two tensors."
-    hx = args[1] if args[1:] else kwargs.get('hx')
-    return [] if hx is None else [hx] if isinstance(hx, torch.Tensor) else [*hx]
-
-def _of_cell(w, m, args, kwargs):
-    "What a weight of a cell multiplies."
-    x = _first_of(m, args, kwargs)
-    if w == 'weight_ih': return x
-    return next(iter(_state_of(m, args, kwargs)), x.new_zeros(*x.shape[:-1], m.hidden_size))
-
-class _Sequences(NamedTuple):
-    "What enters a recurrent layer: (times, sequences, values), and how it begins."
-    x:torch.Tensor
-    lengths:torch.Tensor
-    begin:list          # hidden states and those of cells, of each layer and direction
-    def valid(self, t):
-        "Rows at the times before the end of each sequence."
-        times = torch.arange(len(self.x), device=self.x.device)
-        return t[times[:, None] < self.lengths]
-    def before(self, t, first, turned):
-        "States one time earlier, where `turned` goes from the last time to the first."
-        if not turned: return torch.cat([first[None], t[:-1]])
-        times = torch.arange(len(t), device=t.device)
-        starts = (times[:, None] == self.lengths-1)[..., None]
-        return first.where(starts, torch.cat([t[1:], first[None]]))
-
-def _sequences(m, args, kwargs):
-    "Those of any input of a recurrent layer."
-    x,begin = _first_of(m, args, kwargs),_state_of(m, args, kwargs)
-    if isinstance(x, rnn.PackedSequence): x,lengths = rnn.pad_packed_sequence(x)
-    else:
-        if x.ndim == 2: x,begin = x[:, None],[t[:, None] for t in begin]
-        elif m.batch_first: x = x.transpose(0, 1)
-        lengths = torch.full(x.shape[1:2], len(x))
-    if not begin:
-        many = m.num_layers*(1+m.bidirectional)
-        sizes = m.proj_size or m.hidden_size,m.hidden_size
-        begin = [x.new_zeros(many, x.shape[1], n) for n in sizes]
-    return _Sequences(x, lengths.to(x.device), begin)
-
-# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0000c
-def _one_layer(m, layer):
-    "A layer of a recurrent network alone, with the weights that are used now."
-    more:dict[str, Any] = dict(bias=m.bias, bidirectional=m.bidirectional, device='meta')
-    makers = dict(LSTM=partial(nn.LSTM, proj_size=m.proj_size), GRU=nn.GRU,
-        RNN_TANH=nn.RNN, RNN_RELU=partial(nn.RNN, nonlinearity='relu'))
-    make = makers[m.mode]
-    one = make(getattr(m, f'weight_ih_l{layer}').shape[1], m.hidden_size, **more)
-    for name in one._flat_weights_names:
-        now = getattr(m, name.replace('_l0', f'_l{layer}')).detach()
-        setattr(one, name, nn.Parameter(now, requires_grad=False))
-    return one
-
-def _states(one, s, begin):
-    "The hidden states of a layer at all times, those of both directions side by side."
-    hx = begin[0] if one.mode != 'LSTM' else (begin[0], begin[1])
-    packed = rnn.pack_padded_sequence(s.x, s.lengths.cpu(), enforce_sorted=False)
-    return rnn.pad_packed_sequence(one(packed, hx)[0], total_length=len(s.x))[0]
-
-def _of_recurrence(w, m, args, kwargs):
-    "What a weight of a recurrent layer multiplies, a row for each time of each sequence."
-    s,turned = _sequences(m, args, kwargs),w.endswith('_reverse')
-    kind,place = w.removeprefix('weight_').removesuffix('_reverse').split('_l')
-    ways,layer = 1+m.bidirectional,int(place)
-    for k in range(layer):
-        of_layer = slice(k*ways, k*ways+ways)
-        s = s._replace(x=_states(_one_layer(m, k), s, [t[of_layer] for t in s.begin]))
-    if kind == 'ih': return s.valid(s.x)
-    one,begin = _one_layer(m, layer),[t[layer*ways:layer*ways+ways] for t in s.begin]
-    states = _states(one, s, begin).chunk(ways, -1)[turned]
-    before = s.before(states, begin[0][int(turned)], turned)
-    if kind == 'hh': return s.valid(before)
-    return s.valid(_unprojected(one, s, before, begin[1][int(turned)], turned))
-
-def _unprojected(one, s, before, cell, turned):
-    "The outputs of an LSTM before their projection."
-    end = '_l0_reverse' if turned else '_l0'
-    def product(t, kind):
-        w:Any = getattr(one, f'weight_{kind}{end}')
-        return F.linear(t, w, getattr(one, f'bias_{kind}{end}', None))
-    gates = (product(s.x, 'ih') + product(before, 'hh')).chunk(4, -1)
-    enter,keep,leave = (gates[i].sigmoid() for i in (0, 1, 3))
-    new,out = gates[2].tanh(),torch.empty_like(gates[3])
-    for t in reversed(range(len(out))) if turned else range(len(out)):
-        inside = (t < s.lengths)[:, None]
-        cell = (keep[t]*cell + enter[t]*new[t]).where(inside, cell)
-        out[t] = leave[t]*cell.tanh()
-    return out
-
-# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0000d
-class _Owners:
-    "Who owns the weights, biases and quantizers of a model."
-    def __init__(self, model):
-        self.tied,self.grids = tied_weights(model),{}
-        for n,m in model.named_modules():
-            for w in getattr(m, 'parametrizations', ()):
-                for q in makers_of(m, w): self.grids.setdefault(q, []).append((n, m, w))
-    def others(self, m, name):
-        "What else shares the memory of a weight or a bias, and how, in words; or None."
-        found = self.tied.get((m, name))
-        return f'shared with {names_in_words((o.name for o in found), 2)}' if found else None
-    def of_grid(self, m, w):
-        "What else is rounded by its quantizer, in words; or None."
-        others = [n for n,k,v in self.grids[makers_of(m, w)[0]] if (k, v) != (m, w)]
-        return f'its grid is that of {names_in_words(others, 2)} too' if others else None
-
-def _left_because(m, w, parent, owners):
-    "Why a weight keeps the nearest codes, or None."
-    makers = makers_of(m, w)
-    if len(makers) > 1 or not isinstance(makers[0], Quantizer):
-        return f'made by {", ".join(type(q).__name__ for q in makers)}'
-    if makers[0].format: return 'its grid is not uniform'
-    if isinstance(m, nn.Embedding): return 'looks rows up: nearest is best'
-    kinds = *LINEAR,*TRANSPOSED,*RECURRENT,*CELLS,nn.MultiheadAttention,conv1d()
-    if not isinstance(m, kinds): return 'its inputs are computed inside it'
-    own = own_part(m) or (parent is not None and own_part(parent))
-    return own or owners.others(m, w) or owners.of_grid(m, w)
-
-def _tasks(model):
-    "The products that are looked at, in any order, and why others are not."
-    owners,modules = _Owners(model),dict(model.named_modules())
-    tasks,why = [],[]
-    for name,m in modules.items():
-        above = name.rpartition('.')[0]
-        parent = modules[above] if m is not model else None
-        if getattr(parent, 'out_proj', None) is not m: parent = None
-        if not isinstance(parent, nn.MultiheadAttention): parent = None
-        weights = [w for w in getattr(m, 'parametrizations', ()) if is_rounded(m, w)]
-        left = {w: _left_because(m, w, parent, owners) for w in weights}
-        several = len({*left.values()}) > 1
-        told = [(name, f'{w}: {because}' if several else because)
-            for w,because in left.items() if because]
-        why += dict.fromkeys(told)
-        free = [w for w in weights if not left[w]]
-        if free: tasks += _tasks_of(name, m, free, above if parent is not None else None)
-    def lends(t): return owners.others(t.layer, _name_of_bias(t)) is not None
-    return [t._replace(lends_bias=lends(t)) for t in tasks],why
-
-def _tasks_of(name, m, weights, attention):
-    "The products of one layer, which may be the last in an attention of this name."
-    if isinstance(m, nn.MultiheadAttention): return _attention_tasks(name, m, weights)
-    if attention is not None:
-        return [_Task(name, m, 'weight', slice(None), attention, _attended)]
-    if not isinstance(m, (*RECURRENT, *CELLS)):
-        return [_Task(name, m, 'weight', slice(None), name, _first_of)]
-    of = _of_cell if isinstance(m, CELLS) else _of_recurrence
-    return [_Task(name, m, w, slice(None), name, partial(of, w)) for w in weights]
-
-def _maker(m, w): return m.parametrizations[w][0]
-
 # %% ../../nbs/post_training/10_reconstruct.ipynb #64f00012
 class _Reached(BaseException):
     "The layer has been called as often as it will be: no need to go on."
@@ -528,7 +290,7 @@ class _Outside(TorchFunctionMode):
             yield m.register_forward_pre_hook(partial(enters, at), prepend=True)
             yield m.register_forward_hook(partial(leaves, at), always_call=True)
         for t in self.tasks:
-            yield _maker(t.layer, t.weight).register_forward_hook(partial(makes, t))
+            yield maker_of(t.layer, t.weight).register_forward_hook(partial(makes, t))
     def __torch_function__(self, f, types, args=(), kwargs=None):
         out = f(*args, **(kwargs or {}))
         if not self.made: return out
@@ -594,7 +356,7 @@ _CHUNK = 1 << 23                    # values of windows made at once
 
 def _chunked(m, x, wanted):
     "Rows of both, for so many samples at once that their windows stay small."
-    def rows(t): return _rows_of(m, t.to(wide_dtype(t.dtype)))
+    def rows(t): return rows_of(m, t.to(wide_dtype(t.dtype)))
     if not hasattr(m, 'kernel_size'):
         yield rows(x),rows(wanted)
         return
@@ -605,7 +367,7 @@ def _chunked(m, x, wanted):
 
 def _collect(task, pairs, weights, shifted, own):
     "The sums of each group; None where both networks send other shapes."
-    matrices = _matrices(task.layer, weights)
+    matrices = matrices_of(task.layer, weights)
     sums = [*map(_Sums, matrices, shifted.unflatten(0, (len(matrices), -1)))]
     for x,wanted in pairs():
         if not own and (x is None or wanted is None or x.shape != wanted.shape): return None
@@ -667,7 +429,7 @@ def _factored_(gram):
 
 def _coded(task, targets, q, raw, how):
     "Weights on the grid as it is, of all groups."
-    scale,code = (_matrices(task.layer, t[task.rows]).double() for t in _grid_beside(q, raw))
+    scale,code = (matrices_of(task.layer, t[task.rows]).double() for t in _grid_beside(q, raw))
     found = [how(wanted, gram, step, z, q.range())
         for (gram,wanted),step,z in zip(targets, scale, code)]
     return torch.stack(found).to(raw.dtype)
@@ -711,7 +473,7 @@ def _places(task, q, raw)->Any:
     one = torch.arange(n.numel(), device=raw.device).view_as(n)
     places = q.kind.beside(one, v).expand(v.shape).reshape(raw.shape)
     if task.rows != slice(None) and n.numel() < 2: return None
-    return _matrices(task.layer, places[task.rows])
+    return matrices_of(task.layer, places[task.rows])
 
 def _chosen(task, targets, q, raw, settings):
     "Codes, and scales that fit them in turn, as long as both get better."
@@ -734,7 +496,7 @@ def _weigh(task, sums, q, raw, settings, undo, again=None):
     `again` has the sums with them, where the inputs depend on them."""
     bias = None if task.lends_bias else _bias_of(task)
     free = [s.whole() for s in sums] if bias is None else sums
-    old = _matrices(task.layer, q(raw)[task.rows])
+    old = matrices_of(task.layer, q(raw)[task.rows])
     first,was = len(undo),_kept(q)
     undo += was
     new = _chosen(task, [*_targets(free, settings.damping)], q, raw, settings)
@@ -768,7 +530,7 @@ def _reconstructed(task, model, teacher, batches, calls, settings, undo):
             if i not in often: continue
             x = _entering_calls(model, task, batch, often[i])
             yield from zip_longest(x, _entering_calls(teacher, task, batch, often[i]))
-    q:Any = _maker(task.layer, task.weight)
+    q:Any = maker_of(task.layer, task.weight)
     raw = task.layer.parametrizations[task.weight].original.data
     floats = teacher.get_submodule(task.name)
     weights = getattr(floats, task.weight).detach()[task.rows]
@@ -865,7 +627,7 @@ def _on_grid(task):
 def _grid_shows(task):
     "Are there so many weights beside 0 for each scale that chance puts none of them on it?"
     raw = task.layer.parametrizations[task.weight].original.data[task.rows]
-    return int(raw.count_nonzero()) > 4*_maker(task.layer, task.weight).grid()[0].numel()
+    return int(raw.count_nonzero()) > 4*maker_of(task.layer, task.weight).grid()[0].numel()
 
 
 # %% ../../nbs/post_training/10_reconstruct.ipynb #7b10c002
@@ -961,7 +723,7 @@ def _learned_in(tasks):
     "The tensors of a block that change, each with its first rate."
     found = {}
     for t in tasks:
-        q,raw = _maker(t.layer, t.weight),t.layer.parametrizations[t.weight].original
+        q,raw = maker_of(t.layer, t.weight),t.layer.parametrizations[t.weight].original
         step = q.grid()[0].mean().item()
         found[raw] = .01*step
         if q.learn: found[q.log_scale] = .003
@@ -1029,7 +791,7 @@ def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, 
 def _onto_grid(tasks, error):
     "The error with weights that are points of their grids; nan if there are none."
     for t in tasks:
-        q,raw = _maker(t.layer, t.weight),t.layer.parametrizations[t.weight].original.data
+        q,raw = maker_of(t.layer, t.weight),t.layer.parametrizations[t.weight].original.data
         raw.copy_(q(raw))
         if not torch.equal(q(raw), raw): return math.nan
     return error()
