@@ -8,9 +8,7 @@ __all__ = ['deploy_', 'Deployed']
 # %% ../../nbs/deployment/10_deploy.ipynb #59a00003
 import copy
 from collections import OrderedDict
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
@@ -18,10 +16,7 @@ from torch.nn.utils import parametrize
 from .integer_layers import (
     CONVOLVE,
     KERNEL_BLOCKS,
-    Dequantize,
     IntegerLayer,
-    WeightCodes,
-    pack_int4,
     padding_of,
 )
 from .integer_operations import (
@@ -32,27 +27,31 @@ from .integer_operations import (
     IntegerMean,
     IntegerMultiply,
 )
+from .proof import (
+    Differs,
+    outputs_of,
+    prove,
+    recorded,
+    repeatable,
+    run_again,
+)
+from .weight_codes import (
+    pack_codes_,
+    quantized_weight,
+    store_codes,
+    weight_quantizer,
+)
 from ..engine.arguments import check_flag, check_model
 from ..engine.compat import forget_compiled
-from ..engine.pieces import wide_dtype
-from ..grids.blocks import MXGrid
-from ..grids.codebooks import NF4
-from ..grids.files import e2m1_codes, elements_of, mxfp4_grid, nvfp4_grid
-from ..grids.floats import FORMATS, grid_of
 from ..networks.flow import (
     NoFlow,
-    alike,
     call_of_example,
     check_steady,
-    evaluating,
-    feed,
     fields_of,
     first_line,
     flow_of,
     largest_gap,
     norm_behind,
-    tensors_of,
-    where_same,
 )
 from ..networks.layers import (
     conv1d,
@@ -75,7 +74,7 @@ from ..networks.operations import (
     operations_of,
 )
 from ..networks.report import LayerReport
-from ..quantization.quantizer import Quantizer, dtype_of
+from ..quantization.quantizer import Quantizer
 
 # %% ../../nbs/deployment/10_deploy.ipynb #59a00010
 def deploy_(
@@ -118,7 +117,7 @@ def deploy_(
     try: report = _deployed(model, example, weights, calls, pack, changes)
     except BaseException as e:
         changes.undo()
-        if not isinstance(e, _Differs): raise
+        if not isinstance(e, Differs): raise
         raise ValueError(f'deploy_: {e}; nothing was changed') from None
     model.eval()
     forget_compiled()
@@ -151,20 +150,6 @@ class Deployed(NamedTuple):
     gap:str            # Largest difference from before, over its largest output
 
 # %% ../../nbs/deployment/10_deploy.ipynb #59f00001
-def _weight_quantizer(m, name)->Any:
-    "What quantizes a weight, or None."
-    if not parametrize.is_parametrized(m, name): return None
-    last = m.parametrizations[name][-1]
-    return last if isinstance(last, Quantizer) else None
-
-def _quantized(m, name):
-    "What enters the quantizer of a weight, and what leaves it."
-    q,seen = _weight_quantizer(m, name),[]
-    hook = q.register_forward_pre_hook(lambda q, args: seen.append(args[0].detach()))
-    try: value = getattr(m, name).detach()
-    finally: hook.remove()
-    return seen[-1],value
-
 def _no_grid(q):
     "Why the runtime has no codes for these activations, or None."
     if q is None: return 'float activations'
@@ -190,7 +175,7 @@ def _floats_because(m):
     "Why this layer cannot be one of integers, or None."
     base = next((k for k in (nn.Linear, *CONVOLVE) if isinstance(m, k)), None)
     if base is None: return 'no integer kernel'
-    q = _weight_quantizer(m, 'weight')
+    q = weight_quantizer(m, 'weight')
     if q is None: return 'float weights'
     if told := _no_grid(getattr(m, 'input_quantizer', None)) or _no_int8(q): return told
     if getattr(m, 'padding_mode', 'zeros') != 'zeros': return 'padding that is not zero'
@@ -216,7 +201,7 @@ def _beside(t, codes): return t.view(-1, *[1]*(codes.ndim-1))
 
 def _affine(m, w):
     "The weights of a layer as codes."
-    q = _weight_quantizer(m, 'weight')
+    q = weight_quantizer(m, 'weight')
     codes = q.to_codes(w).double()
     scale = q.grid()[0].detach().double().expand(len(codes))
     bias = codes.new_zeros(len(codes)) if m.bias is None else m.bias.detach().double()
@@ -281,7 +266,7 @@ def _without_quantizer(m):
 
 def _made(name, m, norm):
     "An `IntegerLayer` for `m` and the normalization after it, or why there is none."
-    w = _quantized(m, 'weight')[0]
+    w = quantized_weight(m, 'weight')[0]
     if not w.isfinite().all(): return 'a weight that is no finite number'
     wanted = _affine(m, w)
     if norm is not None: wanted = _folded(wanted, norm)
@@ -415,129 +400,7 @@ def _needless(flow, made, relus):
     def seen(m): return type(m) is nn.ReLU and all(map(flow.only_user, flow.outputs(m)))
     return [m for m in relus if not seen(m) and flow.inputs(m) and {*flow.inputs(m)} <= passed]
 
-# %% ../../nbs/deployment/10_deploy.ipynb #59f00007
-@contextmanager
-def _repeatable(model):
-    "Runs that can be compared: evaluation, no gradient, the same draws, the same kernels."
-    with evaluating(model), torch.no_grad(), torch.random.fork_rng(), \
-            torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
-        torch.manual_seed(0)
-        yield
-
-def _outputs(model, example)->Any:
-    "Copies of the tensors that a model gives; None if they cannot be looked into."
-    out = feed(model, example)
-    try: return [t.clone() for t in tensors_of(out)]
-    except TypeError: return None
-
-def _run_again(model, example):
-    with _repeatable(model): return _outputs(model, example)
-
-def _entered(args, kwargs): return [*args, *kwargs.values()]
-
-def _recorded(model, example, layers):
-    "Run the model as it is; what enters and leaves each layer is kept."
-    hooks = []
-    for made in layers:
-        def enters(m, args, kwargs, made=made):
-            made.inputs.append([t.clone() for t in _entered(args, kwargs)])
-        def leaves(m, args, out, made=made): made.outputs.append(out.clone())
-        made.inputs.clear()
-        made.outputs.clear()
-        before = made.old.register_forward_pre_hook(enters, prepend=True, with_kwargs=True)
-        hooks += [before, (made.norm or made.old).register_forward_hook(leaves)]
-    try:
-        with _repeatable(model): return _outputs(model, example)
-    finally:
-        for h in hooks: h.remove()
-
-# %% ../../nbs/deployment/10_deploy.ipynb #5ce846fd
-def _explained(made, q, like):
-    "How far each output may be from the float layer's: what was rounded, and last bits."
-    layer = made.layer
-    sizes = layer._apply_to(q.double().abs(), layer._weight().double().abs(), None)
-    terms = sizes*layer._beside(layer.product) + layer._beside(made.terms)
-    bits = (layer._weight()[0].numel()+8)*2.**-23
-    if like.dtype in (torch.float16, torch.bfloat16): bits += 8*torch.finfo(like.dtype).eps
-    return layer._beside(made.rounded) + bits*terms
-
-def _on_grid(out, quantizer, y):
-    "Is this what a quantizer makes of `y`, or one code from it, where `y` lies on a tie?"
-    wanted = quantizer(y)
-    apart = ((out.to(wanted.dtype)-wanted)/quantizer.grid()[0]).abs()
-    whole = apart.round()
-    half = out.dtype in (torch.float16, torch.bfloat16)                 # which rounds a code
-    loose = .5 if half else .02
-    return bool(((whole <= 1) & ((apart-whole).abs() <= loose) | (wanted != wanted)).all())
-
-# %% ../../nbs/deployment/10_deploy.ipynb #75260427
-def _judge_operation(made, xs, out, call):
-    "What is wrong with a call of an integer operation, or None; its gap is kept."
-    for i,(x,before) in enumerate(zip(xs, made.inputs[call])):
-        if not alike(made.layer._entering(x, i), made.layer._entering(before, i)):
-            return 'gets other codes than before'
-    scale,was = made.layer.out_scale,made.outputs[call]
-    wanted = made.next(was)
-    half = was.dtype in (torch.float16, torch.bfloat16)
-    loose = (.5 if half else .02)*scale
-    same = (out-wanted).abs() <= loose
-    tie = ((wanted+out)/2-was).abs() <= loose                  # it lies as far from both
-    next_to = (out-wanted).abs() < 1.5*scale
-    if not (same | tie & next_to | (was != was)).all():
-        return 'gives other codes than its operation'
-    made.gap = max(made.gap, largest_gap(out, wanted))
-
-def _judge(made, xs, out, call):
-    "What is wrong with a call of a layer of integers, or None; its gap is kept."
-    layer = made.layer
-    if call >= len(made.inputs): return 'is called more often than before'
-    if not isinstance(layer, IntegerLayer): return _judge_operation(made, xs, out, call)
-    x,before = xs[0],made.inputs[call][0]
-    q = layer._entering(layer._batch(x))
-    if not alike(q, layer._entering(layer._batch(before))):
-        return 'gets other codes than before'
-    read = layer._batch(made.old.input_quantizer(before)).to(q.dtype)/layer.input_scale
-    if not where_same(read.round(), q).all(): return 'reads other codes than its quantizer'
-    y = layer._sums(q)*layer._beside(layer.product)
-    was = layer._batch(made.outputs[call])
-    beyond = (y-was).abs() - _explained(made, q, was)
-    beyond = torch.where(where_same(y.to(was.dtype), was), 0., beyond)   # infinity and nan too
-    if not (beyond <= 0).all():
-        return f'differs by {beyond.amax().item():.3g} more than its roundings explain'
-    if made.next is not None and not _on_grid(layer._batch(out), made.next, y):
-        return 'hands on other codes than the next layer reads'
-    made.gap = max(made.gap, largest_gap(y, was))
-
-# %% ../../nbs/deployment/10_deploy.ipynb #145d5edb
-def _proved(model, example, layers, outputs):
-    "Run what was made, with each layer judged and then replaced by what it was."
-    hooks = []
-    def judge(made):
-        calls = count()
-        def hook(m, args, kwargs, out):
-            call = next(calls)
-            told = _judge(made, _entered(args, kwargs), out, call)
-            if told: raise _Differs(f'{made.name} {told}')
-            was = made.outputs[call]
-            return was if made.next is None else made.next(was)
-        return hook
-    for made in layers:
-        hook = made.layer.register_forward_hook(judge(made), with_kwargs=True)
-        hooks.append(hook)
-    try:
-        with _repeatable(model): found = _outputs(model, example)
-    finally:
-        for h in hooks: h.remove()
-    if outputs is None: return
-    for i,(a,b) in enumerate(zip(found, outputs)):
-        if alike(a, b): continue
-        gap = f'{largest_gap(a, b):.3g} of its largest value'
-        raise _Differs(f'output {i} differs by {gap} though every layer gives what it gave')
-
 # %% ../../nbs/deployment/10_deploy.ipynb #59f00009
-class _Differs(Exception):
-    "What a deployed network does otherwise than it may."
-
 class _Changes:
     "Entries of dictionaries that are set together, and can be put back."
     def __init__(self): self.done = []
@@ -575,7 +438,7 @@ def _still_called(model, example, made):
         hooks.append(one.layer.register_forward_pre_hook(new(m)))
     outputs,failed = None,None
     try:
-        with _repeatable(model): outputs = _outputs(model, example)
+        with repeatable(model): outputs = outputs_of(model, example)
     except Exception as e: failed = e
     finally:
         for h in hooks: h.remove()
@@ -584,7 +447,7 @@ def _still_called(model, example, made):
         if m not in found and counts[m] != len(one.inputs):
             found[m] = 'something asks for its class'
     if failed is not None and not found:
-        raise _Differs(f'the model fails: {first_line(failed)}')
+        raise Differs(f'the model fails: {first_line(failed)}')
     return found,outputs
 
 def _integers_of(model, example, flow, layers, operations, because, pack, changes):
@@ -592,8 +455,8 @@ def _integers_of(model, example, flow, layers, operations, because, pack, change
     while True:
         made = _planned(model, flow, layers, operations, because)
         for one in made.values():
-            if pack and isinstance(one.layer, IntegerLayer): _pack(one.layer)
-        before = _recorded(model, example, made.values())
+            if pack and isinstance(one.layer, IntegerLayer): pack_codes_(one.layer)
+        before = recorded(model, example, made.values())
         unseen = [m for m,one in made.items() if not one.inputs]
         because |= dict.fromkeys(unseen, 'not reached by the example')
         if unseen: continue
@@ -602,99 +465,8 @@ def _integers_of(model, example, flow, layers, operations, because, pack, change
         if not held: break
         changes.undo()
         because |= held
-    _proved(model, example, made.values(), before)
+    prove(model, example, made.values(), before)
     return made,before,after
-
-# %% ../../nbs/deployment/10_deploy.ipynb #59f0000a
-_E2M1 = 0., .5, 1., 1.5, 2., 3., 4., 6., -0., -.5, -1., -1.5, -2., -3., -4., -6.
-
-def _kind_of_codes(low, high):
-    if -128 <= low and high <= 127: return torch.int8
-    return torch.uint8 if 0 <= low and high <= 255 else torch.int32
-
-def _stored(m, layer, name, pack):
-    "Codes and a `Dequantize` for a weight, and the kind of the codes; or None and why not."
-    q = _weight_quantizer(m, name)
-    w,value = _quantized(m, name)
-    if not w.isfinite().all(): return None,'floats: a weight that is no finite number'
-    if q.format: return _stored_format(m, q, f'{layer}.{name}', w, value, pack)
-    codes = q.to_codes(w)
-    scale,code = q.grid()
-    low,high = q.range()
-    small = pack and low >= -8 and high <= 7
-    kind = _kind_of_codes(low, high)
-    stored = pack_int4(codes) if small else codes.to(kind)
-    packed = tuple(codes.shape) if small else None
-    if code is not None: code = code.to(kind)
-    how = dict(axis=q.axis, block=q.block, packed=packed, dtype=value.dtype)
-    weight = Dequantize(scale, code, **how)
-    made = _in_place(m, f'{layer}.{name}', weight, stored, value)
-    return made,'int4' if small else str(kind).removeprefix('torch.')
-
-def _in_place(m, place, weight, codes, value):
-    "What stands for a weight of a layer, if it gives exactly the value of the quantizer."
-    if not alike(weight(codes), value):
-        raise _Differs(f'{place} has other codes than its quantizer')
-    return WeightCodes([weight.train(m.training)], nn.Parameter(codes, requires_grad=False),
-        unsafe=True)
-
-# %% ../../nbs/deployment/10_deploy.ipynb #4c899b31
-_mx8 = MXGrid(element=grid_of(FORMATS['e4m3']), format=FORMATS['e4m3'], block=32,
-    scale='floor', gradient='ste')
-_GRIDS:dict[str, Any] = dict(mxfp4=mxfp4_grid, mxfp8=_mx8, nvfp4=nvfp4_grid)
-_HALF_A_BYTE:dict[str, Any] = dict(nf4=NF4, e2m1=_E2M1, mxfp4=_E2M1, nvfp4=_E2M1)
-
-def _of_blocks(q, w):
-    "Elements of a format with scales of its own, and the scales as in `Dequantize`."
-    grid,whole = _GRIDS[q.format],q.format == 'nvfp4'
-    v = w.to(wide_dtype(w.dtype)).unflatten(-1, (-1, grid.block))
-    y,_,stored = elements_of(grid, v, q.scale.detach().view(()).to(v.dtype))
-    kept = dict(tensor_scale=q.scale.detach()) if whole else {}
-    return y.flatten(-2),kept | dict(scale=stored, block=grid.block)
-
-def _of_numbers(q, w):
-    "The same for a format with a scale for all, for each channel or for each block."
-    v,scale = q.kind.blocks(w).to(wide_dtype(w.dtype)),q.grid()[0].detach()
-    v = v/q.kind.beside(scale, v).to(v.dtype)
-    v = q.kind.points(v)
-    return v.reshape(w.shape),dict(scale=scale, axis=q.axis, block=q.block)
-
-def _at_level(numbers, format, pack):
-    "Which of its 16 levels each number is, and the levels."
-    levels = torch.tensor(_HALF_A_BYTE[format], device=numbers.device)
-    if format != 'nf4': at = e2m1_codes(numbers)
-    else: at = torch.searchsorted(levels.to(numbers), numbers.contiguous())
-    if not pack: return at.to(torch.uint8),dict(levels=levels)
-    kept = dict(levels=levels, packed=tuple(at.shape))
-    return pack_int4((at.to(torch.int8) ^ 8) - 8),kept
-
-def _stored_format(m, q, place, w, value, pack):
-    "The same for a format: numbers of torch's dtype, or 4 bits that say which of 16 levels."
-    kind,dtype = q.format,dtype_of(q.format)
-    if dtype is None and kind not in (*_GRIDS, *_HALF_A_BYTE):
-        return None,f'floats on the grid of {kind}'
-    numbers,how = (_of_blocks if kind in _GRIDS else _of_numbers)(q, w)
-    if kind in _HALF_A_BYTE:
-        codes,levels = _at_level(numbers, kind, pack)
-        how |= levels
-    else: codes = numbers.to(dtype or torch.float8_e4m3fn)
-    known:dict[str,Any] = dict(dtype=value.dtype, **how)
-    weight = Dequantize(**known)
-    word = kind if dtype is None else str(dtype).removeprefix('torch.')
-    return _in_place(m, place, weight, codes, value),word
-
-def _store(m, layer, names, pack, changes):
-    "Codes in place of the weights of a layer; what is stored, in a word."
-    kinds = {}
-    for name in names:
-        made,kinds[name] = _stored(m, layer, name, pack)
-        if made is not None: changes.set(m.parametrizations._modules, name, made)
-    return ', '.join(sorted({*kinds.values()}))
-
-def _pack(layer):
-    "Two codes in a byte, if all fit."
-    if not layer.codes.numel() or layer.codes.amin() < -8 or layer.codes.amax() > 7: return
-    layer.packed,layer.codes = tuple(layer.codes.shape),pack_int4(layer.codes)
 
 # %% ../../nbs/deployment/10_deploy.ipynb #59f0000c
 def _check_call(model, example, pack):
@@ -714,7 +486,7 @@ def _check_call(model, example, pack):
 def _quantized_layers(model):
     "The names of the quantized weights of each layer. Raises if there is none."
     layers = [m for m in model.modules() if hasattr(m, 'parametrizations')]
-    weights = {m: [w for w in m.parametrizations if _weight_quantizer(m, w)] for m in layers}
+    weights = {m: [w for w in m.parametrizations if weight_quantizer(m, w)] for m in layers}
     weights = {m: ws for m,ws in weights.items() if ws}
     if weights: return weights
     kind = type(model).__name__
@@ -795,12 +567,12 @@ def _calls(model, example, layers):
     calls = _Calls(dict.fromkeys(layers, 0), set())
     hooks = [m.register_forward_pre_hook(calls.count, with_kwargs=True) for m in layers]
     try:
-        first = _run_again(model, example)
+        first = run_again(model, example)
     except Exception as e:
         raise ValueError(f'deploy_: the model does not take example: {first_line(e)}') from e
     finally:
         for h in hooks: h.remove()
-    check_steady('deploy_', lambda: _run_again(model, example), first)
+    check_steady('deploy_', lambda: run_again(model, example), first)
     for m in layers:
         if isinstance(m, nn.MultiheadAttention): calls.times[m.out_proj] = calls.times[m]
     return calls
@@ -842,10 +614,10 @@ def _deployed(model, example, weights, calls, pack, changes):
     layers = {m: names[m] for m in weights if m not in because}
     operations = {m: qs for m,qs in _operations(model).items() if not because.get(m)}
     given = layers | {m: names[m] for m in operations},operations
-    with _repeatable(model):
+    with repeatable(model):
         flow,why = _flow_or_none(model, example, layers, operations)
         made,before,after = _integers_of(model, example, flow, *given, because, pack, changes)
         rest = [m for m in weights if m not in made]
-        stored = {m: _store(m, names[m], weights[m], pack, changes) for m in rest}
+        stored = {m: store_codes(m, names[m], weights[m], pack, changes) for m in rest}
     stored = {m: (kept, _product(m, kept, calls)) for m,kept in stored.items()}
     return LayerReport(_rows(names, made, stored, because), _note(before, after, why))

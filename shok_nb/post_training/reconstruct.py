@@ -38,11 +38,7 @@ from ..networks.models import check_batches, checked_batch
 from ..networks.operations import module_named
 from ..networks.report import LayerReport
 from ..nn import remove_rounding_
-from .closest import (
-    coordinate_descent,
-    damped_gram,
-    gptq,
-)
+from .closest import coordinate_descent, damped_gram, gptq
 from .matrices import (
     maker_of,
     matrices_of,
