@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 import shok_nb.deployment.deploy as deploy
 import shok_nb.networks.flow as flow
+from shok_nb.deployment import proof, weight_codes
 from shok_nb.deployment.deploy import deploy_
 from shok_nb.deployment.integer_layers import IntegerLayer
 from shok_nb.networks.models import quantize_model_
@@ -273,8 +274,8 @@ def test_not_reached():
     assert not isinstance(model.b, IntegerLayer)
 
 # --- in place, or not at all
-ONCE = '_flow_or_none', '_planned', '_recorded', '_swap', '_still_called', '_proved', '_note', 'LayerReport'
-STEPS = *ONCE,'_made','_pack','_judge','_store','_stored','_row','IntegerLayer','Dequantize'
+ONCE = '_flow_or_none', '_planned', 'recorded', '_swap', '_still_called', 'prove', '_note', 'LayerReport'
+STEPS = *ONCE,'_made','pack_codes_','_judge','store_codes','_stored','_row','IntegerLayer','Dequantize'
 
 @pytest.mark.parametrize('step', slow_after(STEPS, 4))
 @pytest.mark.parametrize('late', slow_after([0, 1]))
@@ -287,13 +288,14 @@ def test_a_failure_at_any_step_changes_nothing(step, late, monkeypatch):
     model.train()
     model[0].eval()
     before = look(model)
-    inner,calls = getattr(deploy, step),[]
+    of = next(module for module in (deploy, proof, weight_codes) if hasattr(module, step))
+    inner,calls = getattr(of, step),[]
     class Planted(KeyboardInterrupt): "What no code expects."
     def planted(*args, **kwargs):
         calls.append(step)
         if len(calls) > late: raise Planted
         return inner(*args, **kwargs)
-    monkeypatch.setattr(deploy, step, planted)
+    monkeypatch.setattr(of, step, planted)
     if late and step in ONCE: deploy_(copy.deepcopy(model), x)
     else:
         with pytest.raises(Planted): deploy_(model, x)
