@@ -13,6 +13,7 @@ import pytest
 import torch
 from estimators import generator
 import shok_nb as R
+from shok_nb.grids import files
 from shok_nb.grids.files import write_whole
 from shok_nb.studies.harness import read_heads, read_results, write_results
 from shok_nb.studies.lattice import lattice
@@ -281,3 +282,136 @@ def test_records_that_are_none(tmp_path):
         score=math.nan)]):
         with pytest.raises(TypeError, match='^write_results: records must'): write_results(lattice, bad, tmp_path/'x')
     assert not [*tmp_path.iterdir()]
+
+
+# --- what a file holds
+def on_grid(kind, x):
+    "Values that a type of GGUF stores as they are."
+    made = dict(MXFP4=lambda x: R.mx_quantize(x, 'e2m1'), NVFP4=R.nvfp4_quantize, F32=lambda x: x,
+        F16=lambda x: x.half().float(), BF16=lambda x: x.bfloat16().float())
+    return made.get(kind, partial(R.gguf_quantize, format=kind))(x)
+
+TYPES = [*files._TYPES]
+ways_to_quantize = dict(groups=lambda: R.Quantizer(4, block=32), channels=lambda: R.Quantizer(4, axis=0),
+    tensor=lambda: R.Quantizer(8), three=lambda: R.Quantizer(3, block=32), learned=lambda: R.Quantizer(4, block=32,
+    learn=True), e4m3=lambda: R.Quantizer(format='e4m3', axis=0), one_e4m3=lambda: R.Quantizer(format='e4m3'),
+    mxfp4=lambda: 'mxfp4', nvfp4=lambda: 'nvfp4')
+
+def results(report): return {r.weight: (r.stored, r.differ, r.result) for r in report.rows}
+
+@pytest.mark.parametrize('kind', TYPES)
+def test_same_grid_of_gguf(kind, tmp_path):
+    "A weight on the grid is the same; one code or one value that is changed is found, with its size. Seed 0."
+    file = tmp_path/'x'
+    state = dict(w=on_grid(kind, weights(rows=3, columns=512)), n=torch.tensor([1, -2**40]), none=torch.ones(0))
+    R.save_gguf(file, state, lambda name, t: kind if name == 'w' else 'F32')
+    report = R.same_grid(state, file)
+    assert results(report) == dict(w=(kind, 0, 'same'), n=('torch.int64', 0, 'same'), none=('F32', 0, 'same'))
+    assert str(report).endswith('all 3 are the same')
+    at = state['w'].abs().argmax()
+    other = state | dict(w=state['w'].clone())
+    other['w'].view(-1)[at] *= 1.5
+    off = next(r for r in R.same_grid(other, file).rows if r.weight == 'w')
+    assert (off.differ, off.result) == (1, 'differs') and off.largest == f"{state['w'].view(-1)[at].abs()/2:.3g}"
+    R.save_gguf(file, other, lambda name, t: kind if name == 'w' else 'F32')
+    told = R.same_grid(state, file)
+    assert results(told)['w'][1:] != (0, 'same') and str(told).endswith('1 of 3 are not the same: w')
+
+@pytest.mark.parametrize('way', ways_to_quantize)
+def test_same_grid_of_compressed(way, tmp_path):
+    "Also of a model that trains; a code of the file that is changed is found."
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 96))
+    R.quantize_model_(model, ways_to_quantize[way](), None)
+    written = R.save_compressed(tmp_path, model)
+    for file in (tmp_path, tmp_path/'model.safetensors'):
+        report = R.same_grid(model.train(), file)
+        assert {r.weight: r.stored for r in report.rows} == {k: kind for k,(kind,_) in written.items()} | {
+            '0.bias': 'torch.float32', '2.bias': 'torch.float32'}
+        assert model.training and all(r.result == 'same' for r in report.rows)
+    with torch.no_grad(): model[2].parametrizations.weight.original[5, :32].mul_(-1)
+    off, = (r for r in R.same_grid(model, tmp_path).rows if r.result != 'same')
+    assert off.weight == '2.weight' and off.differ > 16 and off.result == 'differs'
+
+def test_same_grid_one_code(tmp_path):
+    "A bit of one code of Q4_0 is one value, by eight steps, which is the largest magnitude of its block."
+    w = R.gguf_quantize(weights(), 'Q4_0')
+    R.save_gguf(tmp_path/'x', dict(w=w), 'Q4_0')
+    data = bytearray((tmp_path/'x').read_bytes())
+    data[-21] ^= 8                                  # 108 bytes are filled up to 128
+    (tmp_path/'x').write_bytes(data)
+    row, = R.same_grid(dict(w=w), tmp_path/'x').rows
+    assert row.differ == 1 and float(row.largest) == pytest.approx(w.view(-1, 32)[-1].abs().max().item(), rel=.01)
+
+def test_same_grid_names(tmp_path):
+    "Missing, alone, and of another shape."
+    R.save_gguf(tmp_path/'x', dict(a=torch.ones(2, 3), b=torch.ones(3), c=torch.ones(4)), 'F32')
+    report = R.same_grid(dict(b=torch.ones(3), a=torch.ones(3, 2), d=torch.ones(5, 2)), tmp_path/'x')
+    assert results(report) == dict(b=('F32', 0, 'same'), a=('F32', 6, 'has shape (2, 3) in the file'),
+        d=('-', 10, 'missing in the file'), c=('F32', 4, 'in the file alone'))
+    assert str(report).endswith('3 of 4 are not the same: a, d, c')
+
+def test_same_grid_dtypes(tmp_path):
+    "The model's own numbers count: what float32 or Q8_0 has no number for differs. nan is nan, infinity infinity."
+    fine = torch.tensor([1+2.**-40], dtype=torch.float64)
+    R.save_gguf(tmp_path/'x', dict(w=fine), 'F32')
+    assert R.same_grid(dict(w=fine), tmp_path/'x').rows[0].differ == 1
+    half = R.gguf_quantize(weights(), 'Q8_0').bfloat16()
+    R.save_gguf(tmp_path/'x', dict(w=half), 'Q8_0')
+    assert R.same_grid(dict(w=half), tmp_path/'x').rows[0].differ > 0
+    model = torch.nn.Sequential(torch.nn.Linear(32, 4))
+    model.register_buffer('mask', torch.tensor([0., -math.inf, math.nan]))
+    R.quantize_model_(model, 'mxfp4', None)
+    R.save_compressed(tmp_path/'c', model)
+    assert {r.result for r in R.same_grid(model, tmp_path/'c').rows} == {'same'}
+    model.mask[0] = math.nan
+    assert [r.largest for r in R.same_grid(model, tmp_path/'c').rows if r.weight == 'mask'] == ['nan']
+
+def test_same_grid_refuses(tmp_path):
+    state = dict(w=torch.ones(2, 32))
+    R.save_gguf(tmp_path/'x', state)
+    (tmp_path/'other').write_bytes(b'\x80\x02}q')
+    (tmp_path/'empty').write_bytes(b'')
+    (tmp_path/'folder').mkdir()
+    for name in ('other', 'empty', 'folder', 'nothing'):
+        with pytest.raises(ValueError, match=f'^same_grid: file must be a GGUF file, or a folder .*{name}'):
+            R.same_grid(state, tmp_path/name)
+    for bad in (dict(v=torch.ones(2)), {}):
+        with pytest.raises(ValueError, match='^same_grid: no weight of model is in the file.*the file w; rename'):
+            R.same_grid(bad, tmp_path/'x')
+    for bad in (3, dict(w=3), dict(w=torch.eye(3).to_sparse()), dict(w=torch.ones(2, dtype=torch.cfloat))):
+        with pytest.raises(TypeError, match='^same_grid: .*model'): R.same_grid(bad, tmp_path/'x')
+    with pytest.raises(ValueError, match='^same_grid: w of model is on the meta device'):
+        R.same_grid(dict(w=torch.ones(2, device='meta')), tmp_path/'x')
+    with pytest.raises(TypeError, match='^same_grid: file must be a path, got int'): R.same_grid(state, 3)
+
+def test_same_grid_of_other_types(tmp_path):
+    "A type that is not read is named, with those that are."
+    R.save_gguf(tmp_path/'x', dict(w=torch.ones(2, 32)), 'F32')
+    data = (tmp_path/'x').read_bytes()
+    at = data.index(b'w', data.index(b'quantization_version')+30)+1+4+16
+    assert data[at:at+4] == bytes(4)
+    (tmp_path/'x').write_bytes(data[:at]+bytes([13])+data[at+1:])
+    with pytest.raises(ValueError, match='cannot be read: w has the type number 13; known are F32, '):
+        R.same_grid(dict(w=torch.ones(2, 32)), tmp_path/'x')
+
+def test_same_grid_of_damaged_files(tmp_path):
+    "Each cut of a file is a ValueError, and so is any byte of a head that is changed, if it is not read."
+    model = torch.nn.Sequential(torch.nn.Linear(32, 4))
+    R.quantize_model_(model, 'mxfp4', None)
+    R.save_gguf(tmp_path/'x', model, 'MXFP4', metadata=dict(a=['b', 'c'], d=[1, 2]))
+    R.save_compressed(tmp_path/'c', model)
+    R.save_gguf(tmp_path/'y', model, 'MXFP4')
+    for file,place in ((tmp_path/'x', tmp_path/'x'), (tmp_path/'c'/'model.safetensors', tmp_path/'c'),
+        (tmp_path/'c'/'config.json', tmp_path/'c')):
+        data = file.read_bytes()
+        for n in range(4, len(data)-40, 13):
+            file.write_bytes(data[:n])
+            with pytest.raises(ValueError, match='^same_grid: '): R.same_grid(model, place)
+        for n in range(4, min(len(data), 600), 3):
+            for new in (0, 255, data[n]^1):
+                file.write_bytes(data[:n]+bytes([new])+data[n+1:])
+                try: R.same_grid(model, place)
+                except ValueError as e: assert str(e).startswith('same_grid: ')
+        file.write_bytes(data)
+        assert 'all 2 are the same' in str(R.same_grid(model, place))
