@@ -31,7 +31,13 @@ from ..engine.arguments import (
     what_came,
 )
 from ..estimators.ste import round_ste
-from .blocks import GGUF_BLOCKS, GGUFGrid, MXGrid, NVFP4Grid
+from .blocks import (
+    GGUF_TIES,
+    IQ4_NL,
+    MXGrid,
+    NVFP4Grid,
+    gguf_grid,
+)
 from .floats import FORMATS, grid_of
 
 # %% ../../nbs/grids/40_files.ipynb #40f00008
@@ -65,6 +71,37 @@ def _tq1_0(grid, x):
     digits = torch.cat([packed(p, n) for p,n in zip(parts, (5, 5, 4))], -1)
     return torch.cat([((digits*256+242)//243).to(torch.uint8), _half(grid.laid(x)[1])], -1)
 
+def _tq2_0(grid, x):
+    "Four ternary digits a byte, of two bits each."
+    codes = (_nearest(grid, x, 'away').clamp(-1, 1)+1).long().unflatten(-1, (2, 4, 32))
+    packed = (codes << torch.arange(0, 8, 2)[:, None]).sum(-2)
+    return torch.cat([packed.flatten(-2).to(torch.uint8), _half(grid.laid(x)[1])], -1)
+
+def _iq4_nl(grid, x):
+    d = grid.scale(x)
+    n = round_ste(x, step=grid)/torch.where(d == 0, 1., d)
+    return torch.cat([_half(d), _two_a_byte(torch.bucketize(n, torch.tensor(IQ4_NL)))], -1)
+
+def _q6_k(grid, x):
+    "Four bits of each code, then the two above them, the scales of the runs, that of all."
+    codes = (_nearest(grid, x).clamp(-32, 31)+32).long()
+    low = (codes & 15).unflatten(-1, (2, 2, 64))
+    low = low[..., 0, :] | low[..., 1, :] << 4
+    high = (codes >> 4).unflatten(-1, (2, 4, 32)) << torch.arange(0, 8, 2)[:, None]
+    d,k = grid.scales(x)
+    parts = low.flatten(-2),high.sum(-2).flatten(-2),k.to(torch.int8).view(torch.uint8)
+    return torch.cat([*[p.to(torch.uint8) for p in parts], _half(d)], -1)
+
+def _q4_k(grid, x):
+    "Both numbers in float16, twelve bytes of multiples, the codes."
+    d,unit,k,m = grid.scales(x)
+    k,m = k.to(torch.uint8),m.to(torch.uint8)
+    codes = _nearest(grid, x).clamp(0, 15).to(torch.uint8).unflatten(-1, (4, 2, 32))
+    codes = codes[..., 0, :] | codes[..., 1, :] << 4
+    first = [t[:, :4] | t[:, 4:] >> 4 << 6 for t in (k, m)]
+    last = k[:, 4:] & 15 | (m[:, 4:] & 15) << 4
+    return torch.cat([_half(d), _half(unit), *first, last, codes.flatten(-2)], -1)
+
 def e2m1_codes(y):
     "The four bits of numbers of e2m1: the place of the magnitude among eight, and the sign."
     numbers = torch.tensor([.5, 1., 1.5, 2., 3., 4., 6.], device=y.device, dtype=y.dtype)
@@ -76,6 +113,15 @@ def _mxfp4(grid, x):
     codes = e2m1_codes(element.value(element.v.round()))
     exponent = torch.frexp(p)[1]+126
     return torch.cat([exponent.to(torch.uint8), _two_a_byte(codes)], -1)
+
+nvfp4_alone = NVFP4Grid(element=grid_of(FORMATS['e2m1']), whole=False, block=16,
+    gradient='ste')
+
+def _nvfp4(grid, x):
+    "Four blocks of 16: their scales, then their codes."
+    y,_,scales = elements_of(grid, x, torch.ones(()))
+    codes = _two_a_byte(e2m1_codes(y)).view(-1, 32)
+    return torch.cat([scales.view(torch.uint8).view(-1, 4), codes], -1)
 
 def _float_of(halves): return halves.contiguous().view(torch.float16).float()
 
@@ -94,6 +140,29 @@ def _read_tq1_0(b):
     parts = zip(b[:, :52].split([32, 16, 4], -1), (5, 5, 4))
     return torch.cat([digits(p, n) for p,n in parts], -1)*_float_of(b[:, 52:])
 
+def _read_tq2_0(b):
+    parts = b[:, :64].view(-1, 2, 1, 32) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    return ((parts & 3).flatten(1).float()-1)*_float_of(b[:, 64:])
+
+def _read_iq4_nl(b):
+    return torch.tensor(IQ4_NL)[_four_bits(b[:, 2:]).int()]*_float_of(b[:, :2])
+
+def _read_q6_k(b):
+    low,high,k,d = b.split([128, 64, 16, 2], -1)
+    low = (low.view(-1, 2, 1, 64) >> torch.tensor([[0], [4]], dtype=torch.uint8)) & 15
+    high = (high.view(-1, 2, 1, 32) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]) & 3
+    codes = (low.flatten(1) | high.flatten(1) << 4).float()-32
+    s = _float_of(d)*k.contiguous().view(torch.int8)
+    return (codes.view(-1, 16, 16)*s[..., None]).flatten(1)
+
+def _read_q4_k(b):
+    d,unit,k,m,last,codes = b.split([2, 2, 4, 4, 4, 128], -1)
+    k = torch.cat([k & 63, last & 15 | (k >> 6) << 4], -1)
+    m = torch.cat([m & 63, last >> 4 | (m >> 6) << 4], -1)
+    codes = codes.view(-1, 4, 1, 32) >> torch.tensor([[0], [4]], dtype=torch.uint8) & 15
+    s,least = (_float_of(d)*k)[..., None],(_float_of(unit)*m)[..., None]
+    return (codes.view(-1, 8, 32)*s - least).flatten(1)
+
 _E2M1 = torch.tensor([0., .5, 1., 1.5, 2., 3., 4., 6.])
 _E2M1 = torch.cat([_E2M1, -_E2M1])
 
@@ -102,7 +171,12 @@ def _power_of(e8m0): return torch.exp2(e8m0.double()-127)
 def _read_mxfp4(b):
     return (_E2M1[_four_bits(b[:, 1:]).int()]*_power_of(b[:, :1])).float()
 
-def _of_gguf(kind): return GGUFGrid(format=kind, block=GGUF_BLOCKS[kind][0], gradient='ste')
+def _read_nvfp4(b):
+    scales = b[:, :4].contiguous().view(torch.float8_e4m3fn).float()
+    codes = _four_bits(b[:, 4:].reshape(-1, 4, 8)).int()
+    return (_E2M1[codes]*scales[..., None]).flatten(1)
+
+def _of_gguf(kind): return gguf_grid(kind, 'ste')
 
 mxfp4_grid = MXGrid(element=grid_of(FORMATS['e2m1']), format=FORMATS['e2m1'], block=32,
     scale='floor', gradient='ste')
@@ -121,8 +195,13 @@ _TYPES:dict[str, _Type] = dict(
     Q4_0=_Type(2, 32, 18, _of_gguf('Q4_0'), _q4, _read_q4_0),
     Q4_1=_Type(3, 32, 20, _of_gguf('Q4_1'), _q4, _read_q4_1),
     TQ1_0=_Type(34, 256, 54, _of_gguf('TQ1_0'), _tq1_0, _read_tq1_0),
-    MXFP4=_Type(39, 32, 17, mxfp4_grid, _mxfp4, _read_mxfp4))
-_TIES:dict[str, Any] = dict(Q8_0='away', Q4_0='up', Q4_1='up', TQ1_0='away', MXFP4='even')
+    TQ2_0=_Type(35, 256, 66, _of_gguf('TQ2_0'), _tq2_0, _read_tq2_0),
+    IQ4_NL=_Type(20, 32, 18, _of_gguf('IQ4_NL'), _iq4_nl, _read_iq4_nl),
+    Q6_K=_Type(14, 256, 210, _of_gguf('Q6_K'), _q6_k, _read_q6_k),
+    Q4_K=_Type(12, 256, 144, _of_gguf('Q4_K'), _q4_k, _read_q4_k),
+    MXFP4=_Type(39, 32, 17, mxfp4_grid, _mxfp4, _read_mxfp4),
+    NVFP4=_Type(40, 64, 36, nvfp4_alone, _nvfp4, _read_nvfp4))
+_TIES:dict[str, Any] = GGUF_TIES | dict(MXFP4='even', NVFP4='even')
 _FLOATS = {'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16}
 _WHOLE = {torch.int8: 24, torch.int16: 25, torch.int32: 26, torch.int64: 27}
 
@@ -346,7 +425,8 @@ def save_gguf(
     path:str|os.PathLike, # Of the file; an older one or a link is replaced
     model:nn.Module|dict, # A model, or its state: names and tensors
     # A type for all matrices that can be cut in its blocks, or `types(name, tensor)` for each
-    # tensor: 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'MXFP4', 'BF16', 'F16' or 'F32'
+    # tensor: 'Q8_0', 'Q6_K', 'Q4_K', 'Q4_0', 'Q4_1', 'IQ4_NL', 'TQ1_0', 'TQ2_0', 'MXFP4',
+    # 'NVFP4', 'BF16', 'F16' or 'F32'
     types:str|Callable='Q8_0',
     *,
     architecture:str='shok_nb', # What the reader looks for: 'llama', …
@@ -358,8 +438,8 @@ def save_gguf(
         path (str|os.PathLike): Of the file; an older one or a link is replaced
         model (nn.Module|dict): A model, or its state: names and tensors
         types (str|Callable = 'Q8_0'): A type for all matrices that can be cut in its blocks,
-            or `types(name, tensor)` for each tensor: 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'MXFP4',
-            'BF16', 'F16' or 'F32'
+            or `types(name, tensor)` for each tensor: 'Q8_0', 'Q6_K', 'Q4_K', 'Q4_0', 'Q4_1',
+            'IQ4_NL', 'TQ1_0', 'TQ2_0', 'MXFP4', 'NVFP4', 'BF16', 'F16' or 'F32'
         architecture (str = 'shok_nb'): What the reader looks for: 'llama', …
         metadata (dict|None = None): More keys and values: str, bool, int, float, or lists
 
