@@ -55,6 +55,27 @@ def test_save_gguf(kind, tmp_path):
     assert all(r.result == 'same' for r in R.same_grid(dict(w=y, b=torch.ones(3), n=torch.tensor(7)),
         tmp_path/'x.gguf').rows)
 
+@pytest.mark.parametrize('kind', [*BLOCKS, *SEARCHED, 'MXFP4', 'NVFP4'])
+def test_trained_is_served(kind, tmp_path):
+    "A network is trained through a type, and the reader has the weights that it computes with."
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    if kind == 'MXFP4': R.quantize_model_(model[0], 'mxfp4', None)
+    elif kind == 'NVFP4':           # that of a Quantizer has a scale of the whole tensor, which has no place here
+        R.nn.round_weights_(model[0], R.nn.Rounding(R.nvfp4_quantize, deployed=R.nvfp4_quantize))
+    else: R.nn.round_weights_(model[0], R.nn.Rounding(R.gguf_quantize, deployed=R.gguf_quantize, format=kind))
+    x = torch.randn(64, 256)
+    optimizer = torch.optim.Adam(model.parameters(), .01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (model(x)-x[:, :1]).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    R.save_gguf(tmp_path/'x.gguf', model, lambda name, t: kind if name == '0.weight' else 'F32')
+    stored,values = read(tmp_path/'x.gguf')['0.weight']
+    assert stored == kind and torch.equal(values.view(8, 256), model[0].weight)
+    assert {r.result for r in R.same_grid(model, tmp_path/'x.gguf').rows} == {'same'}
+
 def test_mxfp4_is_theirs_off_ties(tmp_path):
     x,kind = torch.randn(64, 256, generator=generator()),GGMLQuantizationType.MXFP4
     theirs = quants.dequantize(quants.quantize(x.numpy(), kind), kind)
