@@ -87,7 +87,8 @@ def same_grid(
         >>> from tempfile import mkdtemp
         >>> file = Path(mkdtemp())/'w.gguf'
         >>> model = torch.nn.Linear(32, 1)
-        >>> _ = R.nn.round_weights_(model, R.nn.Rounding(R.gguf_quantize, deployed=R.gguf_quantize))
+        >>> grid = R.nn.Rounding(R.gguf_quantize, deployed=R.gguf_quantize)
+        >>> _ = R.nn.round_weights_(model, grid)
         >>> _ = R.save_gguf(file, model, 'Q4_0')
         >>> R.same_grid(model, file)
         weight  stored  values  differ  largest  result
