@@ -555,7 +555,8 @@ class Q4KGrid(Grid):
         bottom = low.amin(-2, keepdim=True)
         lowest = low.argmin(-2, keepdim=True)
         longest,below = (_row(runs, at), _row(low, at), _row(high, at)),_row(runs, lowest)
-        full,ends,least = torch.ones_like(bottom),None,None
+        full,least = torch.ones_like(bottom),torch.full_like(bottom, torch.inf)
+        ends = full,full
         for of_low in (1., .96, .92, .88, .84):
             unit,*_,m = self.offsets(bottom*of_low, *longest[1:])
             more = torch.full_like(bottom, torch.inf)
@@ -570,12 +571,10 @@ class Q4KGrid(Grid):
                 s = 63*torch.where(free, d, 1.)
                 y = ((longest[0]+unit*m)/s).round().clamp(0, 15)*s - unit*m
                 error = torch.where(free, _squares(y-longest[0])+more, torch.inf)
-                if ends is None: ends,least = (full, full),error
-                else:
-                    better = error < least
-                    ends = tuple(torch.where(better, n*full, old)
-                        for n,old in zip((of_low, of_reach), ends))
-                    least = torch.where(better, error, least)
+                better = error < least
+                ends = tuple(torch.where(better, n*full, old)
+                    for n,old in zip((of_low, of_reach), ends))
+                least = torch.where(better, error, least)
         return ends
 
     def multiples(self, runs, low, high, shares, at, all_of_them):

@@ -715,7 +715,8 @@ def read_gguf(data):
     head = _Cursor(data)
     magic,version,count,keys = head.take('4sIQQ')
     if version not in (2, 3): raise ValueError(f'it is GGUF of version {version}')
-    align,found = 32,[]
+    align:Any = 32
+    found = []
     for _ in range(keys):
         key = head.text()
         value = head.value(*head.take('I'))
