@@ -337,6 +337,7 @@ def odd(seed, n=300):
     peak = x.abs().amax(-1, keepdim=True)
     return x*torch.where(peak > 1e4, 1e4/peak, 1.)
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', SEARCHED)
 def test_odd_blocks_twice(kind):
     "Seeds 0 to 11: of them 1, 4 and 6 refute a search that takes any scale. 64,200 blocks of other seeds hold too."
@@ -544,6 +545,7 @@ def test_same_grid_of_other_types(tmp_path):
     with pytest.raises(ValueError, match='cannot be read: w has the type number 13; known are F32, '):
         R.same_grid(dict(w=torch.ones(2, 32)), tmp_path/'x')
 
+@pytest.mark.slow
 def test_same_grid_of_damaged_files(tmp_path):
     "Each cut of a file is a ValueError, and so is any byte of a head that is changed, if it is not read."
     model = torch.nn.Sequential(torch.nn.Linear(32, 4))
