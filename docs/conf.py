@@ -77,7 +77,8 @@ literate_guidance = dict(                                    # at the head of a 
         'weights kept in bfloat16.'),
     deployment=(
         'A trained network becomes one of integers with [`deploy_`](deploy.ipynb), and a file with '
-        '[`to_onnx`](runtime.ipynb). ONNX Runtime then computes the same integers as torch.'),
+        '[`to_onnx`](runtime.ipynb). ONNX Runtime then computes the same integers as torch. For files of other '
+        'programs, [`same_grid`](served.ipynb) tells whether they hold what was trained.'),
     post_training=(
         'No training loop, only a few hundred inputs. Begin with [the overview](without_training.ipynb), which '
         'compares the methods. [`reconstruct_`](reconstruct.ipynb) fits each layer to the float network; '

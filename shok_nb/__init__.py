@@ -47,6 +47,7 @@ from .post_training.closest import *
 from .post_training.relaxed import *
 from .post_training.reconstruct import reconstruct_ as reconstruct_
 from .deployment.runtime import onnx_session as onnx_session, to_onnx as to_onnx
+from .deployment.served import same_grid as same_grid
 
 # What `from shok_nb import *` brings: functions and classes, no module in place of the
 # caller's `random` or `nn`.

@@ -456,6 +456,14 @@ def of_files():
     yield 'save_compressed', lambda: dict(folder=place('compressed'), model=four_bits(), config=None), dict(
         folder=kind('word'), model=NOTHING, config=kind('none dict'))
 
+def saved():
+    "A state and its file."
+    state,file = dict(w=torch.ones(2, 32)),place('same.gguf')
+    R.save_gguf(file, state)
+    return dict(model=state, file=file)
+
+def of_served(): yield 'same_grid', saved, dict(model=NOTHING, file=NOTHING)
+
 def methods():
     "Constructors and methods, called as functions of `self`."
     def of(module, name, make, kinds, f=None, member=''):
@@ -534,7 +542,7 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'tokenizers', 'gradient',
+    for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'served', 'learned', 'fsq', 'tokenizers', 'gradient',
             'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'replace', 'design',
             'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy',
             'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',

@@ -491,7 +491,8 @@ def as_in_ggml(x, kind):
     v = x*back
     return (np.sign(v)*np.floor(np.abs(v)) + np.sign(v)*np.floor(2*(np.abs(v)-np.floor(np.abs(v)))))*stored
 
-@pytest.mark.parametrize('kind, n', [('Q8_0', 32), ('Q4_0', 32), ('Q4_1', 32), ('TQ1_0', 256)])
+@pytest.mark.parametrize('kind, n', [('Q8_0', 32), ('Q4_0', 32), ('Q4_1', 32), ('TQ1_0', 256),
+    ('TQ2_0', 256)])
 def test_as_ggml(kind, n):
     x = rows(n)
     assert torch.equal(R.gguf_quantize(x, kind), torch.tensor(as_in_ggml(x, kind)))
@@ -516,8 +517,8 @@ def test_scale_of_integers():
 
 # --- as a layer
 SCALED = 'e4m3', 'e5m2', 'e2m1', 'nf4', torch.float8_e4m3fn, R.FloatFormat(3, 2)
-OWN = ('mxfp4', 'mxfp6_e2m3', 'mxfp6_e3m2', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'bfloat16', 'float16',
-    'tf32')
+OWN = ('mxfp4', 'mxfp6_e2m3', 'mxfp6_e3m2', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'TQ2_0', 'IQ4_NL',
+    'Q6_K', 'Q4_K', 'bfloat16', 'float16', 'tf32')
 LAYERS = [(f, {}) for f in OWN] + [(f, kw) for f in SCALED for kw in ({}, dict(axis=0), dict(block=32),
     dict(axis=0, learn=True), dict(init='minmax'))]
 
@@ -792,7 +793,8 @@ def test_save_gguf(tmp_path):
     assert torch.equal(((codes-8)*scale).view(200, 64), y)
     assert report == dict(b=('F32', 0.), n=('torch.int64', 0.), w=('Q4_0', (y-x).abs().max().item()))
 
-@pytest.mark.parametrize('kind', ['Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'MXFP4', 'BF16', 'F16'])
+@pytest.mark.parametrize('kind', ['Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'TQ2_0', 'IQ4_NL', 'Q6_K', 'Q4_K', 'MXFP4', 'BF16',
+    'F16'])
 def test_saved_once(kind, tmp_path):
     "What is on the grid is saved as it is."
     x = rows(256)

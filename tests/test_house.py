@@ -899,6 +899,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'int4': 'quantization_recipes deploy integers runtime', 'LLM': 'quantization_recipes',
     'int8': 'deploy integers runtime digits',
     'bfloat16': 'floats updates quantization_recipes glossary', 'GGUF': 'files blocks',
+    'same weights in the file': 'served',
     'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes',
     'annealing': 'schedules recipes', 'fake quantization': 'fake_quantize', 'quantize a model': 'models',
     'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',

@@ -382,8 +382,13 @@ def int_quantize(
     return back(rounded_on(rounding, v, grid, knobs, fn))
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00029
+# block, both end codes, what is added to a code
 GGUF_BLOCKS = dict(Q8_0=(32, -127, 127, 0), Q4_0=(32, 0, 15, -8), Q4_1=(32, 0, 15, 0),
-    TQ1_0=(256, -1, 1, 0))                     # block, both end codes, what is added to a code
+    TQ1_0=(256, -1, 1, 0), TQ2_0=(256, -1, 1, 0), IQ4_NL=(32, -127, 113, 0),
+    Q6_K=(256, -32, 31, 0), Q4_K=(256, 0, 15, 0))
+
+GGUF_TIES:dict[str, Any] = dict(Q8_0='away', Q4_0='up', Q4_1='up', TQ1_0='away', TQ2_0='away',
+    IQ4_NL='even', Q6_K='even', Q4_K='even')
 
 _HALF = grid_of(FORMATS['float16'], saturate=False)
 
@@ -422,8 +427,216 @@ class GGUFGrid(Grid):
         ends = (low-.5, high+0.) if self.format == 'Q4_0' else None
         return Cells(v, v, d, ends, raw, value)
 
+# %% ../../nbs/grids/20_blocks.ipynb #20f00041
+IQ4_NL = (-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69.,
+    89., 113.)
+
+def _peak(x):
+    "The value of the largest magnitude of each block, with its sign."
+    return x.gather(-1, x.abs().argmax(-1, keepdim=True))
+
+def _squares(x): return x.square().sum(-1, keepdim=True)
+
+def _better(new, error, old, least):
+    "Of two choices for each block the one that errs less; the old one where they are equal."
+    better = error < least
+    return torch.where(better, new, old),torch.where(better, error, least)
+
+@dataclass(frozen=True, kw_only=True)
+class LevelsGrid(Grid):
+    "IQ4_NL: sixteen uneven levels and a float16, the best of those that are tried."
+    format:str
+    block:Any
+    gradient:GradientRule
+    fixed = False
+    def numbers(self, x): return torch.tensor(IQ4_NL, dtype=x.dtype, device=x.device)
+
+    def scale(self, x):
+        """With it the value of the largest magnitude is one of the outer levels, or near one;
+        or the levels fit the values best. 0 where none can be stored; nan where not finite."""
+        levels,peak = self.numbers(x),_peak(x)
+        between = (levels[1:]+levels[:-1])/2
+        def on(d): return levels[torch.bucketize((x/d).contiguous(), between)]
+        def tried(d, best, least):
+            d = _rounded(_HALF, d)
+            n = on(d)
+            # so that a second time the same scale is among those that are tried
+            outer = (d != 0) & (_amax(n) >= 69)
+            return _better(d, torch.where(outer, _squares(n*d-x), torch.inf), best, least)
+        best,least = torch.zeros_like(peak),torch.full_like(peak, torch.inf)
+        for n in (-127, -104, -83, 69, 89, 113, -134, -131, -124, -121, -118, -115):
+            best,least = tried(peak/n, best, least)
+        for _ in range(2):
+            n = on(best)
+            best,least = tried((x*n).sum(-1, keepdim=True)/_squares(n), best, least)
+        large = (best == 0) & (peak.abs() > 127*65504.)
+        return torch.where(torch.isfinite(peak) & ~large, best, torch.nan)
+
+    def cells(self, x, own=0.):
+        levels,d = self.numbers(x),self.scale(x.detach())
+        by = torch.where(d == 0, 1., d)
+        y = _learning(x, d)/by
+        at = torch.bucketize(y.detach().contiguous(), levels).clamp(1, 15)
+        low,high = levels[at-1],levels[at]
+        def raw(n): return n
+        def value(n):
+            y = torch.where(n > .5, high-(1-n)*(high-low), low+n*(high-low))
+            return y.clamp(-127, 113)*d
+        v = (y-low)/(high-low)
+        return Cells(v, v, (high-low)*by, None, raw, value)
+
+@dataclass(frozen=True, kw_only=True)
+class Q6KGrid(Grid):
+    """Q6_K: sixteen runs of 16 codes share a float16, and each has 8 bits that multiply it.
+    The largest value of a block is the lowest code of the largest run, as far as float16
+    goes, so that a second time the block has the same scales."""
+    format:str
+    block:Any
+    gradient:GradientRule
+    def scales(self, x):
+        "The float16 of each block and the multiples of its runs."
+        runs = x.unflatten(-1, (16, 16))
+        peak = _peak(runs)
+        top = peak.abs().amax(-2, keepdim=True)
+        whole = _rounded(_HALF, top/4064)                     # 127 * 32
+        d = torch.where(torch.isfinite(top), whole.clamp(min=2.**-19), torch.nan)
+        one = torch.where(peak > 0, -1., 1.).to(x.dtype)
+        def error(k):
+            s = d*k
+            return _squares((runs/s).round().clamp(-32, 31)*s - runs)
+        best,least = one,error(one)
+        for n in (*range(-32, -15), -33., -32.75, -32.5, -32.25, -31.75, -31.5, -31.25, -30.5):
+            k = (peak/(n*d)).round().clamp(-127, 127)
+            k = torch.where(k == 0, one, k)
+            again = ((peak/(d*k)).round() <= -16) | (k.abs() == 1)
+            best,least = _better(k, torch.where(again, error(k), torch.inf), best, least)
+        largest = (peak.abs() == top) & (whole >= 2.**-19)
+        return d.squeeze(-1),torch.where(largest, 127*one, best).squeeze(-1)
+
+    def cells(self, x, own=0.):
+        d,k = self.scales(x.detach())
+        s = (d*k)[..., None].expand(*k.shape, 16).flatten(-2)
+        def raw(n): return n
+        def value(n): return n.clamp(-32, 31)*s
+        v = _learning(x, s)/s
+        return Cells(v, v, s, None, raw, value)
+
+# %% ../../nbs/grids/20_blocks.ipynb #20f00042
+def _down_to_half(t):
+    "The float16 next to what is not negative, not above it."
+    h = _rounded(_HALF, t)
+    return torch.where(h > t, h-_HALF.cells(t).worth, h)
+
+def _row(runs, at): return runs.gather(-2, at.expand(*at.shape[:-1], runs.shape[-1]))
+
+@dataclass(frozen=True, kw_only=True)
+class Q4KGrid(Grid):
+    """Q4_K: eight runs of 32 codes. A value is a step times its code less an offset; step and
+    offset of a run are multiples, of 6 bits, of two numbers in float16 that the block has.
+    The run with the longest reach has the largest step and all its codes, that with the least
+    value the largest offset, so that a second time the block has the same scales."""
+    format:str
+    block:Any
+    gradient:GradientRule
+    def offsets(self, bottom, low, high):
+        "Their float16, its multiples above and below the least of each run, and one of them."
+        unit = _down_to_half((-bottom/63).clamp(min=0))
+        n = torch.where(unit == 0, 0., -low/unit)
+        up,down = n.ceil().clamp(0, 63),n.floor().clamp(0, 63)
+        return unit,up,down,torch.where(low+unit*up < .03*(high+unit*up), up, down)
+
+    def step(self, reach, unit):
+        "The float16 of the steps, and the least that it may be beside such offsets."
+        least = (unit*(63/945/128)).clamp(min=2.**-18)
+        return _rounded(_HALF, (reach/945).clamp(min=0)),_rounded(_HALF, least)
+
+    def shares(self, runs, low, high, at):
+        "How much of the longest reach and of the least value to cover: both runs decide."
+        bottom = low.amin(-2, keepdim=True)
+        lowest = low.argmin(-2, keepdim=True)
+        longest,below = (_row(runs, at), _row(low, at), _row(high, at)),_row(runs, lowest)
+        full,least = torch.ones_like(bottom),torch.full_like(bottom, torch.inf)
+        ends = full,full
+        for of_low in (1., .96, .92, .88, .84):
+            unit,*_,m = self.offsets(bottom*of_low, *longest[1:])
+            more = torch.full_like(bottom, torch.inf)
+            for n in (16., 15.5, 15., 14.5, 14., 13.):
+                s = ((_row(high, lowest)+63*unit)/n).clamp(min=1e-30)
+                y = ((below+63*unit)/s).round().clamp(0, 15)*s - 63*unit
+                more = torch.minimum(more, _squares(y-below))
+            more = torch.where(lowest == at, 0., more)
+            for of_reach in (1., .97, .94, .91, .88, .85):
+                d,at_least = self.step((longest[2]+unit*m)*of_reach, unit)
+                free = d >= at_least
+                s = 63*torch.where(free, d, 1.)
+                y = ((longest[0]+unit*m)/s).round().clamp(0, 15)*s - unit*m
+                error = torch.where(free, _squares(y-longest[0])+more, torch.inf)
+                better = error < least
+                ends = tuple(torch.where(better, n*full, old)
+                    for n,old in zip((of_low, of_reach), ends))
+                least = torch.where(better, error, least)
+        return ends
+
+    def multiples(self, runs, low, high, shares, at, all_of_them):
+        "Both numbers in float16, the multiples of each run, and the error of the block."
+        of_low,of_reach = shares
+        bottom = low.amin(-2, keepdim=True)
+        unit,up,down,near = self.offsets(bottom*of_low, low, high)
+        d,least_d = self.step(_row(high+unit*near, at)*of_reach, unit)
+        free,d = d >= least_d,torch.maximum(d, least_d)
+        def tried(k, m):
+            q = ((runs+unit*m)/(d*k)).round().clamp(0, 15)
+            return q,_squares(q*(d*k)-unit*m - runs)
+        k = torch.ones_like(low)
+        m,least = down,tried(k, down)[1]
+        choices = [(up, n) for n in (15., 14., 13., 12., 11., 10., 9., 8., torch.inf)]
+        if all_of_them: choices += [((up-i).clamp(min=0), n) for i in range(5)
+            for n in (16., 15.75, 15.5, 15.25, 14.75, 14.5, 14., 13.5, 15.)]
+        for of_run,n in choices:
+            other = torch.where(low == bottom, up, of_run)
+            step = ((high+unit*other)/(d*n)).round().clamp(1, 63)
+            q,error = tried(step, other)
+            lowest = (other == 0) | (d*step*q.amin(-1, keepdim=True) < unit)
+            again = lowest & ((q.amax(-1, keepdim=True) >= 8) | (step == 1))
+            better = again & (error < least)
+            k,m,least = (torch.where(better, new, old)
+                for new,old in ((step, k), (other, m), (error, least)))
+        longest = (torch.arange(8, device=low.device)[:, None] == at) & free
+        k,m = torch.where(longest, 63., k),torch.where(longest, near, m)
+        return (d, unit, k, m),tried(k, m)[1].sum(-2, keepdim=True)
+
+    def scales(self, x):
+        "The float16 of the steps and of the offsets of each block, and their multiples."
+        runs = x.unflatten(-1, (8, 32))
+        low,high = runs.amin(-1, keepdim=True),runs.amax(-1, keepdim=True)
+        unit,*_,near = self.offsets(low.amin(-2, keepdim=True), low, high)
+        at = (high+unit*near).argmax(-2, keepdim=True)
+        one = torch.ones_like(low[..., :1, :])
+        # what is on such a grid has no error with all of both ends
+        same,error = self.multiples(runs, low, high, (one, one), at, False)
+        best,_ = self.multiples(runs, low, high, self.shares(runs, low, high, at), at, True)
+        found = [torch.where(error == 0, a, b).squeeze(-1) for a,b in zip(same, best)]
+        finite = torch.isfinite(x).all(-1, keepdim=True)
+        return torch.where(finite, found[0], torch.nan),*found[1:]
+
+    def cells(self, x, own=0.):
+        d,unit,k,m = self.scales(x.detach())
+        s,least = ((t[..., None].expand(*k.shape, 32).flatten(-2)) for t in (d*k, unit*m))
+        def raw(n): return n
+        def value(n): return n.clamp(0, 15)*s - least
+        v = (_learning(x, s)+least)/s
+        return Cells(v, v, s, None, raw, value)
+
+SEARCHED:dict[str, Any] = dict(IQ4_NL=LevelsGrid, Q6_K=Q6KGrid, Q4_K=Q4KGrid)
+
+def gguf_grid(format, gradient):
+    "The grid of a block type of GGUF."
+    kind = SEARCHED.get(format, GGUFGrid)
+    return kind(format=format, block=GGUF_BLOCKS[format][0], gradient=gradient)
+
 # %% ../../nbs/grids/20_blocks.ipynb #20f00030
-_Packed = Literal['Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0']
+_Packed = Literal['Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'TQ2_0', 'IQ4_NL', 'Q6_K',
+    'Q4_K']
 
 def gguf_quantize(
     x:Tensor,                    # Values; the blocks lie along the last dim; floating dtype
@@ -439,7 +652,8 @@ def gguf_quantize(
 
     Parameters:
         x (Tensor): Values; the blocks lie along the last dim; floating dtype
-        format ('Q8_0'|'Q4_0'|'Q4_1'|'TQ1_0' = 'Q4_0'): Of the blocks
+        format ('Q8_0'|'Q4_0'|'Q4_1'|'TQ1_0'|'TQ2_0'|'IQ4_NL'|'Q6_K'|'Q4_K' = 'Q4_0'): Of the
+            blocks
         rounding (Callable|None = None): An estimator that has a `step`; None: nearest, as in
             GGUF
         gradient ('saturated'|'clipped'|'ste' = 'clipped'): Of `Q4_0`, which clips: 0 where the
@@ -458,10 +672,10 @@ def gguf_quantize(
     check_input(x, fn)
     check_choice(format, fn, 'format', GGUF_BLOCKS)
     if rounding is None:
-        rounding,ties = round_ste,'up' if format in ('Q4_0', 'Q4_1') else 'away'
-        knobs = dict(ties=ties) | knobs
+        knobs = dict(ties=GGUF_TIES[format]) | knobs
+        rounding = round_ste
     check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
-    grid = GGUFGrid(format=format, block=GGUF_BLOCKS[format][0], gradient=gradient)
+    grid = gguf_grid(format, gradient)
     v,back = _in_blocks(x, grid.block, -1, False, fn)
     return back(rounded_on(rounding, v, grid, knobs, fn))

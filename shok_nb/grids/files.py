@@ -10,6 +10,7 @@ import copy
 import ctypes
 import json
 import math
+import mmap
 import numbers
 import os
 import re
@@ -18,7 +19,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -30,7 +31,13 @@ from ..engine.arguments import (
     what_came,
 )
 from ..estimators.ste import round_ste
-from .blocks import GGUF_BLOCKS, GGUFGrid, MXGrid, NVFP4Grid
+from .blocks import (
+    GGUF_TIES,
+    IQ4_NL,
+    MXGrid,
+    NVFP4Grid,
+    gguf_grid,
+)
 from .floats import FORMATS, grid_of
 
 # %% ../../nbs/grids/40_files.ipynb #40f00008
@@ -64,6 +71,37 @@ def _tq1_0(grid, x):
     digits = torch.cat([packed(p, n) for p,n in zip(parts, (5, 5, 4))], -1)
     return torch.cat([((digits*256+242)//243).to(torch.uint8), _half(grid.laid(x)[1])], -1)
 
+def _tq2_0(grid, x):
+    "Four ternary digits a byte, of two bits each."
+    codes = (_nearest(grid, x, 'away').clamp(-1, 1)+1).long().unflatten(-1, (2, 4, 32))
+    packed = (codes << torch.arange(0, 8, 2)[:, None]).sum(-2)
+    return torch.cat([packed.flatten(-2).to(torch.uint8), _half(grid.laid(x)[1])], -1)
+
+def _iq4_nl(grid, x):
+    d = grid.scale(x)
+    n = round_ste(x, step=grid)/torch.where(d == 0, 1., d)
+    return torch.cat([_half(d), _two_a_byte(torch.bucketize(n, torch.tensor(IQ4_NL)))], -1)
+
+def _q6_k(grid, x):
+    "Four bits of each code, then the two above them, the scales of the runs, that of all."
+    codes = (_nearest(grid, x).clamp(-32, 31)+32).long()
+    low = (codes & 15).unflatten(-1, (2, 2, 64))
+    low = low[..., 0, :] | low[..., 1, :] << 4
+    high = (codes >> 4).unflatten(-1, (2, 4, 32)) << torch.arange(0, 8, 2)[:, None]
+    d,k = grid.scales(x)
+    parts = low.flatten(-2),high.sum(-2).flatten(-2),k.to(torch.int8).view(torch.uint8)
+    return torch.cat([*[p.to(torch.uint8) for p in parts], _half(d)], -1)
+
+def _q4_k(grid, x):
+    "Both numbers in float16, twelve bytes of multiples, the codes."
+    d,unit,k,m = grid.scales(x)
+    k,m = k.to(torch.uint8),m.to(torch.uint8)
+    codes = _nearest(grid, x).clamp(0, 15).to(torch.uint8).unflatten(-1, (4, 2, 32))
+    codes = codes[..., 0, :] | codes[..., 1, :] << 4
+    first = [t[:, :4] | t[:, 4:] >> 4 << 6 for t in (k, m)]
+    last = k[:, 4:] & 15 | (m[:, 4:] & 15) << 4
+    return torch.cat([_half(d), _half(unit), *first, last, codes.flatten(-2)], -1)
+
 def e2m1_codes(y):
     "The four bits of numbers of e2m1: the place of the magnitude among eight, and the sign."
     numbers = torch.tensor([.5, 1., 1.5, 2., 3., 4., 6.], device=y.device, dtype=y.dtype)
@@ -76,17 +114,94 @@ def _mxfp4(grid, x):
     exponent = torch.frexp(p)[1]+126
     return torch.cat([exponent.to(torch.uint8), _two_a_byte(codes)], -1)
 
-def _of_gguf(kind): return GGUFGrid(format=kind, block=GGUF_BLOCKS[kind][0], gradient='ste')
+nvfp4_alone = NVFP4Grid(element=grid_of(FORMATS['e2m1']), whole=False, block=16,
+    gradient='ste')
+
+def _nvfp4(grid, x):
+    "Four blocks of 16: their scales, then their codes."
+    y,_,scales = elements_of(grid, x, torch.ones(()))
+    codes = _two_a_byte(e2m1_codes(y)).view(-1, 32)
+    return torch.cat([scales.view(torch.uint8).view(-1, 4), codes], -1)
+
+def _float_of(halves): return halves.contiguous().view(torch.float16).float()
+
+def _four_bits(b): return torch.cat([b & 15, b >> 4], -1).float()
+
+def _read_q8_0(b): return b[:, 2:].contiguous().view(torch.int8)*_float_of(b[:, :2])
+
+def _read_q4_0(b): return (_four_bits(b[:, 2:])-8)*_float_of(b[:, :2])
+
+def _read_q4_1(b): return _four_bits(b[:, 4:])*_float_of(b[:, :2]) + _float_of(b[:, 2:4])
+
+def _read_tq1_0(b):
+    def digits(part, count):
+        powers = 3**torch.arange(count, dtype=torch.uint8)
+        return ((part[:, None]*powers[:, None]).short()*3 >> 8).flatten(1)-1
+    parts = zip(b[:, :52].split([32, 16, 4], -1), (5, 5, 4))
+    return torch.cat([digits(p, n) for p,n in parts], -1)*_float_of(b[:, 52:])
+
+def _read_tq2_0(b):
+    parts = b[:, :64].view(-1, 2, 1, 32) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    return ((parts & 3).flatten(1).float()-1)*_float_of(b[:, 64:])
+
+def _read_iq4_nl(b):
+    return torch.tensor(IQ4_NL)[_four_bits(b[:, 2:]).int()]*_float_of(b[:, :2])
+
+def _read_q6_k(b):
+    low,high,k,d = b.split([128, 64, 16, 2], -1)
+    low = (low.view(-1, 2, 1, 64) >> torch.tensor([[0], [4]], dtype=torch.uint8)) & 15
+    high = (high.view(-1, 2, 1, 32) >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]) & 3
+    codes = (low.flatten(1) | high.flatten(1) << 4).float()-32
+    s = _float_of(d)*k.contiguous().view(torch.int8)
+    return (codes.view(-1, 16, 16)*s[..., None]).flatten(1)
+
+def _read_q4_k(b):
+    d,unit,k,m,last,codes = b.split([2, 2, 4, 4, 4, 128], -1)
+    k = torch.cat([k & 63, last & 15 | (k >> 6) << 4], -1)
+    m = torch.cat([m & 63, last >> 4 | (m >> 6) << 4], -1)
+    codes = codes.view(-1, 4, 1, 32) >> torch.tensor([[0], [4]], dtype=torch.uint8) & 15
+    s,least = (_float_of(d)*k)[..., None],(_float_of(unit)*m)[..., None]
+    return (codes.view(-1, 8, 32)*s - least).flatten(1)
+
+_E2M1 = torch.tensor([0., .5, 1., 1.5, 2., 3., 4., 6.])
+_E2M1 = torch.cat([_E2M1, -_E2M1])
+
+def _power_of(e8m0): return torch.exp2(e8m0.double()-127)
+
+def _read_mxfp4(b):
+    return (_E2M1[_four_bits(b[:, 1:]).int()]*_power_of(b[:, :1])).float()
+
+def _read_nvfp4(b):
+    scales = b[:, :4].contiguous().view(torch.float8_e4m3fn).float()
+    codes = _four_bits(b[:, 4:].reshape(-1, 4, 8)).int()
+    return (_E2M1[codes]*scales[..., None]).flatten(1)
+
+def _of_gguf(kind): return gguf_grid(kind, 'ste')
 
 mxfp4_grid = MXGrid(element=grid_of(FORMATS['e2m1']), format=FORMATS['e2m1'], block=32,
     scale='floor', gradient='ste')
-# the number of the type, the grid of its blocks, the function that makes the bytes
-_TYPES:dict[str, Any] = dict(
-    F32=(0, None, None), F16=(1, None, None), BF16=(30, None, None),
-    Q8_0=(8, _of_gguf('Q8_0'), _q8_0), Q4_0=(2, _of_gguf('Q4_0'), _q4),
-    Q4_1=(3, _of_gguf('Q4_1'), _q4), TQ1_0=(34, _of_gguf('TQ1_0'), _tq1_0),
-    MXFP4=(39, mxfp4_grid, _mxfp4))
-_TIES:dict[str, Any] = dict(Q8_0='away', Q4_0='up', Q4_1='up', TQ1_0='away', MXFP4='even')
+class _Type(NamedTuple):
+    "A type of GGUF: its number, values and bytes of a block, and what writes and reads them."
+    number:int
+    block:int
+    nbytes:int
+    grid:Any = None
+    pack:Any = None
+    read:Any = None
+
+_TYPES:dict[str, _Type] = dict(
+    F32=_Type(0, 1, 4), F16=_Type(1, 1, 2), BF16=_Type(30, 1, 2),
+    Q8_0=_Type(8, 32, 34, _of_gguf('Q8_0'), _q8_0, _read_q8_0),
+    Q4_0=_Type(2, 32, 18, _of_gguf('Q4_0'), _q4, _read_q4_0),
+    Q4_1=_Type(3, 32, 20, _of_gguf('Q4_1'), _q4, _read_q4_1),
+    TQ1_0=_Type(34, 256, 54, _of_gguf('TQ1_0'), _tq1_0, _read_tq1_0),
+    TQ2_0=_Type(35, 256, 66, _of_gguf('TQ2_0'), _tq2_0, _read_tq2_0),
+    IQ4_NL=_Type(20, 32, 18, _of_gguf('IQ4_NL'), _iq4_nl, _read_iq4_nl),
+    Q6_K=_Type(14, 256, 210, _of_gguf('Q6_K'), _q6_k, _read_q6_k),
+    Q4_K=_Type(12, 256, 144, _of_gguf('Q4_K'), _q4_k, _read_q4_k),
+    MXFP4=_Type(39, 32, 17, mxfp4_grid, _mxfp4, _read_mxfp4),
+    NVFP4=_Type(40, 64, 36, nvfp4_alone, _nvfp4, _read_nvfp4))
+_TIES:dict[str, Any] = GGUF_TIES | dict(MXFP4='even', NVFP4='even')
 _FLOATS = {'F32': torch.float32, 'F16': torch.float16, 'BF16': torch.bfloat16}
 _WHOLE = {torch.int8: 24, torch.int16: 25, torch.int32: 26, torch.int64: 27}
 
@@ -98,7 +213,7 @@ def _bytes_of(t):
 
 def _in_type(kind, t):
     "The number of the type, the bytes, and what a reader gets, in a dtype that holds it."
-    number,grid,pack = _TYPES[kind]
+    number,_,_,grid,pack,_ = _TYPES[kind]
     if grid is None:
         stored = t.to(_FLOATS[kind])
         return number,_bytes_of(stored),stored.float()
@@ -205,7 +320,7 @@ def _made_by_others(model, key):
     return path+name,getattr(model.get_submodule(path.rstrip('.')), name)
 
 @torch.no_grad()
-def _tensors_of(model, fn):
+def tensors_of(model, fn):
     "All tensors of a model, or of a state, as evaluation has them; rounded weights rounded."
     if isinstance(model, dict): return {**model}
     if not isinstance(model, nn.Module):
@@ -225,10 +340,10 @@ def _kind_of(types, name, t):
     "The type of a tensor, and does it fit?"
     kind:Any = types(name, t) if callable(types) else types
     check_choice(kind, 'save_gguf', 'types', _TYPES)
-    grid = _TYPES[kind][1]
-    if grid is None or t.ndim and t.shape[-1] % grid.block == 0: return kind
+    block = _TYPES[kind].block
+    if block == 1 or t.ndim and t.shape[-1] % block == 0: return kind
     if not callable(types): return 'F32'
-    told = f'{kind} has blocks of {grid.block}, which do not divide the last dim of {name}'
+    told = f'{kind} has blocks of {block}, which do not divide the last dim of {name}'
     raise ValueError(f'save_gguf: {told}, of shape {tuple(t.shape)}')
 
 def _check_name(name):
@@ -310,7 +425,8 @@ def save_gguf(
     path:str|os.PathLike, # Of the file; an older one or a link is replaced
     model:nn.Module|dict, # A model, or its state: names and tensors
     # A type for all matrices that can be cut in its blocks, or `types(name, tensor)` for each
-    # tensor: 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'MXFP4', 'BF16', 'F16' or 'F32'
+    # tensor: 'Q8_0', 'Q6_K', 'Q4_K', 'Q4_0', 'Q4_1', 'IQ4_NL', 'TQ1_0', 'TQ2_0', 'MXFP4',
+    # 'NVFP4', 'BF16', 'F16' or 'F32'
     types:str|Callable='Q8_0',
     *,
     architecture:str='shok_nb', # What the reader looks for: 'llama', …
@@ -322,8 +438,8 @@ def save_gguf(
         path (str|os.PathLike): Of the file; an older one or a link is replaced
         model (nn.Module|dict): A model, or its state: names and tensors
         types (str|Callable = 'Q8_0'): A type for all matrices that can be cut in its blocks,
-            or `types(name, tensor)` for each tensor: 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'MXFP4',
-            'BF16', 'F16' or 'F32'
+            or `types(name, tensor)` for each tensor: 'Q8_0', 'Q6_K', 'Q4_K', 'Q4_0', 'Q4_1',
+            'IQ4_NL', 'TQ1_0', 'TQ2_0', 'MXFP4', 'NVFP4', 'BF16', 'F16' or 'F32'
         architecture (str = 'shok_nb'): What the reader looks for: 'llama', …
         metadata (dict|None = None): More keys and values: str, bool, int, float, or lists
 
@@ -351,7 +467,7 @@ def save_gguf(
     for key in metadata or {}: _check_key(key)
     about |= metadata or {}
     tensors,report = {},{}
-    for name,t in _tensors_of(model, 'save_gguf').items():
+    for name,t in tensors_of(model, 'save_gguf').items():
         kind,number,data,gap = _stored(types, name, t)
         tensors[name],report[name] = (tuple(t.shape), number, data),(kind, gap)
     write_whole(path, _gguf_parts(tensors, about))
@@ -469,7 +585,7 @@ nvfp4_grid = NVFP4Grid(element=grid_of(FORMATS['e2m1']), whole=True,
 def _compressed(model):
     "The tensors of the file, the layers of each scheme, and the report."
     fn = 'save_compressed'
-    tensors = {k: t for k,t in _tensors_of(model, fn).items() if '_quantizer.' not in k}
+    tensors = {k: t for k,t in tensors_of(model, fn).items() if '_quantizer.' not in k}
     schemes,report = {},{}
     for name,m in model.named_modules():
         if hasattr(m, 'input_quantizer'):
@@ -550,3 +666,168 @@ def save_compressed(
     write_whole(Path(folder)/'model.safetensors', _safetensors_parts(tensors))
     write_whole(Path(folder)/'config.json', [text])
     return report
+
+# %% ../../nbs/grids/40_files.ipynb #40f00026
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+
+class _Cursor:
+    "Bytes, read from front to back."
+    def __init__(self, data): self.data,self.at = data,0
+
+    def take(self, code):
+        "Numbers, as `struct` names them."
+        values = struct.unpack_from('<'+code, self.data, self.at)
+        self.at += struct.calcsize('<'+code)
+        return values
+
+    def bytes(self, n):
+        if n > len(self.data)-self.at: raise ValueError('it ends too early')
+        self.at += n
+        return self.data[self.at-n:self.at]
+
+    def text(self): return self.bytes(*self.take('Q')).decode()
+
+    def value(self, kind):
+        "Goes past a value of the metadata; returns it if it is a number of 32 bits."
+        if kind == _STRING: return self.text()
+        if kind == _LIST:
+            kind,n = self.take('IQ')
+            if kind in _SIZES: self.bytes(n*_SIZES[kind])
+            else:
+                for _ in range(n): self.value(kind)
+        elif kind == 4: return self.take('I')[0]
+        elif kind in _SIZES: self.bytes(_SIZES[kind])
+        else: raise ValueError(f'its metadata has a value of kind {kind}')
+
+def _tensor_of(data, dtype, shape):
+    "A tensor of these bytes."
+    t = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
+    return t.view(shape)
+
+def _in_values(kind, data, shape):
+    "The numbers that bytes of a type stand for."
+    if kind in _FLOATS: return _tensor_of(data, _FLOATS[kind], shape)
+    blocks = _tensor_of(data, torch.uint8, (-1, _TYPES[kind].nbytes))
+    return _TYPES[kind].read(blocks).view(shape)
+
+def read_gguf(data):
+    "Name, type and values of each tensor of a GGUF file."
+    head = _Cursor(data)
+    magic,version,count,keys = head.take('4sIQQ')
+    if version not in (2, 3): raise ValueError(f'it is GGUF of version {version}')
+    align:Any = 32
+    found = []
+    for _ in range(keys):
+        key = head.text()
+        value = head.value(*head.take('I'))
+        if key == 'general.alignment': align = value
+    for _ in range(count):
+        name = head.text()
+        shape = head.take(f'{head.take("I")[0]}Q')[::-1]
+        found.append((name, shape, *head.take('IQ')))
+    start = head.at + -head.at % align
+    names,whole = {t.number: k for k,t in _TYPES.items()},{n: d for d,n in _WHOLE.items()}
+    for name,shape,number,begin in found:
+        head.at = start+begin
+        if number in whole:
+            dtype = whole[number]
+            part = head.bytes(dtype.itemsize*math.prod(shape))
+            yield name,str(dtype),_tensor_of(part, dtype, shape)
+            continue
+        if number not in names:
+            known = ', '.join(names.values())
+            raise ValueError(f'{name} has the type number {number}; known are {known}')
+        kind = names[number]
+        _,block,nbytes,*_ = _TYPES[kind]
+        size,rest = divmod(math.prod(shape), block)
+        if rest: raise ValueError(f'{name} has no whole blocks')
+        yield name,kind,_in_values(kind, head.bytes(size*nbytes), shape)
+
+# %% ../../nbs/grids/40_files.ipynb #40f00027
+def _sparse(words, bits, shape):
+    "Codes that `_dense` has packed."
+    bit = (words.long()[..., None] >> torch.arange(32)) & 1
+    rows,columns = shape.tolist()
+    bit = bit.view(rows, -1)[:, :columns*bits].unflatten(-1, (columns, bits))
+    return (bit << torch.arange(bits)).sum(-1) - 2**(bits-1)
+
+def _apart(packed):
+    "Numbers of e2m1, two neighbours in a byte."
+    return _E2M1[torch.stack([packed & 15, packed >> 4], -1).flatten(-2).int()]
+
+def _weight_of(own, kind, scheme):
+    "A weight from the tensors of its layer."
+    scale,packed = own['weight_scale'],own.get('weight_packed')
+    if kind == 'float-quantized': v = own['weight'].float()
+    elif kind == 'pack-quantized':
+        v = _sparse(packed, scheme['num_bits'], own['weight_shape']).float()
+    elif kind == 'mxfp4-pack-quantized': v,scale = _apart(packed).double(),_power_of(scale)
+    elif kind == 'nvfp4-pack-quantized':
+        v,scale = _apart(packed),scale.float()/own['weight_global_scale']
+    else: raise ValueError(f'{kind} is not read here')
+    if 'group' not in scheme['strategy']: return v*scale.float()
+    runs = v.unflatten(-1, (-1, scheme['group_size']))*scale[..., None].to(v.dtype)
+    return runs.flatten(-2).float()
+
+def _tensors_in(data):
+    "The tensors of a safetensors file."
+    file = _Cursor(data)
+    about = json.loads(file.bytes(*file.take('Q')))
+    start,dtypes = file.at,{name: d for d,name in _DTYPE.items()}
+    about.pop('__metadata__', None)
+    for name,one in about.items():
+        first,last = one['data_offsets']
+        if one['dtype'] not in dtypes:
+            raise ValueError(f'{name} has the dtype {one["dtype"]}, which is not read here')
+        dtype,file.at = dtypes[one['dtype']],start+first
+        yield name,_tensor_of(file.bytes(last-first), dtype, one['shape'])
+
+_OF_WEIGHT = 'weight', 'weight_packed', 'weight_scale', 'weight_global_scale', 'weight_shape'
+
+def read_compressed(data, config):
+    "Name, format and values of each tensor of a model of compressed-tensors."
+    told = json.loads(config)['quantization_config']
+    groups = told['config_groups'].values()
+    tensors = dict(_tensors_in(data))
+    layers = [k.removesuffix('weight_scale') for k in tensors if k.endswith('weight_scale')]
+    for prefix in layers:
+        own = {k.removeprefix(prefix): tensors.pop(k) for k in [*tensors]
+            if k.startswith(prefix+'weight')}
+        if more := {*own}.difference(_OF_WEIGHT):
+            raise ValueError(f'{prefix}{min(more)} is not read here')
+        mine = [g for g in groups if prefix.rstrip('.') in g['targets']] or [*groups]
+        if len(mine) != 1: raise ValueError(f'it does not say what {prefix}weight is')
+        kind,scheme = mine[0].get('format') or told['format'],mine[0]['weights']
+        yield f'{prefix}weight',kind,_weight_of(own, kind, scheme)
+    for name,t in tensors.items(): yield name,str(t.dtype),t
+
+# %% ../../nbs/grids/40_files.ipynb #40f00028
+def _mapped(path, magic=b''):
+    "The bytes of a file; none where it begins otherwise or is empty."
+    with open(path, 'rb') as file:
+        if file.read(len(magic)) != magic or not os.fstat(file.fileno()).st_size: return b''
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+def _read_by_kind(path):
+    "The tensors of a file or a folder, or None if it is neither of ours."
+    if path.suffix == '.safetensors': path = path.parent
+    weights,config = path/'model.safetensors',path/'config.json'
+    if weights.is_file() and config.is_file():
+        return read_compressed(_mapped(weights), config.read_bytes())
+    data = _mapped(path, b'GGUF') if path.is_file() else b''
+    return read_gguf(data) if data else None
+
+def read_file(file, fn):
+    "Name, how it is stored and values of each tensor that `save_…` has written to a place."
+    check_path(file, fn, 'file')
+    parts = _read_by_kind(Path(file))
+    if parts is None:
+        wanted = 'a GGUF file, or a folder with model.safetensors and config.json'
+        got = file if os.path.exists(file) else f'{file}, where nothing is'
+        raise ValueError(f'{fn}: file must be {wanted}, got {got}')
+    try: yield from parts
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RuntimeError,
+        ArithmeticError) as e:
+        told = 'there is no ' if isinstance(e, LookupError) else ''
+        raise ValueError(f'{fn}: {file} cannot be read: {told}{e}') from None
+
