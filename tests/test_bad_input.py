@@ -462,9 +462,9 @@ def methods():
         if f is None: f = method(member) if member else getattr(module_of(module), name)
         return Call(module, name, f, make, kinds, member)
     yield of('quantizer', 'Quantizer', lambda: dict(bits=4, signed=True, zero_point=False, axis=0, block=None,
-        learn=False, rounding=R.round_ste, init='mse', format=None), dict(bits=NOTHING, signed=FLAG | NONE,
-        zero_point=FLAG, axis=kind('none minus zero'), block=NONE, learn=FLAG, rounding=NOTHING, init=kind(),
-        format=NONE))
+        learn=False, rounding=R.round_ste, init='mse', format=None, scale='po2'), dict(bits=NOTHING,
+        signed=FLAG | NONE, zero_point=FLAG, axis=kind('none minus zero'), block=NONE, learn=FLAG, rounding=NOTHING,
+        init=kind(), format=NONE, scale=NOTHING))
     for m in ('calibrate_', 'forward', 'to_codes'):
         yield of('quantizer', 'Quantizer', lambda: dict(self=ready(), x=X), dict(
             x=NOTHING if m == 'calibrate_' else TENSOR), member=m)
