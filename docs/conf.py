@@ -56,8 +56,9 @@ literate_guidance = dict(                                    # at the head of a 
         'slope you choose. To compare any two, use [Try it](try_it.ipynb).'),
     grids=(
         'Estimators round to integers; here they round to other numbers. Take [floats](floats.ipynb) for FP8 and '
-        'FP4, [blocks](blocks.ipynb) for MX, NVFP4 and int4 in groups, and [codebooks](codebooks.ipynb) for '
-        'levels of your own. [Files](files.ipynb) writes them for other programs.'),
+        'FP4, [blocks](blocks.ipynb) for MX, NVFP4 and int4 in groups, [codebooks](codebooks.ipynb) for '
+        'levels of your own, and [fixed point](fixed_point.ipynb) for chips '
+        'without floats. [Files](files.ipynb) writes them for other programs.'),
     training=(
         '[Schedules](schedules.ipynb) sharpen a soft curve while you train. [Layers](nn.ipynb) put rounding into '
         'a model or onto its weights, and [`through_round`](replace.ipynb) into code that is not yours. [Integers '
@@ -98,6 +99,7 @@ literate_guidance = dict(                                    # at the head of a 
 )
 literate_titles = dict(                                      # in the menu: the words that people look for
     ewgs='Gradient scaling (EWGS)',
+    fixed_point='Fixed point: ap_fixed',
     surrogates='DSQ and clipped rounding',
     spikes='Spikes: surrogate gradients',
     dither='Noise and dither',

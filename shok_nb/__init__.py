@@ -26,6 +26,7 @@ from .grids.floats import *
 from .grids.blocks import *
 from .grids.best import *
 from .grids.codebooks import *
+from .grids.fixed_point import *
 from .grids.files import *
 from .training.schedules import *
 from .training.replace import through_round as through_round

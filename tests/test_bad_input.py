@@ -142,6 +142,12 @@ def of_floats():
     yield 'float_round', dict(x=X, format='e4m3', rounding=R.round_ste, saturate=True, gradient='clipped'), dict(
         x=TENSOR, format=NOTHING, rounding=NOTHING, saturate=FLAG, gradient=NOTHING)
 
+def of_fixed_point():
+    given = dict(width=8, integer=3, signed=True, rounding='RND', overflow='SAT')
+    kinds = dict(width=COUNT - kind('zero'), integer=kind('zero minus') | COUNT, signed=FLAG, rounding=NOTHING, overflow=NOTHING)
+    yield 'FixedFormat', given, kinds
+    yield 'fixed_point', dict(x=X, gradient='clipped', **given), dict(x=TENSOR, gradient=NOTHING, **kinds)
+
 MIXED = [partial(R.mx_quantize, format='e2m1', block=3, scale='up'),partial(R.int_quantize, bits=4, block=3)]
 
 def of_blocks():
@@ -534,8 +540,8 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'tokenizers', 'gradient',
-            'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'replace', 'design',
+    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'tokenizers',
+            'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'replace', 'design',
             'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy',
             'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',
             'scores', 'source_coding', 'core', 'random'):

@@ -1,11 +1,15 @@
-"""Scales that are powers of two, against brute force and the published gradient."""
+"""Scales that are powers of two, against brute force and the published gradient; formats of `ap_fixed`, against
+Python's fractions."""
+import inspect
 import io
 import math
+from fractions import Fraction
 import pytest
 import torch
 from estimators import generator
 from torch import nn
 import shok_nb as R
+from shok_nb.catalog import catalog
 
 W = torch.randn(6, 64, generator=generator())*torch.logspace(-1, 1, 6)[:, None]
 
@@ -173,3 +177,177 @@ def test_reconstructed():
     R.reconstruct_(net, [x])
     for q in net.modules():
         if isinstance(q, R.Quantizer): assert is_power(q.grid()[0].detach())
+
+# --- formats
+def reference(x, width, integer, signed, rounding, overflow):
+    "By Python's fractions and integers."
+    v = Fraction(x)*Fraction(2)**(width-integer)
+    down = v.numerator//v.denominator
+    rest = v-down
+    up = down+(rest > 0)
+    if rounding == 'TRN': n = down
+    elif rounding == 'TRN_ZERO': n = down if v > 0 else up
+    elif rest != Fraction(1, 2): n = down if rest < Fraction(1, 2) else up
+    else: n = dict(RND=up, RND_MIN_INF=down, RND_INF=up if v > 0 else down, RND_ZERO=down if v > 0 else up,
+        RND_CONV=down if down % 2 == 0 else up)[rounding]
+    low,high = (-2**(width-1), 2**(width-1)-1) if signed else (0, 2**width-1)
+    if overflow == 'SAT_SYM' and signed: low = -high
+    if overflow == 'WRAP':
+        n %= 2**width
+        if signed and n >= 2**(width-1): n -= 2**width
+    elif not low <= n <= high: n = 0 if overflow == 'SAT_ZERO' else low if n < low else high
+    return float(n*Fraction(2)**(integer-width))
+
+MODES = 'RND', 'RND_ZERO', 'RND_MIN_INF', 'RND_INF', 'RND_CONV', 'TRN', 'TRN_ZERO'
+OVERFLOWS = 'SAT', 'SAT_ZERO', 'SAT_SYM', 'WRAP'
+modes = pytest.mark.parametrize('rounding', MODES)
+overflows = pytest.mark.parametrize('overflow', OVERFLOWS)
+
+@modes
+@overflows
+@pytest.mark.parametrize('signed', [True, False])
+def test_as_fractions(rounding, overflow, signed):
+    "Four periods on each side in eighths of a step: all numbers, all ties and what lies around them."
+    for width,integer in ((1, 1), (2, 0), (3, 3), (4, 6), (5, -2), (6, 2)):
+        if (width, signed, overflow) == (1, True, 'SAT_SYM'): continue
+        kw = dict(signed=signed, rounding=rounding, overflow=overflow)
+        x = torch.arange(-32*2**width, 32*2**width+1, dtype=torch.float64)/8*2.**(integer-width)
+        want = torch.tensor([reference(v, width, integer, **kw) for v in x.tolist()], dtype=torch.float64)
+        for dtype in (torch.float64, torch.float32):
+            assert torch.equal(R.fixed_point(x.to(dtype), width, integer, **kw).double(), want), (width, dtype)
+        half = x.half()
+        if torch.equal(half.double(), x): assert torch.equal(R.fixed_point(half, width, integer, **kw).double(), want)
+
+@modes
+@overflows
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_far_away(rounding, overflow, dtype):
+    "Numbers of every size that the dtype has, next to ties too: floats in steps would lose what lies beside a half."
+    info = torch.finfo(dtype)
+    sizes = 2.**torch.arange(-30, 16 if dtype == torch.float16 else 100, dtype=torch.float64)
+    near = torch.tensor([.5, 1.5, 127.5, 128.5, 255.5, 256, 1e4], dtype=dtype)
+    x = torch.cat([(sizes*1.37).to(dtype), near, torch.nextafter(near, near+9), torch.nextafter(near, near-9),
+        torch.tensor([info.tiny, info.max, 0.], dtype=dtype)])
+    x = torch.cat([x, -x])
+    for width,integer,signed in ((8, 8, True), (8, 8, False), (7, 12, True), (8, 3, False)):
+        kw = dict(signed=signed, rounding=rounding, overflow=overflow)
+        want = torch.tensor([reference(v, width, integer, **kw) for v in x.tolist()], dtype=torch.float64)
+        y = R.fixed_point(x, width, integer, **kw)
+        assert y.dtype == dtype and torch.equal(y, want.to(dtype)), (width, integer, signed)
+
+@pytest.mark.parametrize('dtype, width, signed', [(torch.float32, 25, True), (torch.float32, 24, False),
+    (torch.float64, 53, False), (torch.float64, 53, True)])
+@overflows
+def test_the_widest(dtype, width, signed, overflow):
+    "Every bit of the dtype is used: codes around both ends, and periods around them."
+    ends = [0, 2**(width-1), 2**width, 2**(width+1)+2**(width-1), -2**(width-1), -2**width, 3*2**width]
+    numbers = [float(e+d) for e in ends for d in (-3, -1.5, -1, -.5, 0, .5, 1, 2)]
+    x = torch.tensor(numbers, dtype=dtype)
+    for rounding in ('TRN', 'RND_CONV'):
+        kw = dict(signed=signed, rounding=rounding, overflow=overflow)
+        want = [reference(v, width, width, **kw) for v in x.tolist()]
+        assert R.fixed_point(x, width, width, **kw).tolist() == want
+    with pytest.raises(ValueError, match=r'width must be at most \d\d for'):
+        R.fixed_point(x.float(), 26, 8, signed=signed)
+
+def slopes(x, *args, **kw):
+    x = x.clone().requires_grad_()
+    return torch.autograd.grad(R.fixed_point(x, *args, **kw).sum(), x)[0].tolist()
+
+def test_slopes():
+    "Straight-through; a wrap has slope 1 everywhere, as x less a constant has, and saturation 0 beyond the ends."
+    x = torch.tensor([-30., -4.2, -4., .3, 3.4, 3.6, 3.9, 50.])
+    assert slopes(x, 3, 3) == slopes(x, 3, 3, gradient='saturated') == [1]*8
+    for overflow in ('SAT', 'SAT_ZERO'):
+        kw = dict(rounding='RND', overflow=overflow)
+        assert slopes(x, 3, 3, **kw) == [0, 0, 1, 1, 0, 0, 0, 0]
+        assert slopes(x, 3, 3, gradient='saturated', **kw) == [0, 1, 1, 1, 1, 0, 0, 0]
+        assert slopes(x, 3, 3, gradient='ste', **kw) == [1]*8
+    assert slopes(x, 3, 3, overflow='SAT_SYM') == [0, 0, 0, 1, 0, 0, 0, 0]
+
+@overflows
+def test_odd_values(overflow):
+    x = torch.tensor([math.inf, -math.inf, math.nan, -0.], requires_grad=True)
+    y = R.fixed_point(x, 4, 2, overflow=overflow)
+    ends = dict(SAT=[1.75, -2.], SAT_SYM=[1.75, -1.75], SAT_ZERO=[0., 0.])
+    if overflow == 'WRAP': assert y[:3].isnan().all()
+    else: assert y[:2].tolist() == ends[overflow] and y[2].isnan()
+    assert y[3] == 0 and not y[3].signbit()                              # two's complement has one zero
+    for t in (torch.zeros(0, 3), torch.tensor(.3), torch.ones(2, 3).mT):
+        assert R.fixed_point(t, 4, 2, overflow=overflow).shape == t.shape
+
+@overflows
+@pytest.mark.parametrize('rounding', ['TRN', 'RND', R.soft_round, R.floor_ste], ids=str)
+def test_transforms(rounding, overflow):
+    x = 9*torch.randn(4, 6, generator=generator())
+    def f(x): return R.fixed_point(x, 4, 3, rounding=rounding, overflow=overflow)
+    leaf = x.clone().requires_grad_()
+    y = f(leaf)
+    g = torch.autograd.grad(y.sum(), leaf)[0]
+    close = dict(atol=0 if rounding is not R.soft_round else 1e-5, rtol=1e-5)    # torch adds up a curve in its own order
+    assert torch.allclose(torch.vmap(f)(x), y, **close)
+    assert torch.allclose(torch.func.grad(lambda t: f(t).sum())(x), g, **close)
+    _,tangent = torch.func.jvp(f, (x,), (torch.ones_like(x),))
+    assert torch.allclose(tangent, g, **close)
+    checkpointed = torch.utils.checkpoint.checkpoint(f, leaf, use_reentrant=False)
+    assert torch.equal(torch.autograd.grad(checkpointed.sum(), leaf)[0], g)
+    compiled = torch.compile(f, backend='aot_eager', fullgraph=True)
+    assert torch.allclose(compiled(leaf), y, **close)
+    assert torch.allclose(torch.autograd.grad(compiled(leaf).sum(), leaf)[0], g, **close)
+
+LAID = [r for r in catalog if 'step' in inspect.signature(r.f).parameters]
+
+@overflows
+@pytest.mark.parametrize('r', LAID, ids=lambda r: r.f.__name__)
+def test_every_estimator(r, overflow):
+    kw = dict(seed=torch.tensor(0)) if 'seed' in inspect.signature(r.f).parameters else {}
+    x = torch.linspace(-7, 7, 256, dtype=torch.float64, requires_grad=True)
+    y = R.fixed_point(x, 4, 3, rounding=r.f, overflow=overflow, **kw)
+    g = torch.autograd.grad(y.sum(), x)[0]
+    assert y.isfinite().all() and g.isfinite().all() and y.dtype == x.dtype
+    if r.f is not R.uniform_noise: assert y.abs().max() <= 4.5           # it is no rounding, and no grid holds it
+    if r.on_grid: assert torch.equal(R.fixed_point(y, 4, 3, overflow=overflow), y)
+
+def test_a_format_in_a_quantizer():
+    x = 9*torch.randn(4, 6, generator=generator())
+    for rounding in MODES:
+        f = R.FixedFormat(6, 3, rounding=rounding, overflow='SAT')
+        q = R.Quantizer(format=f).calibrate_(x)
+        y = R.fixed_point(x, 6, 3, rounding=rounding, overflow='SAT')
+        assert torch.equal(q(x), y) and torch.equal(q.to_codes(x), (y*8).int()) and q.range() == (-32, 31)
+        soft = R.Quantizer(format=f, rounding=R.soft_round).calibrate_(x)
+        assert not torch.equal(soft(x), y) and torch.equal(soft.eval()(x), y)
+        twin = R.Quantizer(format=f)
+        twin.load_state_dict(q.state_dict())
+        assert torch.equal(twin(x), y)
+    with pytest.raises(RuntimeError, match='another grid'):
+        R.Quantizer(format=R.FixedFormat(6, 2)).load_state_dict(q.state_dict())
+    for kw in (dict(axis=0), dict(block=2), dict(learn=True), dict(scale='po2')):
+        with pytest.raises(ValueError, match='needs no scale of ours'): R.Quantizer(format=f, **kw)
+    with pytest.raises(ValueError, match='to_codes got nan'): q.to_codes(x*math.nan)
+    assert q(x.bfloat16()).dtype == torch.bfloat16
+    assert R.Quantizer(format=R.FixedFormat(40, 8)).calibrate_(x).to_codes(x.double()).dtype == torch.int64
+
+def test_a_model_of_formats():
+    "All its layers; what the integer kernels do not know stays floats, and the report says so."
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    x = torch.randn(32, 8, generator=generator())
+    q = R.Quantizer(format=R.FixedFormat(8, 3, rounding='RND', overflow='SAT'))
+    R.quantize_model_(net, q, q, calibrate=[x])
+    net(x).sum().backward()
+    y = net.eval()(x)
+    assert torch.equal(R.fixed_point(net[0].weight, 8, 3), net[0].weight)
+    report = R.deploy_(net, x)
+    assert 'FixedFormat' in str(report) and torch.equal(net(x), y)
+
+@pytest.mark.parametrize('kw, told', [(dict(width=0), r'width must be in \[1, 53\], got 0'),
+    (dict(width=8.), 'width must be an int, got float'), (dict(integer=200), 'integer must be in'),
+    (dict(signed=1), 'signed must be True or False'), (dict(rounding='AP_RND'), 'rounding must be one of RND, RND_ZERO'),
+    (dict(rounding=None), 'rounding must be'), (dict(overflow='CLIP'), 'overflow must be one of SAT, SAT_ZERO'),
+    (dict(width=1, overflow='SAT_SYM'), 'width must be at least 2 for a signed SAT_SYM')], ids=str)
+def test_no_format(kw, told):
+    given = dict(width=8, integer=3) | kw
+    with pytest.raises((TypeError, ValueError), match=f'^FixedFormat: {told}'): R.FixedFormat(**given)
+    if kw.get('rounding', 0) is None: told = 'rounding must'
+    with pytest.raises((TypeError, ValueError), match=f'^fixed_point: {told}'): R.fixed_point(W, **given)

@@ -29,6 +29,7 @@ from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from ..grids.blocks import GGUF_BLOCKS, gguf_quantize, mx_quantize, nvfp4_quantize
 from ..grids.codebooks import NF4, levels_round
+from ..grids.fixed_point import FixedFormat, fixed_grid, mode_of
 from ..grids.floats import (
     FORMAT_NAMES,
     FORMATS,
@@ -37,6 +38,7 @@ from ..grids.floats import (
     check_rounding,
     float_round,
     format_of,
+    rounded_on,
 )
 from ..nn import Rounding, hard_in_evaluation
 from .calibrate import (
@@ -554,10 +556,41 @@ class _OwnScalesGrid(_FormatGrid):
         if self.format in GGUF_BLOCKS and rounding is round_ste: rounding = None
         return OWN_STATE[self.format][1](x, rounding=rounding, **whole)
 
+class _FixedGrid(_OwnScalesGrid):
+    "A fixed-point format, whose step is its scale."
+    def largest(self): return self.ends()[1]
+
+    def ends(self): return self.format.ends
+
+    def values_per_scale(self): return None
+
+    def calibrated(self, q, x, axis, parts=None):
+        "There is nothing to choose."
+        return torch.ones(1, device=x.device),None,True
+
+    def nearest(self, q, x):
+        "By the mode of the format, unless an estimator trains."
+        trains = q.training and q.rounding is not round_ste
+        rounding = q.rounding if trains else mode_of(self.format)
+        grid = fixed_grid(self.format, x, 'Quantizer', 'clipped')
+        return rounded_on(rounding, x, grid, {}, 'Quantizer')
+
+    def codes(self, q, x):
+        "The integers of the numbers of evaluation."
+        if not x.is_meta and x.isnan().any():
+            raise ValueError('Quantizer: to_codes got nan, which has no code')
+        grid = fixed_grid(self.format, x, 'Quantizer')
+        y = rounded_on(mode_of(self.format), x.to(wide_dtype(x.dtype)), grid, {}, 'Quantizer')
+        fits = max(map(abs, self.ends())) <= 2**31
+        return (y/self.format.step).to(torch.int32 if fits else torch.int64)
+
+    def dtype_in_onnx(self, q): return None
+
 # %% ../../nbs/quantization/30_quantizer.ipynb #e7ed874e
 def _kind_of(format):
     "The class of its grid."
     if format is None: return _IntegerGrid
+    if isinstance(format, FixedFormat): return _FixedGrid
     if not isinstance(format, str): return _FormatGrid
     if format == 'nf4': return _CodebookGrid
     return _OwnScalesGrid if format in OWN_STATE else _FormatGrid
@@ -576,7 +609,7 @@ def _checked_format(format:Any, bits, signed, zero_point, axis, block, learn, in
         told = f'format={format} has a sign'
         raise ValueError(f'Quantizer: {told}; leave out signed')
     given = axis is not None or block is not None or learn or powers
-    if kind is _OwnScalesGrid and given:
+    if kind.own_scales and given:
         told = f'format={format} needs no scale of ours'
         raise ValueError(f'Quantizer: {told}; leave out axis, block, learn and scale')
     return format
@@ -749,8 +782,9 @@ class Quantizer(_GridTensors):
         rounding (Callable = round_ste): Any that is hard in `.eval()`, function or layer
         init ('minmax'|'percentile'|'mse'|'sample'|'lsq'|Callable = 'mse'): How `calibrate_`
             chooses, or a function with the arguments of `minmax_init`
-        format (str|torch.dtype|FloatFormat|None = None): In place of integers: a float format,
-            'nf4', or blocks with scales of their own, as 'mxfp4', 'nvfp4' or 'Q4_0'
+        format (str|torch.dtype|FloatFormat|FixedFormat|None = None): In place of integers: a
+            float or fixed-point format, 'nf4', or blocks with scales of their own, as 'mxfp4',
+            'nvfp4' or 'Q4_0'
         scale ('any'|'po2' = 'any'): 'po2': every scale is a power of two, in calibration and
             while it learns
 
@@ -774,9 +808,9 @@ class Quantizer(_GridTensors):
         rounding:Callable=round_ste, # Any that is hard in `.eval()`, function or layer
         # How `calibrate_` chooses, or a function with the arguments of `minmax_init`
         init:Literal['minmax', 'percentile', 'mse', 'sample', 'lsq']|Callable='mse',
-        # In place of integers: a float format, 'nf4', or blocks with scales of their own, as
-        # 'mxfp4', 'nvfp4' or 'Q4_0'
-        format:str|torch.dtype|FloatFormat|None=None,
+        # In place of integers: a float or fixed-point format, 'nf4', or blocks with scales of
+        # their own, as 'mxfp4', 'nvfp4' or 'Q4_0'
+        format:str|torch.dtype|FloatFormat|FixedFormat|None=None,
         # 'po2': every scale is a power of two, in calibration and while it learns
         scale:Literal['any', 'po2']='any',
     ):
