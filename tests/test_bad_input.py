@@ -144,7 +144,7 @@ def of_floats():
 
 def of_fixed_point():
     given = dict(width=8, integer=3, signed=True, rounding='RND', overflow='SAT')
-    kinds = dict(width=COUNT - kind('zero'), integer=kind('zero minus') | COUNT, signed=FLAG, rounding=NOTHING, overflow=NOTHING)
+    kinds = dict(width=NOTHING, integer=kind('zero minus'), signed=FLAG, rounding=NOTHING, overflow=NOTHING)
     yield 'FixedFormat', given, kinds
     yield 'fixed_point', dict(x=X, gradient='clipped', **given), dict(x=TENSOR, gradient=NOTHING, **kinds)
 
@@ -443,6 +443,17 @@ def written():
     try: return R.to_onnx(network(), X, place('written.onnx'))
     except ImportError: return place('none.onnx')
 
+def powers():
+    "A deployed network whose scales are powers of two."
+    model,q = nn.Sequential(nn.Linear(3, 2)),R.Quantizer(8, scale='po2')
+    R.quantize_model_(model, q, q, calibrate=[X])
+    R.deploy_(model.eval(), X)
+    return model
+
+def of_c_code():
+    yield 'to_c', lambda: dict(model=powers(), example=X, file=place('x.h')), dict(model=NOTHING, example=NOTHING,
+        file=NOTHING)
+
 def of_runtime():
     yield 'to_onnx', lambda: dict(model=network(), example=X, file=place('x.onnx'), any_batch=True, dynamic=None), dict(
         model=NOTHING, example=NOTHING, file=kind('word'), any_batch=FLAG, dynamic=kind('none dict'))
@@ -540,11 +551,11 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq', 'tokenizers',
-            'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'replace', 'design',
-            'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy',
-            'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',
-            'scores', 'source_coding', 'core', 'random'):
+    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'learned', 'fsq',
+            'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules',
+            'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report',
+            'integer_layers', 'deploy', 'c_code', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed',
+            'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

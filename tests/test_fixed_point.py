@@ -1,8 +1,11 @@
 """Scales that are powers of two, against brute force and the published gradient; formats of `ap_fixed`, against
-Python's fractions."""
+Python's fractions; networks as C, compiled and compared bit for bit."""
 import inspect
 import io
 import math
+import re
+import shutil
+import subprocess
 from fractions import Fraction
 import pytest
 import torch
@@ -284,7 +287,7 @@ def test_transforms(rounding, overflow):
     leaf = x.clone().requires_grad_()
     y = f(leaf)
     g = torch.autograd.grad(y.sum(), leaf)[0]
-    close = dict(atol=0 if rounding is not R.soft_round else 1e-5, rtol=1e-5)    # torch adds up a curve in its own order
+    close = dict(atol=0 if rounding is not R.soft_round else 1e-5, rtol=1e-5)     # a curve has its own order of sums
     assert torch.allclose(torch.vmap(f)(x), y, **close)
     assert torch.allclose(torch.func.grad(lambda t: f(t).sum())(x), g, **close)
     _,tangent = torch.func.jvp(f, (x,), (torch.ones_like(x),))
@@ -343,7 +346,7 @@ def test_a_model_of_formats():
 
 @pytest.mark.parametrize('kw, told', [(dict(width=0), r'width must be in \[1, 53\], got 0'),
     (dict(width=8.), 'width must be an int, got float'), (dict(integer=200), 'integer must be in'),
-    (dict(signed=1), 'signed must be True or False'), (dict(rounding='AP_RND'), 'rounding must be one of RND, RND_ZERO'),
+    (dict(signed=1), 'signed must be True or False'), (dict(rounding='AP_RND'), 'rounding must be one of RND, '),
     (dict(rounding=None), 'rounding must be'), (dict(overflow='CLIP'), 'overflow must be one of SAT, SAT_ZERO'),
     (dict(width=1, overflow='SAT_SYM'), 'width must be at least 2 for a signed SAT_SYM')], ids=str)
 def test_no_format(kw, told):
@@ -351,3 +354,148 @@ def test_no_format(kw, told):
     with pytest.raises((TypeError, ValueError), match=f'^FixedFormat: {told}'): R.FixedFormat(**given)
     if kw.get('rounding', 0) is None: told = 'rounding must'
     with pytest.raises((TypeError, ValueError), match=f'^fixed_point: {told}'): R.fixed_point(W, **given)
+
+# --- as C
+MAIN = '''#include <stdio.h>
+#include "net.h"
+int main(void)
+{{
+    static float x[NET_INPUTS];
+    static {kind} q[NET_INPUTS];
+    static int32_t y[NET_OUTPUTS];
+    while (fread(x, sizeof x, 1, stdin) == 1) {{
+        net_quantize(x, q);
+        net(q, y);
+        if (fwrite(y, sizeof y, 1, stdout) != 1) return 1;
+    }}
+    return 0;
+}}
+'''
+
+def in_c(net, x, folder):
+    "What the program makes of `x`, as floats."
+    if shutil.which('cc') is None: pytest.skip('no C compiler')
+    text = R.to_c(net, x, folder/'net.h').read_text()
+    kind = re.search(r'void net\(const (\w+) \*x', text)[1]
+    (folder/'main.c').write_text(MAIN.format(kind=kind))
+    flags = '-std=c99', '-pedantic', '-Wall', '-Wextra', '-Werror', '-O1'
+    subprocess.run(['cc', *flags, '-o', 'main', 'main.c'], cwd=folder, check=True)
+    made = subprocess.run([folder/'main'], input=x.numpy().tobytes(), capture_output=True, check=True).stdout
+    codes = torch.frombuffer(bytearray(made), dtype=torch.int32).view(len(x), -1)
+    points = re.search(r'net_output_point\[\d+\] = \{([^}]*)\}', text)[1].split(',')[:-1]
+    each = codes.shape[1]//len(points)
+    return codes.float()*2.**-torch.tensor([int(p) for p in points]).repeat_interleave(each)
+
+def deployed(net, x, bits=8, **kw):
+    weights = R.Quantizer(bits, axis=0, scale='po2')
+    R.quantize_model_(net, weights, R.Quantizer(8, **dict(signed=None, scale='po2') | kw), calibrate=[x])
+    R.deploy_(net.eval(), x)
+    return net
+
+def many(shape, seed, n=10_000, step=2.**-7):
+    "Normal numbers, every second of them on a grid so fine that they are ties of the input's."
+    x = torch.randn(n, *shape, generator=generator(seed))
+    x[::2] = (x[::2]/step).round()*step
+    x[0],x[1] = 1e30,-1e30
+    return x
+
+def mlp():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 12), nn.Linear(12, 3), nn.ReLU())
+
+def conv():
+    head = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1))
+    return nn.Sequential(head, nn.Conv2d(4, 6, (3, 2), stride=(2, 1), groups=2, dilation=(1, 2), bias=False), nn.ReLU(),
+        nn.Flatten(), nn.Linear(36, 10), nn.ReLU(), nn.Linear(10, 3))
+
+def ties_of(net, x):
+    "How many sums of the first integer layer lie in the middle between two integers that leave."
+    layer = next(m for m in net.modules() if hasattr(m, 'bias_codes'))
+    total = torch.nn.functional.linear(layer.input_scale.reciprocal().mul(x).round().clamp(-128, 127).double(),
+        (layer.weight/layer.scale[:, None]).double(), layer.bias_codes.double())
+    n = total*(layer.product/layer.out_scale).double()
+    return int(((n-n.floor()) == .5).sum())
+
+@pytest.mark.parametrize('bits', [8, 3])
+def test_the_same_bits_in_c(bits, tmp_path):
+    "Ten thousand inputs: ties at the input and in each layer, both ends of the grid, and codes of four bits in a byte."
+    torch.manual_seed(1)
+    net,x = mlp(),many((8,), 2)
+    net = deployed(net, x[2:300], bits)
+    assert torch.equal(in_c(net, x, tmp_path), net(x))
+    entering = x/net[0].input_scale
+    assert ((entering-entering.floor()) == .5).sum() > 100 and ties_of(net, x) > 100
+
+def test_convolutions_in_c(tmp_path):
+    torch.manual_seed(0)
+    net,x = conv(),many((2, 10, 9), 3)
+    net = deployed(net, x[2:100])
+    assert torch.equal(in_c(net, x, tmp_path), net(x))
+
+def test_images_leave_in_c(tmp_path):
+    "The last layer is a convolution: a point for each channel; the first takes uint8."
+    torch.manual_seed(0)
+    net,x = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),many((1, 6, 6), 3, 1000).abs()
+    net = deployed(net, x[2:100])
+    assert torch.equal(in_c(net, x, tmp_path), net(x).flatten(1))
+    assert 'net_quantize(const float *x, uint8_t *q)' in (tmp_path/'net.h').read_text()
+
+@pytest.mark.parametrize('wide', [False, True])
+def test_sums_of_more_than_24_bits(wide, tmp_path):
+    "Float32 keeps 24 bits of a sum in the deployed model, and the header too. Few weights alone differ in sign."
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1500 if wide else 40, 8), nn.ReLU(), nn.Linear(8, 4))
+    with torch.no_grad(): net[0].weight.copy_(torch.rand_like(net[0].weight)+.2)
+    x = many((net[0].in_features,), 4, 500)[2:].abs()
+    net = deployed(net, x)
+    text = R.to_c(net, x, tmp_path/'net.h').read_text()
+    assert ('net_single(s)' in text) == wide
+    assert torch.equal(in_c(net, x, tmp_path), net(x))
+
+def test_dead_channels_in_c(tmp_path):
+    "A row of zeros has its bias alone, on a scale that is a power of two as well."
+    torch.manual_seed(0)
+    net,x = mlp(),many((8,), 5, 1000)
+    with torch.no_grad():
+        for m in net:
+            if isinstance(m, nn.Linear): m.weight[0] = 0.
+    net = deployed(net, x[2:300])
+    assert torch.equal(in_c(net, x, tmp_path), net(x))
+
+def test_one_layer_in_c(tmp_path):
+    net,x = nn.Sequential(nn.Flatten(), nn.Linear(6, 2)),many((2, 3), 6, 1000)
+    net = deployed(net, x[2:])
+    assert torch.equal(in_c(net, x, tmp_path), net(x))
+
+def plain(net, x, **kw):
+    R.quantize_model_(net, 8, R.Quantizer(8, signed=None), calibrate=[x])
+    R.deploy_(net.eval(), x)
+    return net
+
+class Other(nn.Sequential): pass
+
+@pytest.mark.parametrize('make, told', [
+    (lambda x: nn.Linear(8, 2), 'model must be an nn.Sequential, got Linear'),
+    (lambda x: Other(nn.Linear(8, 2)), 'model must be an nn.Sequential, got Other'),
+    (lambda x: nn.Sequential(nn.Linear(8, 2)), '0 is a Linear; deploy_ has made no integers of it'),
+    (lambda x: nn.Sequential(nn.ReLU()), 'the model has no integer layer; deploy_ first'),
+    (lambda x: plain(nn.Sequential(nn.Linear(8, 2)), x), '0 has a scale of .*, which is no power of two'),
+    (lambda x: deployed(nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 2)), x), '1 is a .*GELU|1 is a'),
+    (lambda x: deployed(nn.Sequential(nn.Linear(8, 4), nn.Softmax(-1)), x), '1 is a Softmax; known are integer layers'),
+    (lambda x: deployed(nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Linear(4, 2)), x), '0 is a Unflatten; known are')],
+    ids=str)
+def test_not_written(make, told, tmp_path):
+    x = many((8,), 7, 100)[2:]
+    with pytest.raises(ValueError, match=f'^to_c: {told}'): R.to_c(make(x), x, tmp_path/'net.h')
+    assert not (tmp_path/'net.h').exists()
+
+def test_bad_calls_of_c(tmp_path):
+    x = many((8,), 7, 100)[2:]
+    net = deployed(mlp(), x)
+    for name in ('net.c', '2net.h', 'a-b.h', 'net'):
+        with pytest.raises(ValueError, match='file must be named as a function of C'): R.to_c(net, x, tmp_path/name)
+    with pytest.raises(FileNotFoundError, match='to_c: there is no folder'): R.to_c(net, x, tmp_path/'no'/'net.h')
+    with pytest.raises(TypeError, match='file must be a path, got int'): R.to_c(net, x, 3)
+    with pytest.raises(ValueError, match='example must be a batch of inputs'): R.to_c(net, x[0], tmp_path/'net.h')
+    with pytest.raises(ValueError, match='0 does not take example'): R.to_c(net, x[:, :3], tmp_path/'net.h')
+    deep = deployed(nn.Sequential(nn.Linear(8, 2)), x[:, None])
+    with pytest.raises(ValueError, match='0 must take vectors, got shape'): R.to_c(deep, x[:, None], tmp_path/'net.h')
