@@ -147,7 +147,8 @@ def fixed_grid(f, x, fn, gradient:GradientRule='clipped'):
     if f.width > bits:
         told = f'width must be at most {bits} for {x.dtype}'
         raise ValueError(f'{fn}: {told}, got {f.width}; use x.double()')
-    return FixedGrid(f.step, *f.ends, f.overflow, gradient)
+    low,high = f.ends
+    return FixedGrid(f.step, low, high, f.overflow, gradient)
 
 def mode_of(f): return _MODES[f.rounding]
 

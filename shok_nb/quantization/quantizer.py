@@ -251,6 +251,7 @@ class _Grid:
     numbers:Callable[[], list]           # what a state says of the points
     name:Callable[[], str]               # what `print` says of them
     found:Callable                       # the scale, and the zero point, by `init`
+    points:Callable                      # the nearest to values in steps
     own_scales = False                   # has each block its own, and needs none of ours?
     powers = False                       # are the scales powers of two?
     def __init__(self, format, bits, signed, zero_point, axis, block):
