@@ -230,7 +230,7 @@ def test_far_away(rounding, overflow, dtype):
     sizes = 2.**torch.arange(-30, 16 if dtype == torch.float16 else 100, dtype=torch.float64)
     near = torch.tensor([.5, 1.5, 127.5, 128.5, 255.5, 256, 1e4], dtype=dtype)
     x = torch.cat([(sizes*1.37).to(dtype), near, torch.nextafter(near, near+9), torch.nextafter(near, near-9),
-        torch.tensor([info.tiny, info.max, 0.], dtype=dtype)])
+        torch.tensor([info.tiny, info.tiny*info.eps, info.max, 0.], dtype=dtype)])
     x = torch.cat([x, -x])
     for width,integer,signed in ((8, 8, True), (8, 8, False), (7, 12, True), (8, 3, False)):
         kw = dict(signed=signed, rounding=rounding, overflow=overflow)
@@ -384,7 +384,9 @@ def in_c(net, x, folder):
     codes = torch.frombuffer(bytearray(made), dtype=torch.int32).view(len(x), -1)
     points = re.search(r'net_output_point\[\d+\] = \{([^}]*)\}', text)[1].split(',')[:-1]
     each = codes.shape[1]//len(points)
-    return codes.float()*2.**-torch.tensor([int(p) for p in points]).repeat_interleave(each)
+    values = codes*2.**-torch.tensor([int(p) for p in points], dtype=torch.float64).repeat_interleave(each)
+    assert torch.equal(values, values.float().double())              # no more bits than the model's
+    return values.float()
 
 def deployed(net, x, bits=8, **kw):
     weights = R.Quantizer(bits, axis=0, scale='po2')
@@ -450,6 +452,11 @@ def test_sums_of_more_than_24_bits(wide, tmp_path):
     text = R.to_c(net, x, tmp_path/'net.h').read_text()
     assert ('net_single(s)' in text) == wide
     assert torch.equal(in_c(net, x, tmp_path), net(x))
+    alone = deployed(nn.Sequential(nn.Linear(net[0].in_features, 4)), x)
+    with torch.no_grad(): alone[0].codes.abs_()
+    assert torch.equal(in_c(alone, 9*x, tmp_path), alone(9*x))       # most inputs are at the end, and sums large
+    sums = (alone(9*x)/alone[0].product).abs()
+    assert (sums.max() > 2**24) == wide
 
 def test_dead_channels_in_c(tmp_path):
     "A row of zeros has its bias alone, on a scale that is a power of two as well."
