@@ -56,8 +56,9 @@ literate_guidance = dict(                                    # at the head of a 
         'slope you choose. To compare any two, use [Try it](try_it.ipynb).'),
     grids=(
         'Estimators round to integers; here they round to other numbers. Take [floats](floats.ipynb) for FP8 and '
-        'FP4, [blocks](blocks.ipynb) for MX, NVFP4 and int4 in groups, and [codebooks](codebooks.ipynb) for '
-        'levels of your own. [Files](files.ipynb) writes them for other programs.'),
+        'FP4, [blocks](blocks.ipynb) for MX, NVFP4 and int4 in groups, [codebooks](codebooks.ipynb) for '
+        'levels of your own, and [fixed point](fixed_point.ipynb) for chips '
+        'without floats. [Files](files.ipynb) writes them for other programs.'),
     training=(
         '[Schedules](schedules.ipynb) sharpen a soft curve while you train. [Layers](nn.ipynb) put rounding into '
         'a model or onto its weights, and [`through_round`](replace.ipynb) into code that is not yours. [Integers '
@@ -77,8 +78,9 @@ literate_guidance = dict(                                    # at the head of a 
         'weights kept in bfloat16.'),
     deployment=(
         'A trained network becomes one of integers with [`deploy_`](deploy.ipynb), and a file with '
-        '[`to_onnx`](runtime.ipynb). ONNX Runtime then computes the same integers as torch. For files of other '
-        'programs, [`same_grid`](served.ipynb) tells whether they hold what was trained.'),
+        '[`to_onnx`](runtime.ipynb). ONNX Runtime then computes the same integers as torch. For a chip, '
+        '[`to_c`](c_code.ipynb) writes them as C. For files of other programs, [`same_grid`](served.ipynb) tells '
+        'whether they hold what was trained.'),
     post_training=(
         'No training loop, only a few hundred inputs. Begin with [the overview](without_training.ipynb), which '
         'compares the methods. [`reconstruct_`](reconstruct.ipynb) fits each layer to the float network; '
@@ -99,6 +101,7 @@ literate_guidance = dict(                                    # at the head of a 
 )
 literate_titles = dict(                                      # in the menu: the words that people look for
     ewgs='Gradient scaling (EWGS)',
+    fixed_point='Fixed point: ap_fixed',
     surrogates='DSQ and clipped rounding',
     spikes='Spikes: surrogate gradients',
     dither='Noise and dither',
@@ -109,6 +112,7 @@ literate_titles = dict(                                      # in the menu: the 
     learned='Learned rounding (AdaRound)',
     fsq='Finite scalar quantization (FSQ)',
     tokenizers='Tokenizers: FSQ, LFQ, BSQ, VQ',
+    c_code='Integers as C',
     try_it='Try it: two side by side',
     widgets='Sliders: tune',
 )

@@ -26,6 +26,7 @@ from .grids.floats import *
 from .grids.blocks import *
 from .grids.best import *
 from .grids.codebooks import *
+from .grids.fixed_point import *
 from .grids.files import *
 from .training.schedules import *
 from .training.replace import through_round as through_round
@@ -40,6 +41,7 @@ from .networks.models import parameter_groups as parameter_groups
 from .networks.models import quantize_model_ as quantize_model_
 from .low_precision.stored import *
 from .low_precision.products import *
+from .deployment.c_code import to_c as to_c
 from .deployment.deploy import deploy_ as deploy_
 from .post_training.equalize import equalize_ as equalize_, smooth_ as smooth_
 from .post_training.rotate import rotate_ as rotate_

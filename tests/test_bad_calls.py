@@ -158,9 +158,9 @@ def of_quantizer():
         yield of('quantizer', 'Quantizer', lambda: dict(self=ready(), x=X), dict(
             x=NOTHING if m == 'calibrate_' else TENSOR), member=m)
     yield of('quantizer', 'Quantizer', dict(format='e4m3', bits=8, signed=None, zero_point=False, axis=None,
-        block=None, learn=False, init='minmax', rounding=R.round_ste), dict(format=NONE, bits=NOTHING,
+        block=None, learn=False, init='minmax', rounding=R.round_ste, scale='any'), dict(format=NONE, bits=NOTHING,
             signed=NONE | FLAG, zero_point=FLAG, axis=kind('none minus zero'), block=NONE, learn=FLAG, init=NOTHING,
-            rounding=NOTHING))
+            rounding=NOTHING, scale=NOTHING))
 
 def of_engine():
     nearest = R.estimator('nearest', torch.round)

@@ -142,6 +142,12 @@ def of_floats():
     yield 'float_round', dict(x=X, format='e4m3', rounding=R.round_ste, saturate=True, gradient='clipped'), dict(
         x=TENSOR, format=NOTHING, rounding=NOTHING, saturate=FLAG, gradient=NOTHING)
 
+def of_fixed_point():
+    given = dict(width=8, integer=3, signed=True, rounding='RND', overflow='SAT')
+    kinds = dict(width=NOTHING, integer=kind('zero minus'), signed=FLAG, rounding=NOTHING, overflow=NOTHING)
+    yield 'FixedFormat', given, kinds
+    yield 'fixed_point', dict(x=X, gradient='clipped', **given), dict(x=TENSOR, gradient=NOTHING, **kinds)
+
 MIXED = [partial(R.mx_quantize, format='e2m1', block=3, scale='up'),partial(R.int_quantize, bits=4, block=3)]
 
 def of_blocks():
@@ -437,6 +443,17 @@ def written():
     try: return R.to_onnx(network(), X, place('written.onnx'))
     except ImportError: return place('none.onnx')
 
+def powers():
+    "A deployed network whose scales are powers of two."
+    model,q = nn.Sequential(nn.Linear(3, 2)),R.Quantizer(8, scale='po2')
+    R.quantize_model_(model, q, q, calibrate=[X])
+    R.deploy_(model.eval(), X)
+    return model
+
+def of_c_code():
+    yield 'to_c', lambda: dict(model=powers(), example=X, file=place('x.h')), dict(model=NOTHING, example=NOTHING,
+        file=NOTHING)
+
 def of_runtime():
     yield 'to_onnx', lambda: dict(model=network(), example=X, file=place('x.onnx'), any_batch=True, dynamic=None), dict(
         model=NOTHING, example=NOTHING, file=kind('word'), any_batch=FLAG, dynamic=kind('none dict'))
@@ -470,9 +487,9 @@ def methods():
         if f is None: f = method(member) if member else getattr(module_of(module), name)
         return Call(module, name, f, make, kinds, member)
     yield of('quantizer', 'Quantizer', lambda: dict(bits=4, signed=True, zero_point=False, axis=0, block=None,
-        learn=False, rounding=R.round_ste, init='mse', format=None), dict(bits=NOTHING, signed=FLAG | NONE,
-        zero_point=FLAG, axis=kind('none minus zero'), block=NONE, learn=FLAG, rounding=NOTHING, init=kind(),
-        format=NONE))
+        learn=False, rounding=R.round_ste, init='mse', format=None, scale='po2'), dict(bits=NOTHING,
+        signed=FLAG | NONE, zero_point=FLAG, axis=kind('none minus zero'), block=NONE, learn=FLAG, rounding=NOTHING,
+        init=kind(), format=NONE, scale=NOTHING))
     for m in ('calibrate_', 'forward', 'to_codes'):
         yield of('quantizer', 'Quantizer', lambda: dict(self=ready(), x=X), dict(
             x=NOTHING if m == 'calibrate_' else TENSOR), member=m)
@@ -542,11 +559,11 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'blocks', 'best', 'codebooks', 'files', 'served', 'learned', 'fsq', 'tokenizers', 'gradient',
-            'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules', 'replace', 'design',
-            'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy',
-            'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',
-            'scores', 'source_coding', 'core', 'random'):
+    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'learned', 'fsq',
+            'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules',
+            'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report',
+            'integer_layers', 'deploy', 'c_code', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed',
+            'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

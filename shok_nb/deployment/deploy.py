@@ -218,11 +218,11 @@ def _folded(a, bn):
     return _Affine(codes, a.scale*factor.abs(), (a.bias-mean)*factor + shift, terms)
 
 def _within_int32(a, entering):
-    "The same in int8 and int32, or None. What is all bias takes the scale that holds it best."
+    "The same in int8 and int32, or None. All bias: the power of two that holds it best."
     a = a._replace(codes=a.codes.clamp(max=127))                 # a code of -128 that turned
     def most(a): return 255*a.codes.abs().flatten(1).sum(1) + (a.bias/(entering*a.scale)).abs()
     odd = ~(most(a) < 2**31-1) | (a.codes == 0).flatten(1).all(1)
-    best = (a.bias.abs()/(entering*2**30)).clamp(min=1e-30)
+    best = 2.**(a.bias.abs()/(entering*2**30)).clamp(min=1e-30).log2().ceil()
     scale = torch.where(odd, best, a.scale)
     codes = (a.codes*_beside(a.scale/scale, a.codes)).round()
     a = a._replace(codes=codes, scale=scale)

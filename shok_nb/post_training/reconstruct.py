@@ -475,7 +475,8 @@ def _chosen(task, targets, q, raw, settings):
     "Codes, and scales that fit them in turn, as long as both get better."
     point = _coded(task, targets, q, raw, settings.how)
     places = _places(task, q, raw)
-    for _ in range(settings.fits if places is not None else 0):
+    fixed = places is None or q.kind.powers          # no power of two lies near another
+    for _ in range(0 if fixed else settings.fits):
         was,(scale,code) = _kept(q),q.grid()
         found = _fitted_scale(targets, point, scale.flatten().double(), places)
         q.set_grid_(found.view_as(scale), code)

@@ -29,13 +29,16 @@ from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from ..grids.blocks import GGUF_BLOCKS, gguf_quantize, mx_quantize, nvfp4_quantize
 from ..grids.codebooks import NF4, levels_round
+from ..grids.fixed_point import FixedFormat, fixed_grid, mode_of
 from ..grids.floats import (
     FORMAT_NAMES,
     FORMATS,
     FloatFormat,
+    binade_of,
     check_rounding,
     float_round,
     format_of,
+    rounded_on,
 )
 from ..nn import Rounding, hard_in_evaluation
 from .calibrate import (
@@ -195,6 +198,30 @@ def _as_pair(found, shape, zero_point, init):
     raise ValueError(f'Quantizer: {init} gives a zero point, and this one has none; pass '
         'zero_point=True')
 
+_LEAST_POWER = 2.**-115                     # of those above exp(-80)
+
+def _powers_beside(scale):
+    "The powers of two around a scale, as floats have them; twice itself if it is one."
+    low = binade_of(scale.clamp(min=_LEAST_POWER))
+    return low,torch.where(low < scale, 2*low, low)
+
+def _check_powers(scale):
+    "Raises where a scale is no power of two."
+    low,high = _powers_beside(scale)
+    other = low < high
+    if not other.any(): return
+    found,below,above = (t[other][0].item() for t in (scale, low, high))
+    raise ValueError("Quantizer: set_grid_ wants a power of two with scale='po2', got "
+        f'{found:g}; next to it are {below:g} and {above:g}')
+
+def _power_of_two(log_scale):
+    """The power of two next to a scale by their ratio, made of bits and so exact everywhere.
+    The gradient is as if it were the scale (arXiv:1903.08066, eq. 7)."""
+    k = (log_scale.detach()*(1/math.log(2))).round()
+    if torch.onnx.is_in_onnx_export(): return torch.pow(2., k)
+    power = ((k.to(torch.int32)+127) << 23).view(torch.float32)
+    return power*(log_scale-log_scale.detach()).exp()
+
 def _sound(scale, zero_point, grid, learn, who):
     "Both in float32, if a grid of them can be computed with; or raises."
     scale = scale.detach().float()
@@ -206,7 +233,7 @@ def _sound(scale, zero_point, grid, learn, who):
     if (scale > largest).any():
         raise ValueError(f'Quantizer: {who} gives a scale of {scale.max():.3g}, beyond '
             f'{largest:.3g}; scale x down')
-    scale = scale.clamp(min=math.exp(-80.))
+    scale = scale.clamp(min=_LEAST_POWER if grid.powers else math.exp(-80.))
     if zero_point is None: return scale,None
     code = zero_point.detach().float()
     low,high = grid.ends()
@@ -224,7 +251,9 @@ class _Grid:
     numbers:Callable[[], list]           # what a state says of the points
     name:Callable[[], str]               # what `print` says of them
     found:Callable                       # the scale, and the zero point, by `init`
+    points:Callable                      # the nearest to values in steps
     own_scales = False                   # has each block its own, and needs none of ours?
+    powers = False                       # are the scales powers of two?
     def __init__(self, format, bits, signed, zero_point, axis, block):
         low,high = self.code_ends = code_range('Quantizer', bits, signed is not False)
         if max(-low, high) > 2**24:
@@ -249,8 +278,9 @@ class _Grid:
     def values_per_scale(self): return self.block
 
     def layout(self):
-        "What a state says of it: both end codes, is there an axis, which, and the block."
-        return [*self.numbers(), self.axis is not None, self.axis or 0, self.block or 0]
+        "What a state says: end codes, is there an axis, are there powers, which axis, block."
+        kind = (self.axis is not None) + 2*self.powers
+        return [*self.numbers(), kind, self.axis or 0, self.block or 0]
 
     def fitting(self):
         "The layouts of the states that it may load."
@@ -261,6 +291,7 @@ class _Grid:
         shown = [self.name()]
         if self.axis is not None: shown.append(f'axis={self.axis}')
         if self.block is not None: shown.append(f'block={self.block}')
+        if self.powers: shown.append("scale='po2'")
         return [*shown, 'zero point'] if self.has_zero_point else shown
 
     def blocks(self, x):
@@ -277,11 +308,26 @@ class _Grid:
             raise ValueError(f'Quantizer: {told}, the grid {t.numel()}')
         return laid_beside(t, v, self.axis, self.block)
 
+    def on_powers(self, x, scale, of, parts, up):
+        "Each scale as the power of two above it, or as the one beside it that errs less."
+        low,high = _powers_beside(scale)
+        if up: return high
+        v,_ = scale_groups(x, 'Quantizer', of['axis'], of.get('block'))
+        def error(s):
+            s = s.reshape(-1, 1).to(v.dtype)
+            return mean_of_group((self.points(v/s)*s-v).square(), parts).view(scale.shape)
+        return torch.where(error(low) < error(high), low, high)
+
     def log_ends(self, learn):
         """The least and largest logarithm of a scale: no grid value is infinite, and if it
         learns no gradient is."""
         low,high = self.ends()
         return -80.,32. if learn else 88.-math.log(high-low+2)
+
+    def scale_of(self, log_scale):
+        "What a parameter says, between the ends; a gradient passes beyond them too."
+        log_scale = _kept_in(log_scale, *self.log_ends(True))
+        return _power_of_two(log_scale) if self.powers else log_scale.exp()
 
     def calibrated(self, q, x, axis, parts=None):
         """Scale, zero point and sign for `x`, where `axis` of `x` has the values of what is
@@ -294,7 +340,11 @@ class _Grid:
         found = self.found(x, q.init, signed, of, parts)
         init = f'init={q.init if isinstance(q.init, str) else name_of(q.init)}'
         pair = _as_pair(found, torch.Size(shape), self.has_zero_point, init)
-        scale,code = _sound(*pair, self.changed(signed=signed), q.learn, init)
+        grid = self.changed(signed=signed)
+        scale,code = _sound(*pair, grid, q.learn, init)
+        if self.powers:
+            scale = grid.on_powers(x, scale, of, parts, q.init == 'minmax')
+            scale,_ = _sound(scale, None, grid, q.learn, init)
         laid = (-1,) if self.block is None else shape[:-1]
         return scale.reshape(laid),None if code is None else code.reshape(laid),signed
 
@@ -310,6 +360,7 @@ class _IntegerGrid(_Grid):
     def in_words(self):
         "What it makes, as a report says it."
         of = '' if self.block is None else f', blocks of {self.block}'
+        if self.powers: of += ', powers of two'
         if self.has_zero_point: of += ' with zero point'
         return '{} to {}'.format(*self.ends())+of
 
@@ -322,8 +373,9 @@ class _IntegerGrid(_Grid):
         "How that layout of a saved state differs from this one, in words; None is no layout."
         if layout is None: return 'another kind of state','these'
         def said(v):
-            axis = f'axis={v[3]}' if v[2] else 'no axis'
+            axis = f'axis={v[3]}' if v[2] & 1 else 'no axis'
             block = f'block={v[4]}' if v[4] else 'no block'
+            if v[2] & 2: block += ", scale='po2'"
             codes = f'codes {v[0]} to {v[1]}' if v[1] <= 2**24 else 'another format'
             return f'{codes}, {axis}, {block}'
         return said(layout),said(self.layout())
@@ -333,6 +385,8 @@ class _IntegerGrid(_Grid):
         return None
 
     def checked_rounding(self, rounding): return _whole_values(rounding)
+
+    def points(self, v): return v.round().clamp(*self.ends())
 
     def found(self, x, init, signed, of, parts):
         "What `init` returns."
@@ -415,7 +469,8 @@ class _FormatGrid(_Grid):
     def other_kind(self, q, values):
         "See `_IntegerGrid`; bits ask for integers."
         if 'bits' not in values: return None
-        return dict(axis=self.axis, block=self.block, learn=q.learn) | values
+        kept = dict(scale='po2') if self.powers else {}
+        return dict(axis=self.axis, block=self.block, learn=q.learn, **kept) | values
 
     def checked_rounding(self, rounding):
         "Any estimator; evaluation rounds to the nearest."
@@ -502,15 +557,46 @@ class _OwnScalesGrid(_FormatGrid):
         if self.format in GGUF_BLOCKS and rounding is round_ste: rounding = None
         return OWN_STATE[self.format][1](x, rounding=rounding, **whole)
 
+class _FixedGrid(_OwnScalesGrid):
+    "A fixed-point format, whose step is its scale."
+    def largest(self): return self.ends()[1]
+
+    def ends(self): return self.format.ends
+
+    def values_per_scale(self): return None
+
+    def calibrated(self, q, x, axis, parts=None):
+        "There is nothing to choose."
+        return torch.ones(1, device=x.device),None,True
+
+    def nearest(self, q, x):
+        "By the mode of the format, unless an estimator trains."
+        trains = q.training and q.rounding is not round_ste
+        rounding = q.rounding if trains else mode_of(self.format)
+        grid = fixed_grid(self.format, x, 'Quantizer', 'clipped')
+        return rounded_on(rounding, x, grid, {}, 'Quantizer')
+
+    def codes(self, q, x):
+        "The integers of the numbers of evaluation."
+        if not x.is_meta and x.isnan().any():
+            raise ValueError('Quantizer: to_codes got nan, which has no code')
+        grid = fixed_grid(self.format, x, 'Quantizer')
+        y = rounded_on(mode_of(self.format), x.to(wide_dtype(x.dtype)), grid, {}, 'Quantizer')
+        fits = max(map(abs, self.ends())) <= 2**31
+        return (y/self.format.step).to(torch.int32 if fits else torch.int64)
+
+    def dtype_in_onnx(self, q): return None
+
 # %% ../../nbs/quantization/30_quantizer.ipynb #e7ed874e
 def _kind_of(format):
     "The class of its grid."
     if format is None: return _IntegerGrid
+    if isinstance(format, FixedFormat): return _FixedGrid
     if not isinstance(format, str): return _FormatGrid
     if format == 'nf4': return _CodebookGrid
     return _OwnScalesGrid if format in OWN_STATE else _FormatGrid
 
-def _checked_format(format:Any, bits, signed, zero_point, axis, block, learn, init):
+def _checked_format(format:Any, bits, signed, zero_point, axis, block, learn, init, powers):
     "A format by its name, or as it was given. Raises for what it has no place for."
     if isinstance(format, torch.dtype): format = FORMAT_NAMES.get(format, format)
     kind = _kind_of(format)
@@ -523,22 +609,25 @@ def _checked_format(format:Any, bits, signed, zero_point, axis, block, learn, in
     if signed is False:
         told = f'format={format} has a sign'
         raise ValueError(f'Quantizer: {told}; leave out signed')
-    given = axis is not None or block is not None or learn
-    if kind is _OwnScalesGrid and given:
+    given = axis is not None or block is not None or learn or powers
+    if kind.own_scales and given:
         told = f'format={format} needs no scale of ours'
-        raise ValueError(f'Quantizer: {told}; leave out axis, block and learn')
+        raise ValueError(f'Quantizer: {told}; leave out axis, block, learn and scale')
     return format
 
-def _grid_of(format, bits, signed, zero_point, axis, block, learn, init):
+def _grid_of(format, bits, signed, zero_point, axis, block, learn, init, scale):
     "The grid that these arguments of `Quantizer` describe. Raises where they describe none."
     given = bits,signed,zero_point,axis,block
-    if format is not None: format = _checked_format(format, *given, learn, init)
+    powers = check_choice(scale, 'Quantizer', 'scale', ('any', 'po2')) == 'po2'
+    if format is not None: format = _checked_format(format, *given, learn, init, powers)
     if signed is not None: signed = check_flag(signed, 'Quantizer', 'signed')
     zero_point = check_flag(zero_point, 'Quantizer', 'zero_point')
     check_flag(learn, 'Quantizer', 'learn')
     grid = _kind_of(format)(format, bits, signed, zero_point, axis, block)
+    if powers and zero_point:
+        raise ValueError("Quantizer: scale='po2' has no zero point; leave one out")
     _check_init(init, grid.block, zero_point)
-    return grid
+    return grid.changed(powers=True) if powers else grid
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00003
 _SET_ONCE = ('kind', 'bits', 'signed', 'has_zero_point', 'axis', 'block', 'format', 'learn',
@@ -694,8 +783,11 @@ class Quantizer(_GridTensors):
         rounding (Callable = round_ste): Any that is hard in `.eval()`, function or layer
         init ('minmax'|'percentile'|'mse'|'sample'|'lsq'|Callable = 'mse'): How `calibrate_`
             chooses, or a function with the arguments of `minmax_init`
-        format (str|torch.dtype|FloatFormat|None = None): In place of integers: a float format,
-            'nf4', or blocks with scales of their own, as 'mxfp4', 'nvfp4' or 'Q4_0'
+        format (str|torch.dtype|FloatFormat|FixedFormat|None = None): In place of integers: a
+            float or fixed-point format, 'nf4', or blocks with scales of their own, as 'mxfp4',
+            'nvfp4' or 'Q4_0'
+        scale ('any'|'po2' = 'any'): 'po2': every scale is a power of two, in calibration and
+            while it learns
 
     Example:
         >>> import torch, shok_nb as R
@@ -717,12 +809,14 @@ class Quantizer(_GridTensors):
         rounding:Callable=round_ste, # Any that is hard in `.eval()`, function or layer
         # How `calibrate_` chooses, or a function with the arguments of `minmax_init`
         init:Literal['minmax', 'percentile', 'mse', 'sample', 'lsq']|Callable='mse',
-        # In place of integers: a float format, 'nf4', or blocks with scales of their own, as
-        # 'mxfp4', 'nvfp4' or 'Q4_0'
-        format:str|torch.dtype|FloatFormat|None=None,
+        # In place of integers: a float or fixed-point format, 'nf4', or blocks with scales of
+        # their own, as 'mxfp4', 'nvfp4' or 'Q4_0'
+        format:str|torch.dtype|FloatFormat|FixedFormat|None=None,
+        # 'po2': every scale is a power of two, in calibration and while it learns
+        scale:Literal['any', 'po2']='any',
     ):
         "See `Quantizer`."
-        grid = _grid_of(format, bits, signed, zero_point, axis, block, learn, init)
+        grid = _grid_of(format, bits, signed, zero_point, axis, block, learn, init, scale)
         super().__init__(grid, bool(learn))
         self.init,self.rounding = init,rounding
 
@@ -780,8 +874,7 @@ class Quantizer(_GridTensors):
             named = f'{place} has' if place else 'has'
             told = f'{named} no grid yet; calibrate_(x), or load a state'
             raise RuntimeError(f'Quantizer: {told}')
-        if self.learn: scale = _kept_in(self.log_scale, *self.kind.log_ends(True)).exp()
-        else: scale = self.scale
+        scale = self.kind.scale_of(self.log_scale) if self.learn else self.scale
         if not self.has_zero_point: return scale,None
         code = round_ste(self.zero_point)
         return scale,_kept_in(code, *self.range()) if self.learn else code
@@ -830,6 +923,7 @@ class Quantizer(_GridTensors):
         with torch.no_grad():
             scale = _given_scale(self, scale)
             code = _given_zero_point(self, zero_point, scale)
+            if self.kind.powers: _check_powers(scale)
             scale,code = _sound(scale, code, self.kind, self.learn, 'set_grid_')
         self._keep(scale, code, self.signed is not False)
         return self
