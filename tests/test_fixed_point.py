@@ -280,7 +280,8 @@ def test_odd_values(overflow):
         assert R.fixed_point(t, 4, 2, overflow=overflow).shape == t.shape
 
 @overflows
-@pytest.mark.parametrize('rounding', ['TRN', 'RND', R.soft_round, R.floor_ste], ids=str)
+@pytest.mark.parametrize('rounding', ['TRN', 'RND', R.soft_round, R.floor_ste],
+    ids=lambda r: getattr(r, '__name__', r))
 def test_transforms(rounding, overflow):
     x = 9*torch.randn(4, 6, generator=generator())
     def f(x): return R.fixed_point(x, 4, 3, rounding=rounding, overflow=overflow)

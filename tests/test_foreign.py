@@ -375,6 +375,27 @@ def test_a_length_that_is_a_number(axis, how, tmp_path):
     assert not [*tmp_path.iterdir()]
     to_onnx(model, x, tmp_path/'m.onnx', any_batch=axis > 0)
 
+class AsksLength(nn.Module):
+    "Another formula for few rows; a number is read too, so that torch's exporter takes its second way."
+    def __init__(self, above):
+        super().__init__()
+        self.above,self.a = above,nn.Linear(4, 4)
+    def forward(self, x):
+        y = self.a(x)
+        self.largest = float(y.detach().abs().max())
+        return x+y if bool(len(x) > 8) == self.above else x*y
+
+@pytest.mark.slow
+@pytest.mark.parametrize('rows, told', [(32, 'from 9'), (4, 'up to 8')])
+@pytest.mark.parametrize('above', [True, False])
+def test_a_file_for_some_lengths_alone(above, rows, told, tmp_path):
+    "The exporter narrows the lengths without a word: at others the file computed the wrong formula."
+    model,x = AsksLength(above).eval(),torch.randn(rows, 4, generator=generator())
+    with pytest.raises(ValueError, match=f'^to_onnx: the file is right for lengths {told} alone along axis 0 of x'):
+        to_onnx(model, x, tmp_path/'m.onnx')
+    assert not [*tmp_path.iterdir()]
+    to_onnx(model, x, tmp_path/'m.onnx', any_batch=False)
+
 BAD = [({3}, TypeError, 'dynamic must be a dict, got set'), ({1: 2}, (TypeError, ValueError), 'dynamic'),
     (dict(x={1: 'n'}), ValueError, "dynamic names 'x', the inputs are input"),
     (dict(input={7: 'n'}), ValueError, 'two or more along axis 7'),

@@ -92,6 +92,7 @@ def to_onnx(
         made = Path(folder)/to.name
         program.save(made)
         _check_file(made, model, examples, together)
+        _check_beyond(made, model, _beyond(program, inputs, axes), together)
         for part in Path(folder).iterdir(): os.replace(part, to.parent/part.name)
     return file
 
@@ -902,6 +903,37 @@ def _check_file(file, model, examples, together):
     told = _refused(file, model, examples, together)
     if told and _refused(file, model, examples, together, vnni=False):      # saturated sums
         raise ValueError(f'to_onnx: ONNX Runtime {told}{_other_dtype(model, examples[0])}')
+
+def _beyond(program, inputs, axes):
+    "Inputs just outside of the lengths that the exporter found, each with what to say of it."
+    made = program.exported_program
+    values = {n.name: n.meta.get('val') for n in made.graph.nodes}
+    for k,name in zip(inputs, made.graph_signature.user_inputs):
+        for a,label in axes[k].items():
+            size = getattr(values[name].shape[a], 'node', None)
+            ends = made.range_constraints.get(size and size.expr)
+            if ends is None: continue
+            for n,word in ((int(ends.lower)-1, 'from'), (ends.upper+1, 'up to')):
+                if not 0 < n < 1 << 16: continue
+                many = {j: [b for b,at in axes[j].items() if at == label] for j in inputs}
+                given = {j: _of_length(t, many[j], int(n)) for j,t in inputs.items()}
+                last = int(n)+1 if word == 'from' else int(n)-1
+                yield f'lengths {word} {last} alone along axis {a} of {k}',given
+
+def _of_length(t, axes, n):
+    "The same rows again and again, so many along these axes."
+    for a in axes: t = t.index_select(a, torch.arange(n, device=t.device) % t.shape[a])
+    return t
+
+def _check_beyond(file, model, beyond, together):
+    "Raises where the model takes a length at which the file computes something else."
+    for told,given in beyond:
+        try: _run(model, given, together)
+        except Exception: continue                                  # nor does the model
+        if not _refused(file, model, [given], together): continue
+        if not _refused(file, model, [given], together, vnni=False): continue
+        raise ValueError(f'to_onnx: the file is right for {told}, since the model asks for '
+            'this length; export any_batch=False, or each length without dynamic')
 
 def _refused(file, model, examples, together, vnni=True):
     "Why the runtime does not take the file, or what it computes otherwise, or None."
