@@ -75,12 +75,12 @@ literate_guidance = dict(                                    # at the head of a 
     low_precision=(
         'For training itself in FP8, MX or NVFP4, on any machine: [the lesson](four_bits.ipynb) trains a language '
         'model, [products](products.ipynb) has the recipes, and [stored weights](stored.ipynb) the optimizer for '
-        'weights kept in bfloat16.'),
+        'weights kept in bfloat16. [`same_grid`](served.ipynb) tells whether a file for another program holds what '
+        'was trained.'),
     deployment=(
         'A trained network becomes one of integers with [`deploy_`](deploy.ipynb), and a file with '
         '[`to_onnx`](runtime.ipynb). ONNX Runtime then computes the same integers as torch. For a chip, '
-        '[`to_c`](c_code.ipynb) writes them as C. For files of other programs, [`same_grid`](served.ipynb) tells '
-        'whether they hold what was trained.'),
+        '[`to_c`](c_code.ipynb) writes them as C.'),
     post_training=(
         'No training loop, only a few hundred inputs. Begin with [the overview](without_training.ipynb), which '
         'compares the methods. [`reconstruct_`](reconstruct.ipynb) fits each layer to the float network; '

@@ -41,6 +41,7 @@ from .networks.models import parameter_groups as parameter_groups
 from .networks.models import quantize_model_ as quantize_model_
 from .low_precision.stored import *
 from .low_precision.products import *
+from .low_precision.served import same_grid as same_grid
 from .deployment.c_code import to_c as to_c
 from .deployment.deploy import deploy_ as deploy_
 from .post_training.equalize import equalize_ as equalize_, smooth_ as smooth_
@@ -49,7 +50,6 @@ from .post_training.closest import *
 from .post_training.relaxed import *
 from .post_training.reconstruct import reconstruct_ as reconstruct_
 from .deployment.runtime import onnx_session as onnx_session, to_onnx as to_onnx
-from .deployment.served import same_grid as same_grid
 
 # What `from shok_nb import *` brings: functions and classes, no module in place of the
 # caller's `random` or `nn`.
