@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from .integer_layers import IntegerLayer, unpack_int4
 from ..engine.arguments import check_input, check_model
+from ..grids.files import write_whole
 
 # %% ../../nbs/deployment/50_c_code.ipynb #5cc00009
 class _Numbers(NamedTuple):
@@ -343,5 +344,5 @@ def to_c(
     layers = [*_in_order(model)]
     _check_kinds(layers)
     made = _translated(layers, _shapes(layers, example), tuple(example.shape[1:]), prefix)
-    Path(file).write_text(_as_text(made, prefix), 'ascii')
+    write_whole(file, [_as_text(made, prefix).encode('ascii')])
     return file
