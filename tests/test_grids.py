@@ -208,7 +208,7 @@ def test_nearest_from_sums_of_all(name, monkeypatch):
 @pytest.mark.parametrize('own', [None, 1/6, .3])
 def test_scales_of_nvfp4(own):
     "Every float32 of a binade as the largest of its block, of all sizes, nan and infinity: the scale is of e4m3."
-    grid = R.deployment.deploy.nvfp4_grid
+    grid = R.deployment.weight_codes.nvfp4_grid
     if not own: grid = dataclasses.replace(grid, whole=False)
     sizes = torch.tensor([0., 1e-30, 2.**-6, .1, 447., 448., 2000., 1e30, math.inf, math.nan])*6
     x = torch.cat([sizes, torch.arange(2**23, dtype=torch.int32).add(127 << 23).view(torch.float32)])[:, None]
@@ -276,7 +276,7 @@ def test_rounding_twice_changes_no_value(name):
 @pytest.mark.slow
 def test_scales_rounded_up_clip_nothing():
     "Every float32 of a binade as the largest of its block, and some of all sizes within the reach of the scales."
-    grid = dataclasses.replace(R.deployment.deploy.nvfp4_grid, whole=False, scale='up')
+    grid = dataclasses.replace(R.deployment.weight_codes.nvfp4_grid, whole=False, scale='up')
     sizes = torch.tensor([2.**-6, .1, 447., 448.])*6
     x = torch.cat([sizes, torch.arange(2**23, dtype=torch.int32).add(127 << 23).view(torch.float32)])[:, None]
     scale = grid.shared(x, None)
@@ -746,7 +746,7 @@ def test_deploy_undone(monkeypatch):
     "Codes that are not those of the quantizer are seen, and the model is as it was."
     model,x,before = one_layer('nvfp4', {})
     shown = repr(model)
-    monkeypatch.setattr(R.deployment.deploy, 'e2m1_codes', lambda y: (y > 0)*3)
+    monkeypatch.setattr(R.deployment.weight_codes, 'e2m1_codes', lambda y: (y > 0)*3)
     with pytest.raises(ValueError, match='0.weight has other codes than its quantizer; nothing was changed'):
         R.deploy_(model, x)
     assert torch.equal(model(x), before) and repr(model) == shown
