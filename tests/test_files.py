@@ -426,6 +426,7 @@ def test_gradient_of_searched(kind):
     assert y[::7, :n].isnan().all() and torch.equal(y[::7, n:], hard[::7, n:])
 
 @pytest.mark.parametrize('kind', SEARCHED)
+@pytest.mark.slow
 def test_searched_everywhere(kind):
     "The same in halves, under vmap and compiled; too large for float16 is no number, and is not saved."
     x = blocks()[::10, :256]

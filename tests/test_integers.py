@@ -138,6 +138,7 @@ def whole(request, tmp_path_factory):
     report = deploy_(model, inputs(16))
     return before,report,model,*in_runtime(model, inputs(16), tmp_path_factory.mktemp('whole'))
 
+@pytest.mark.slow
 def test_nothing_computes_with_floats(whole):
     _,report,_,_,found = whole
     assert not FLOATS & {*found}, found
@@ -152,6 +153,7 @@ def test_ten_thousand_inputs(whole):
     _,_,model,call,_ = whole
     for part in (inputs(10_000, 1)*1.3).split(2500): assert np.array_equal(call(part), out(model, part).numpy())
 
+@pytest.mark.slow
 def test_close_to_before(whole):
     before,report,model,*_ = whole
     x = inputs(500, 2)
