@@ -42,8 +42,8 @@ literate_folders = dict(                                     # the groups of the
 )
 literate_places = dict(                                      # pages of other folders; `...` is the rest of its own
     start=['first_network', 'which', 'straight_through_fails', 'try_it', ...],
-    engine=[..., 'layers', 'flow', 'operations', 'attention', 'foreign_layers', 'report', 'proof', 'weight_codes',
-        'matrices', 'channels', 'integer_layers', 'integer_operations', 'harness', 'scores', 'plots'],
+    engine=[..., 'layers', 'flow', 'operations', 'attention', 'foreign_layers', 'report', 'proof', 'channels',
+        'integer_layers', 'integer_operations', 'harness', 'plots'],
 )
 literate_guidance = dict(                                    # at the head of a group
     start=(
