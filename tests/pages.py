@@ -32,11 +32,12 @@ NBS = [p for pages in grouped(ROOT/'nbs').values() for p in pages]
 # ten seconds and more
 TRAINS = set('''without_training four_bits digits residual quantization_recipes foreign reconstruct equalize rotate
     runtime source_coding weights aware binary updates lattice demo speed'''.split())
-# and four seconds: each runs once, in the slow rest
+# and three seconds: each runs once, in the slow rest
 LATE = TRAINS | set('''core proof try_it models tokenizers recipes signs closest straight_through_fails
     first_network checks operations deploy spikes design relaxed schedules ewgs harness surrogates neighbours
     widgets nn sigmoid jpeg fsq pieces lab dither floats products files blocks stochastic plots index
-    quantizer fourier gallery gradient codebooks'''.split())
+    quantizer fourier gallery gradient codebooks c_code weight_codes stored soft ste random calibrate learned
+    ramp fake_quantize ratio bounds fixed_point watermark flow scores attention'''.split())
 
 def cells(nb, *kinds):
     "The cells of a notebook, or those of some kinds; the source of each is one text."

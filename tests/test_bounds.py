@@ -59,6 +59,7 @@ def test_transforms(f, ends):
 
 @EACH
 @pytest.mark.parametrize('backend', slow_after(['aot_eager', 'eager', 'inductor']))
+@pytest.mark.slow
 def test_compiled(f, ends, backend):
     x,g = numbers(4),numbers(5)
     for rule in ('identity_if_towards', 'identity', 'disconnected'):

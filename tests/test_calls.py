@@ -78,6 +78,7 @@ def test_labels_go_on():
     quantize_model_(model, calibrate=[(X, LABEL)])
 
 @pytest.mark.parametrize('fn', [deploy_, equalize_, rotate_, to_onnx], ids=lambda f: f.__name__)
+@pytest.mark.slow
 def test_an_example_is_a_call(fn, tmp_path):
     "All of it is passed, or it is an error; so is nan, with which every proof holds."
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -55,6 +55,7 @@ def test_every_law_is_broken():
     assert sorted([*BROKEN, *FOUND_BY]) == sorted(law.name for law in LAWS)
 
 @pytest.mark.parametrize('name', BROKEN)
+@pytest.mark.slow
 def test_finds_it(name):
     f = BROKEN[name]
     report = check_estimator(f, (chance if f is two_up else kept)(f), raises=False)
@@ -204,6 +205,7 @@ FOUND_BY = {
 LAW_OF = {fault: law for law,faults in FOUND_BY.items() for fault in faults.split()}
 
 @pytest.mark.parametrize('name', [*FAULTS, *CLAIMED])
+@pytest.mark.slow
 def test_planted_fault_is_wrong(name):
     f = (FAULTS | CLAIMED)[name]
     given = None
@@ -383,6 +385,7 @@ def test_a_seed_that_is_an_int():
 
 @pytest.mark.parametrize('r', slow_after([row(R.cubic_round), *[r for r in R.catalog.catalog if r.random]], 3),
     ids=lambda r: r.name)
+@pytest.mark.slow
 def test_rows_are_measured(r):
     "The claims of each row with noise, and of one without, from its function alone."
     got = check_estimator(r.f).row

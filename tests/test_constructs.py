@@ -24,4 +24,5 @@ def test_each_construct_alone(fn):
 # The first seeds of all, none was left out; others are run by hand: `JUDGES[fn](drawn(seed))`. A gap that is legal is
 # a tenth of the bound of its judge, one that is a fault several times that.
 @pytest.mark.parametrize('fn', slow_after(JUDGES, len(JUDGES)-1))    # a file takes seconds
+@pytest.mark.slow
 def test_together(fn): verdicts(fn, map(drawn, range(2)))

@@ -282,6 +282,7 @@ def test_odd_values(overflow):
 @overflows
 @pytest.mark.parametrize('rounding', ['TRN', 'RND', R.soft_round, R.floor_ste],
     ids=lambda r: getattr(r, '__name__', r))
+@pytest.mark.slow
 def test_transforms(rounding, overflow):
     x = 9*torch.randn(4, 6, generator=generator())
     def f(x): return R.fixed_point(x, 4, 3, rounding=rounding, overflow=overflow)

@@ -985,6 +985,7 @@ def test_squeezed(tmp_path):
     assert np.abs(call(x)-y.numpy()).max() < 1e-6*y.abs().max()      # the same codes, summed in another order
 
 @pytest.mark.parametrize('size', slow_after([((3, 6),), [4, 4], 4, 3, 9, 2], 2), ids=str)
+@pytest.mark.slow
 def test_a_pooling_to_a_size(size, tmp_path):
     """As AlexNet and VGG pool: it changes nothing or repeats values, so codes pass. Windows of two lengths take codes
     and give floats; sums in another order may change a code of the Linear, seen in none of 10,000 outputs."""

@@ -153,6 +153,7 @@ def test_fold_in_compiled(backend):
 
 # --- every random estimator
 @lumped(laws(), lambda law, r, dtype: law.name)
+@pytest.mark.slow
 def test_law(law, r, dtype):
     "The laws of `shok_nb.checks` with the noise fixed, and those of noise."
     law.test(_Seeded(r.f), r, dtype)

@@ -420,6 +420,7 @@ ZERO_POINT = R.Quantizer(4, axis=0, zero_point=True, signed=False)
 
 @pytest.mark.parametrize('name', MODELS)
 @pytest.mark.parametrize('weights', slow_after([2, 3, 8, ZERO_POINT]), ids=str)
+@pytest.mark.slow
 def test_no_layer_gets_worse_and_the_network_gets_better(name, weights):
     """Each layer's own error never grows: a promise. That of the network falls for any seed of ten, as it should."""
     floats,model,x = made(name, weights)
@@ -652,6 +653,7 @@ def test_both_ends_of_a_range_move(octaves):
     assert q.grid()[0].item() == pytest.approx(.5*2**octaves[0])
 
 @pytest.mark.parametrize('name', slow_after(['mlp', 'experts', 'convolutions', 'attention'], 3))
+@pytest.mark.slow
 def test_no_range_gets_worse(name):
     """In any network, at 4 bits, whatever the seed; the numbers of the layers are those of the network as it is then,
     and a second time gives the same."""

@@ -97,6 +97,7 @@ class Curves(nn.Module):
     def forward(self, x): return torch.cat([c((x-code)*scale) for c,(scale,code) in zip(self.curves, self.grids)])
 
 @pytest.mark.parametrize('some', slow_after([slice(8), slice(8, 16)]), ids=str)
+@pytest.mark.slow
 def test_silu_is_one_operator(some, tmp_path, monkeypatch):
     """All 256 codes on 8 grids: one operator gives the codes of a sigmoid and a product. What stands beside it in the
     file is the same function: ONNX's own evaluator makes the same codes. Grids are drawn: the scale from .002 to .5, so

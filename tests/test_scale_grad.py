@@ -90,6 +90,7 @@ def test_nested(f):
 
 @EACH
 @pytest.mark.parametrize('backend', slow_after(['aot_eager', 'eager', 'inductor']))
+@pytest.mark.slow
 def test_compiled(f, scale, backend):
     leaf,g = torch.randn(7, generator=generator()).requires_grad_(),torch.randn(7, generator=generator(1))
     compiled = torch.compile(f, backend=backend, fullgraph=True)

@@ -56,6 +56,7 @@ def test_value(f, knobs, oracle):
     assert torch.allclose(f(q.double(), **knobs), values(oracle, q.double()), rtol=1e-12, atol=1e-120)
 
 @curves
+@pytest.mark.slow
 def test_slope(f, knobs, oracle):
     """float32 relative to the steepest slope: its argument is rounded to 3e-8 of a cell
     and the curvature is its square at most."""

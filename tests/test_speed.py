@@ -151,6 +151,7 @@ FUSED = 'round_ste','soft_round','fourier_round','clipped_round'             # a
 
 @pytest.mark.parametrize('single, half', [(PLAIN, GRID), pytest.param(GRID, PLAIN, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('r, f', some_quickly(variants(), *FUSED))
+@pytest.mark.slow
 def test_fused(r, f, single, half, fusing):
     """Values to 8 ulp, slopes to 1e-5 of the largest (a unit in the last place for bfloat16). A graph forward and one
     backward for each dtype, whatever the size, and as many on a grid."""

@@ -64,6 +64,7 @@ def test_seeds_are_runs_of_their_own(study):
 
 # --- a scalar code
 @pytest.mark.parametrize('source, price', [('gaussian', .62), ('laplacian', .62), ('laplacian', .3)])
+@pytest.mark.slow
 def test_ideal_code_against_another_optimizer(source, price):
     "Edges and levels of seven cells by Nelder and Mead, which needs no formula of the descent."
     scipy = pytest.importorskip('scipy.optimize')
