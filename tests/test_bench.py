@@ -162,6 +162,7 @@ def small(tmp_path_factory):
     measured(out, 'small', *SMALL)
     return out
 
+@pytest.mark.slow
 def test_small(small):
     "Every row of the catalog is in the JSON, and the Markdown has the figures of the JSON."
     data,text = stored(small)

@@ -93,6 +93,7 @@ def test_an_example_is_a_call(fn, tmp_path):
     assert not [*tmp_path.iterdir()]
     fn(model, X, *file)
 
+@pytest.mark.slow
 def test_a_mask_is_an_input_of_the_file(tmp_path):
     onnx = pytest.importorskip('onnx')
     to_onnx(Attends(), (X, MASK), tmp_path/'m.onnx')

@@ -273,6 +273,7 @@ RIGHT = dict(detach_trick=straight(torch.round), old_function=lambda x: OldSTE.a
     partial=partial(R.soft_round, alpha=3.), coin=coin)
 
 @pytest.mark.parametrize('name', RIGHT)
+@pytest.mark.slow
 def test_a_right_function_is_not_accused(name):
     report = check_estimator(RIGHT[name])
     assert report.ok and report.tried > 20, report
@@ -285,6 +286,7 @@ NAMES = [(partial(R.soft_round, alpha=3.), 'soft_round'), (R.nn.SoftRound(3.), '
     (torch.round, 'round'), (partial(Called()), 'Called')]
 
 @pytest.mark.parametrize('f, name', NAMES, ids=lambda v: v if isinstance(v, str) else '')
+@pytest.mark.slow
 def test_takes_what_can_be_called(f, name):
     "With a row too, whose function has no name either."
     report = check_estimator(f, raises=False)

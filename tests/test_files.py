@@ -309,6 +309,7 @@ def blocks():
 SEARCHED = 'IQ4_NL', 'Q6_K', 'Q4_K'
 
 @pytest.mark.parametrize('kind', TYPES)
+@pytest.mark.slow
 def test_twice_is_once(kind, tmp_path):
     "A second rounding changes no value, nor what a file holds; in float64 neither. Rows are of every size. Seed 0."
     x = blocks()

@@ -138,6 +138,7 @@ def test_dtypes_of_values(dtype):
     assert y.dtype == dtype and is_power(q.grid()[0].detach())
     assert torch.equal(y.double(), q.to_codes(W.to(dtype))*q.grid()[0].double()[:, None])
 
+@pytest.mark.slow
 def test_transforms_and_compiled():
     q = R.Quantizer(4, axis=0, learn=True, scale='po2').calibrate_(W)
     def loss(ps, w): return (torch.func.functional_call(q, ps, w)*w).sum()
@@ -169,6 +170,7 @@ def test_deployed(learn):
         assert is_power(m.scale) and is_power(m.product) and is_power(m.input_scale)
 
 @pytest.mark.parametrize('deployed', [False, True])
+@pytest.mark.slow
 def test_in_onnx(deployed, tmp_path):
     pytest.importorskip('onnxruntime')
     net,x = model_of_powers()
@@ -429,6 +431,7 @@ def test_the_same_bits_in_c(bits, tmp_path):
     entering = x/net[0].input_scale
     assert ((entering-entering.floor()) == .5).sum() > 100 and ties_of(net, x) > 100
 
+@pytest.mark.slow
 def test_convolutions_in_c(tmp_path):
     torch.manual_seed(0)
     net,x = conv(),many((2, 10, 9), 3)

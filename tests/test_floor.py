@@ -85,6 +85,7 @@ def test_knob_at_infinity():
 
 @ways
 @pytest.mark.parametrize('dtype', HALVES, ids=str)
+@pytest.mark.slow
 def test_half_precision(dtype, way):
     "Worked out in float32, rounded once, and given back in the dtype that came; on a grid of float32 too."
     x = torch.tensor([.3, 1.7, -2.6, 100.], dtype=dtype)

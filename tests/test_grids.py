@@ -662,6 +662,7 @@ def hard_values(codes, scale, shape):
 @pytest.mark.parametrize('axis', slow_after([1, None]))
 @pytest.mark.parametrize('format', slow_after(['e4m3', 'e5m2fnuz', torch.float8_e5m2,
     'e5m2', 'e4m3fnuz', torch.float8_e4m3fn], 3), ids=str)
+@pytest.mark.slow
 def test_float8_in_onnx(format, axis, tmp_path):
     "Each pair of operators gives the values of torch bit for bit: ties, nan, zeros, subnormals and what is too large."
     dtype = format if isinstance(format, torch.dtype) else getattr(torch, STORED[format])
@@ -699,6 +700,7 @@ def test_float8_overflow_of_the_runtime():
 
 @pytest.mark.parametrize('deployed', slow_after([True, False]))
 @pytest.mark.parametrize('format', slow_after(['e4m3', 'e5m2']))
+@pytest.mark.slow
 def test_float8_network_in_onnx(format, deployed, tmp_path):
     """The runtime makes no integer kernel of float8 between layers of any kind; outputs are those of torch bit for bit
     where sums are exact."""

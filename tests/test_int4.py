@@ -198,6 +198,7 @@ def normed(m, x):
     return x
 
 @pytest.mark.parametrize('bits', slow_after([4, 8]))
+@pytest.mark.slow
 def test_normalizations_join_the_scales(bits, tmp_path):
     """A file has no normalization behind codes that it alone takes, but for a negative factor: readers want positive
     scales. What a convolution gives elsewhere stays as it was, and so do two normalizations behind one weight."""

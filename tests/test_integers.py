@@ -899,6 +899,7 @@ BY_NAME = [(3, (2, 1), 'same', ''), (3, 1, 'same', ''), ((1, 5), 2, 'same', ''),
     (4, 1, 'same', ONE_SIDE), ((3, 2), 1, 'same', ONE_SIDE)]
 @pytest.mark.parametrize('size, dilation, padding, why', slow_after(BY_NAME))
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.slow
 def test_padding_by_name(size, dilation, padding, why, tmp_path):
     "What stands for it is the same on both sides, or the layer stays in floats and says so."
     layer = nn.Conv2d(3, 4, size, padding=padding, dilation=dilation)
@@ -926,6 +927,7 @@ CLIPS = dict(hardtanh=F.hardtanh, narrow=lambda x: x.clamp(-.3, .4), six=lambda 
 FUNCTIONS = zip(POOLS, CLIPS, (*[*CLIPS][3:], *CLIPS))                # each first, and each second
 
 @pytest.mark.parametrize('pool, first, second', slow_after(FUNCTIONS))
+@pytest.mark.slow
 def test_functions(pool, first, second, tmp_path):
     "Clipping and pooling by functions."
     model = Made(lambda m, x: m.fc(m.pool(m.second(m.b(m.first(m.a(x))))).flatten(1)), a=nn.Conv2d(3, 8, 3),

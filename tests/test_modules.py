@@ -62,6 +62,7 @@ def test_compiled(group, training):
         for a,b in zip(got, run(layer), strict=True): assert torch.allclose(a, b, atol=1e-5, rtol=1e-4)
 
 @pytest.mark.parametrize('training', [True, False])
+@pytest.mark.slow
 def test_compiled_toss(training):
     "Compiled noise is other noise."
     leaf,layer = X.clone().requires_grad_(),L.StochasticRound().train(training)

@@ -117,6 +117,7 @@ def test_every_step_is_torchs(row):
             assert not far.any(), (knobs, x[far.argmax()], got[far.argmax()], low[far.argmax()])
 
 @pytest.mark.parametrize('name', [n for n,r in try_it._LEARNERS.items() if r.random])
+@pytest.mark.slow
 def test_random_paths_are_torchs(name):
     "With torch's own numbers the formulas give torch's path, for each seed and stop."
     r = try_it._LEARNERS[name]

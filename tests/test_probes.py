@@ -79,6 +79,7 @@ ALONE = 'round_ste','cubic_round','trust_round','soft_round_inverse','sine_round
 QUICK = [*KINDS, *[p.id for p in variants(lambda r: r.name in ALONE)], 'stochastic_round', 'noisy_soft_round']
 
 @lumped(DERIVED, lambda variant, *_: variant, QUICK)
+@pytest.mark.slow
 def test_eager_transform(variant, r, f, transform):
     want = slope(f, X)
     if not r.linear and transform in FORWARD:

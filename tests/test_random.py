@@ -95,6 +95,7 @@ def test_addresses_of_a_sharded_tensor():
     finally: dist.destroy_process_group()
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
+@pytest.mark.slow
 def test_uniform_on_every_path(dtype):
     "Bit for bit: pieces, threads, layouts, subclasses, mapped seeds."
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -147,6 +148,7 @@ def test_noise_kinds_compile(backend):
         assert a.isfinite().all() and noise_like(x, kind, generator=generator()).isfinite().all()
 
 @pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.slow
 def test_fold_in_compiled(backend):
     n = torch.tensor(5)
     assert torch.equal(compiled(fold_in, backend)(SEED, n), fold_in(SEED, n))

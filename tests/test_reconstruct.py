@@ -438,6 +438,7 @@ def test_no_layer_gets_worse_and_the_network_gets_better(name, weights):
             assert torch.equal(p[0](p.original), p.original)
 
 @pytest.mark.parametrize('name', ['mlp', 'convolutions', 'attention'])
+@pytest.mark.slow
 def test_the_report_says_the_error_there_is(name):
     "Run by hand, float inputs beside those of the quantized network: the numbers of the report, to its three digits."
     floats,model,x = made(name)
@@ -535,6 +536,7 @@ def test_layers_left_alone_are_told():
     assert (told['2'], told['3']) == ('3 inputs for 4 weights', '')
 
 @pytest.mark.parametrize('name', slow_after(['mlp', 'attention', 'convolutions', 'lstm', 'gru'], 2))
+@pytest.mark.slow
 def test_a_bias_that_is_another_one_is_seen(name):
     """What a second call begins with is what the first has left: a bias that was moved is part of the error. Any seed;
     without it a bias moves twice."""

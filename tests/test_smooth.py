@@ -46,6 +46,7 @@ def slopes(oracle, x):
     return torch.tensor([float(mp.diff(oracle, mp.mpf(v), h=mp.mpf(10)**-40)) for v in x.tolist()], dtype=torch.float64)
 
 @curves
+@pytest.mark.slow
 def test_value(f, knobs, oracle):
     x,q = points(),tread()
     steepest = slope(f, torch.tensor([.5], dtype=torch.float64), **knobs).item()

@@ -97,6 +97,7 @@ def test_what_is_sent_is_what_is_sent():
         assert error[0, i].item() == pytest.approx(d, rel=.02)
 
 # --- binary networks
+@pytest.mark.slow
 def test_binary_weights_are_kept_within_one():
     w = signs._train(lambda x, t: x + (signs._ones(x)-x).detach(), .3, (0, 1), 5)
     assert w.inner.abs().max() <= 1 and w.outer.abs().max() <= 1 and w.hidden.abs().max() > 1
@@ -184,6 +185,7 @@ def scenes():
     pytest.importorskip('matplotlib')
     return marks._scenes(range(2))
 
+@pytest.mark.slow
 def test_a_move_costs_what_it_takes_to_the_tie(scenes):
     "A thousandth of a step less than the energy of a move leaves the coefficient, a thousandth more moves it."
     moves,K,table = marks._moves(scenes),marks.cosine_waves(scenes.images),scenes.tables[:, 0].flatten(1)[:, None]

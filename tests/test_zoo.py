@@ -95,6 +95,7 @@ def head(tmp_path):
     def ties(fed): return zoo.ties(model, x, file, dict(input=fed), zoo.InRuntime(file, dict(input=fed)).outputs)
     return model,x,ties
 
+@pytest.mark.slow
 def test_ties(head):
     "One input on a tie, in the runtime the next float: one code differs, and what follows is as with that code."
     model,x,ties = head
@@ -110,6 +111,7 @@ def test_ties(head):
     found = ties(other)
     assert found['flipped'] == 1 and 0 <= found['farthest'] < 1e-4 and found['left'] < 1e-6
 
+@pytest.mark.slow
 def test_what_is_no_tie(head):
     "A code that is another one without a tie is seen, and so is a difference that no code explains."
     model,x,ties = head
