@@ -15,14 +15,12 @@ from .proof import Differs
 from ..engine.pieces import wide_dtype
 from ..grids.blocks import MXGrid
 from ..grids.codebooks import NF4
-from ..grids.files import e2m1_codes, elements_of, mxfp4_grid, nvfp4_grid
+from ..grids.files import E2M1, e2m1_codes, elements_of, mxfp4_grid, nvfp4_grid
 from ..grids.floats import FORMATS, grid_of
 from ..networks.flow import alike
 from ..quantization.quantizer import Quantizer, dtype_of
 
 # %% ../../nbs/deployment/17_weight_codes.ipynb #59f0000a
-_E2M1 = 0., .5, 1., 1.5, 2., 3., 4., 6., -0., -.5, -1., -1.5, -2., -3., -4., -6.
-
 def weight_quantizer(m, name)->Any:
     "What quantizes a weight, or None."
     if not parametrize.is_parametrized(m, name): return None
@@ -71,7 +69,7 @@ def _in_place(m, place, weight, codes, value):
 _mx8 = MXGrid(element=grid_of(FORMATS['e4m3']), format=FORMATS['e4m3'], block=32,
     scale='floor', gradient='ste')
 _GRIDS:dict[str, Any] = dict(mxfp4=mxfp4_grid, mxfp8=_mx8, nvfp4=nvfp4_grid)
-_HALF_A_BYTE:dict[str, Any] = dict(nf4=NF4, e2m1=_E2M1, mxfp4=_E2M1, nvfp4=_E2M1)
+_HALF_A_BYTE:dict[str, Any] = dict(nf4=NF4, e2m1=E2M1, mxfp4=E2M1, nvfp4=E2M1)
 
 def _of_blocks(q, w):
     "Elements of a format with scales of its own, and the scales as in `Dequantize`."

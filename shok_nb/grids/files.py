@@ -163,8 +163,8 @@ def _read_q4_k(b):
     s,least = (_float_of(d)*k)[..., None],(_float_of(unit)*m)[..., None]
     return (codes.view(-1, 8, 32)*s - least).flatten(1)
 
-_E2M1 = torch.tensor([0., .5, 1., 1.5, 2., 3., 4., 6.])
-_E2M1 = torch.cat([_E2M1, -_E2M1])
+E2M1 = 0., .5, 1., 1.5, 2., 3., 4., 6., -0., -.5, -1., -1.5, -2., -3., -4., -6.
+_E2M1 = torch.tensor(E2M1)
 
 def _power_of(e8m0): return torch.exp2(e8m0.double()-127)
 
