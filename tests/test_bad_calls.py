@@ -82,7 +82,7 @@ BY_CALL = {
     'reconstruct.reconstruct_ calibrate': kind('tensors'), 'equalize.smooth_ calibrate': kind('tensors'),
     'reconstruct.reconstruct_ blocks': kind('layer_class'), 'nn.swap_rounding_ old': MODULES | GIVES
     | {'layer_class', 'tensor_class', 'many', 'keywords', 'partial'}, 'nn.swap_rounding_ new': MODULES,
-    'nn.round_weights_ layers': kind('layer_class'), 'jpeg.embed bits': kind('bool_0d'),
+    'rounded_weights.round_weights_ layers': kind('layer_class'), 'jpeg.embed bits': kind('bool_0d'),
     'jpeg.embed steps': kind('picture strings nones ragged keyed texts objects bytearray range tensors'),
     'lab.bias_variance x': kind('range bytearray'), 'harness.plot_scores diamonds': kind('strings nones texts tensors'),
     'harness.scores seeds': kind('range'), 'gradient_quality.quality seeds': kind('range'),

@@ -542,10 +542,10 @@ def methods():
         yield of('nn', n, lambda c=c: dict(self=c(), x=X), dict(x=TENSOR), member='forward')
     yield of('nn', 'swap_rounding_', lambda: dict(model=soft(), old=R.nn.SoftRound, new=R.nn.RoundSTE()), dict(
         model=NOTHING, old=kind('cls arity'), new=NOTHING))
-    yield of('nn', 'round_weights_', lambda: dict(model=network(), rounding=R.nn.RoundSTE(), layers=nn.Linear,
-        name='weight'), dict(model=NOTHING, rounding=NOTHING, layers=NOTHING, name=NOTHING))
-    for make in (rounded, quantized): yield of('nn', 'remove_rounding_', lambda make=make: dict(model=make(),
-        leave_rounded=True), dict(model=NOTHING, leave_rounded=FLAG))
+    yield of('rounded_weights', 'round_weights_', lambda: dict(model=network(), rounding=R.nn.RoundSTE(),
+        layers=nn.Linear, name='weight'), dict(model=NOTHING, rounding=NOTHING, layers=NOTHING, name=NOTHING))
+    for make in (rounded, quantized): yield of('rounded_weights', 'remove_rounding_',
+        lambda make=make: dict(model=make(), leave_rounded=True), dict(model=NOTHING, leave_rounded=FLAG))
 
 def layer_table(c):
     "A valid call of a layer, and the kinds of its knobs."

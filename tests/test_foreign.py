@@ -25,6 +25,7 @@ from shok_nb import (
     to_onnx,
 )
 from shok_nb.networks import models
+from shok_nb.quantization import calibrate
 from shok_nb.quantization.calibrate import _error, _grid_of_range
 
 
@@ -172,7 +173,7 @@ def test_one_batch_is_no_loader(batches):
 
 # --- histograms
 def seen_of(*parts):
-    seen = models._Values()
+    seen = calibrate.ValueObserver()
     for v in parts: seen.add(v)
     return seen
 
@@ -182,7 +183,7 @@ def test_a_histogram_is_of_all_values(scale):
     parts = [torch.randn(200_000, generator=generator(i))*(1+i)**2*scale for i in range(6)]
     seen,every = seen_of(*parts),torch.cat(parts)
     found = seen.joined()
-    assert seen.counts.sum() == len(every) and len(found) <= models._KEPT
+    assert seen.counts.sum() == len(every) and len(found) <= calibrate._KEPT
     assert (found.amin(), found.amax()) == (every.amin(), every.amax())
     at,every = torch.arange(.005, 1., .01),every.sort().values
     far = (found.quantile(at)-every[(at*(len(every)-1)).long()]).abs().max()

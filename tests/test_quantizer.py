@@ -30,7 +30,7 @@ from shok_nb.nn import (
     round_weights_,
     swap_rounding_,
 )
-from shok_nb.quantization import quantizer
+from shok_nb.quantization import calibrate, quantizer
 from shok_nb.quantization.calibrate import minmax_init, mse_init, percentile_init, sample_init
 from shok_nb.quantization.fake_quantize import dorefa_weight, fake_quantize, lsq_init, pact
 from shok_nb.quantization.quantizer import Quantizer
@@ -880,15 +880,15 @@ def test_calibration_keeps_little():
             if i in (3, 57): x[7, 9] = -9. if i == 3 else 12.
             kept.append(x)
             yield x
-    sizes,values = [],models._Values
+    sizes,values = [],calibrate.ValueObserver
     class Weighed(values):
         def add(self, v):
             super().add(v)
             sizes.append(sum(r.numel() for r in self.rows) + (0 if self.counts is None else len(self.counts)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(models, '_Values', Weighed)
+        patch.setattr(models, 'ValueObserver', Weighed)
         quantize_model_(model, 8, Quantizer(8, init='minmax'), calibrate=batches())
-    assert len(sizes) == 60 and max(sizes) <= models._KEPT < 60*256*256
+    assert len(sizes) == 60 and max(sizes) <= calibrate._KEPT < 60*256*256
     assert torch.allclose(model[0].input_quantizer.grid()[0], torch.tensor(12/127))
     other = nn.Sequential(nn.Linear(256, 4))
     quantize_model_(other, 8, Quantizer(4), calibrate=kept)

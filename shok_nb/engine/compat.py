@@ -105,6 +105,13 @@ def forget_compiled():
     dynamo = sys.modules.get('torch._dynamo')
     if dynamo is not None: dynamo.reset()
 
+# %% ../../nbs/engine/70_compat.ipynb #c04a0026
+def constant(value):
+    "A function that returns `value`, a number of the code for `torch.compile`, and no input."
+    def get(): return value
+    get._dynamo_marked_constant = True                  # type: ignore[attr-defined]
+    return get
+
 # %% ../../nbs/engine/70_compat.ipynb #c04a0019
 # a subclass with this sees operations only below autograd
 no_torch_function:Any = torch.nn.Parameter.__torch_function__

@@ -199,7 +199,7 @@ def _asked(kw):
 def _last(end, way, open, held, dtype):
     "The last number of a range, in `dtype`: next to its `end` if that is excluded."
     limits = torch.finfo(dtype)
-    if held is None and math.isinf(end): held = end
+    if held is None and abs(end) == math.inf: held = end
     if held is None: held = end + open*way*(abs(end)*limits.eps or max(limits.tiny, 1e-37))
     return min(max(held, -limits.max), limits.max)
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 import torch
 from torch import Tensor
-from .compat import mode
+from .compat import constant, mode
 from .pieces import PLAIN_TYPES
 
 # %% ../../nbs/engine/90_parts.ipynb #459e0776
@@ -29,6 +29,8 @@ def by_mode(eager, compile=None, transform=None, export=None):
     forms = dict(eager=eager, compile=compile, transform=transform, export=export)
     def choose(*args): return forms[mode()](*args)
     return choose
+
+pi = constant(math.pi)
 
 def cached(f):
     "`lru_cache`, hidden from Dynamo, which warns about a cache and does not use it."
@@ -162,11 +164,12 @@ _SINE = [-math.fsum(_POWERS[j+1:]) for j in range(12)]                          
 _SHORT = (
     0.644934054850146, -0.1668077580842265, 0.023938644096985196,
     -0.002190764865199312, 0.00012583556631289854)    # near Q on [0, 1]
+_long,_short = constant(_SINE),constant(_SHORT)
 
 def minus_sine(q):
     "q - sin(2πq)/2π for q in [-½, ½]."
     w = 4*q*q
-    first,second,*rest = reversed(_SINE if q.dtype == torch.float64 else _SHORT)
+    first,second,*rest = reversed(_long() if q.dtype == torch.float64 else _short())
     s = w*first + second                                # Horner's scheme
     for c in rest:                                      # each in one pass
         s = addcmul(torch.full((), c, dtype=q.dtype, device=q.device), w, s)

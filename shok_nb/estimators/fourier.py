@@ -6,12 +6,11 @@
 __all__ = ['fourier_round', 'poisson_round']
 
 # %% ../../nbs/estimators/23_fourier.ipynb #98398968
-import math
 from typing import Literal
 import torch
 from torch import Tensor
 from ..engine.arguments import check_count
-from ..engine.parts import addcmul, cached, minus_sine
+from ..engine.parts import addcmul, cached, minus_sine, pi
 from ..engine.pieces import for_cpu
 from ..engine.staircases import staircase
 
@@ -20,7 +19,7 @@ def _plan(terms, fejer):
     "The slope at an integer, and the coefficients of the recurrence."
     d,b,coefs = 0.,0.,[]
     for k in range(terms, 0, -1):
-        d += (-1)**(k+1)*(1-k/(terms+1) if fejer else 1)/(math.pi*k)
+        d += (-1)**(k+1)*(1-k/(terms+1) if fejer else 1)/(pi()*k)
         b += d
         coefs.append(8*b)
     return (terms+1)%2/(terms+1) if fejer else (-1)**terms,coefs[:-1]
@@ -28,7 +27,7 @@ def _plan(terms, fejer):
 def _sine_ratio(q, m):
     "sin(mπu)/sin(πu) at u = ½-|q|."
     u = (.5-q.abs()).clamp(min=1e-30)                       # at a tie 0/0 has a limit
-    return torch.sin((m*math.pi)*u)/torch.sin(math.pi*u)
+    return torch.sin((m*pi())*u)/torch.sin(pi()*u)
 
 def _beforehand(numbers, q):
     "The numbers; on a CPU sums for Inductor to work out first, or it unfolds a tree of them."
@@ -44,13 +43,13 @@ def _fourier_series(terms, fejer):
     flat,coefs = _plan(terms, fejer)
     def rise(q):
         if terms == 0: return q
-        s = torch.sin(math.pi*q)
+        s = torch.sin(pi()*q)
         b,*more = _beforehand(coefs, q) or [0.]
         d,c,e = s*s,b,b
         for b in more:
             e = _less(e+b, d, c)
             c = c + e
-        return minus_sine(q) + s*torch.sin(math.pi*(.5-q.abs()))*(d*c + flat/math.pi)
+        return minus_sine(q) + s*torch.sin(pi()*(.5-q.abs()))*(d*c + flat/pi())
     def slope(q):
         if terms == 0: return torch.ones_like(q)
         return _sine_ratio(q, terms+1)**2/(terms+1) if fejer else _sine_ratio(q, 2*terms+1)
@@ -92,12 +91,12 @@ def fourier_round(
     return _fourier_series(terms, damping == 'fejer')(x, hard=hard, step=step, offset=offset)
 
 # %% ../../nbs/estimators/23_fourier.ipynb #1d07d184
-def _sides(q, rho): return (1-rho)*torch.sin(math.pi*q),(1+rho)*torch.sin(math.pi*(.5-q))
+def _sides(q, rho): return (1-rho)*torch.sin(pi()*q),(1+rho)*torch.sin(pi()*(.5-q))
 
 def _poisson_rise(q, rho):
     a,b = _sides(q, rho)                                    # neither is negative
     both_zero = 1 - torch.sign((a+b).detach())
-    return torch.atan2(a + both_zero, b)/math.pi
+    return torch.atan2(a + both_zero, b)/pi()
 
 def _poisson_slope(q, rho):
     a,b = _sides(q, rho)

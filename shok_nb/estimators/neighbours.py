@@ -18,8 +18,9 @@ from ..engine.arguments import (
     check_count,
     check_knob,
 )
+from ..engine.compat import constant
 from ..engine.core import estimator
-from ..engine.parts import as_scalar, cached, nan_to_zero, saturate
+from ..engine.parts import as_scalar, cached, nan_to_zero, pi, saturate
 from ..engine.pieces import wide_dtype, widen
 from ..engine.random import checked_grid, toss_up, uniform_like
 
@@ -114,8 +115,8 @@ def _atanh(d, a): return -torch.atanh(d)
 def _atanh_slope(d, a): return -1/(1-d*d)
 def _linear(d, a): return torch.log1p(-d)
 def _linear_slope(d, a): return -1/(1-d)
-def _cosine_odds(d, a): return 2*torch.log(torch.cos(torch.pi/2*d))
-def _cosine_slope(d, a): return -torch.pi*torch.tan(torch.pi/2*d)
+def _cosine_odds(d, a): return 2*torch.log(torch.cos(pi()/2*d))
+def _cosine_slope(d, a): return -pi()*torch.tan(pi()/2*d)
 def _logit(d, a): return torch.nn.functional.logsigmoid(-a*torch.logit(d))
 def _logit_slope(d, a): return -a*torch.sigmoid(a*torch.logit(d))/(d*(1-d))
 
@@ -123,11 +124,11 @@ _CHANCES = dict(atanh=(_atanh, _atanh_slope), linear=(_linear, _linear_slope),
     cosine=(_cosine_odds, _cosine_slope), logit=(_logit, _logit_slope))
 # Of three neighbours, its power, and d over the distance.
 _THREE = dict(atanh=(1.5, .98), linear=(1.5, .98), cosine=(.75, .98), logit=(1.5, .98/1.5))
-_EDGE = 1e-6                                    # distances are kept this far from 0 and 1
-_COLD = 1e-9                                    # 1/t² is finite, the result the limit
+_edge = constant(1e-6)                          # distances are kept this far from 0 and 1
+_cold = constant(1e-9)                          # 1/t² is finite, the result the limit
 
-def _warm(t): return saturate(t, _COLD) if isinstance(t, Tensor) else max(t, _COLD)
-def _inside_cell(d): return saturate(d, _EDGE, 1-_EDGE)
+def _warm(t): return saturate(t, _cold()) if isinstance(t, Tensor) else max(t, _cold())
+def _inside_cell(d): return saturate(d, _edge(), 1-_edge())
 def _drawn_noise(u, p): return as_scalar(u, p).clamp(min=2**-26)
 def _inner(d): return 1 - (d-_inside_cell(d)).abs().ceil()      # 1 or 0
 
@@ -151,7 +152,7 @@ def _between_two(kind):
     def plain(v, t, a, u):
         p = _above(v)
         # No slope beyond the edges, where 1-p may be rounded to one of them.
-        p = torch.where((p >= _EDGE) & (p <= 1-_EDGE), p, p.detach())
+        p = torch.where((p >= _edge()) & (p <= 1-_edge()), p, p.detach())
         return v.floor().detach() + upper(p, t, a, u)*p.detach().ceil()
     return value,slope,plain
 

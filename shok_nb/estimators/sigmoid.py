@@ -9,26 +9,27 @@ __all__ = ['sigmoid_sum_round', 'sigmoid_round']
 import math
 import torch
 from torch import Tensor
+from ..engine.compat import constant
 from ..engine.core import estimator
-from ..engine.parts import as_scalar, flat_at_jump, pick, saturate
+from ..engine.parts import as_scalar, flat_at_jump, pi, pick, saturate
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/21_sigmoid.ipynb #b39d26d1
-_WARM = .22
+_warmth = constant(.22)             # temperature where the two sums are equally long
 
 def _terms(q): return 9 if q.dtype == torch.float64 else 4
 
 def _pairs(q, t):
     "Sigmoids of the ties above and below, per pair: e^(q-d)/T and e^-(q+d)/T at d = k+½."
-    t = saturate(as_scalar(t, q), 1e-12, _WARM)
+    t = saturate(as_scalar(t, q), 1e-12, _warmth())
     a,b,r = torch.exp((q-.5)/t),torch.exp((-q-.5)/t),torch.exp(-1/t)
     return t,[(a*r**k, b*r**k) for k in range(_terms(q))]
 
 def _waves(q, t):
     "Frequencies and Fourier weights of the logistic density."
-    t = saturate(as_scalar(t, q), _WARM, 100.)
+    t = saturate(as_scalar(t, q), _warmth(), 100.)
     for k in range(1, _terms(q)+1):
-        z = 2*math.pi**2*k*t
+        z = 2*pi()**2*k*t
         yield k,-(-1)**k*2*z*torch.exp(-z)/-torch.expm1(-2*z)
 
 def _cold_rise(q, t):
@@ -36,18 +37,18 @@ def _cold_rise(q, t):
     return -torch.expm1(-2*q/t)*sum(a/((1+a)*(1+b)) for a,b in pairs)
 
 def _warm_rise(q, t):
-    return q - sum(w*torch.sin(2*math.pi*k*q)/(math.pi*k) for k,w in _waves(q, t))
+    return q - sum(w*torch.sin(2*pi()*k*q)/(pi()*k) for k,w in _waves(q, t))
 
 def _cold_slope(q, t):
     heat = as_scalar(t, q)
     t,pairs = _pairs(q, t)
     return sum(a/(1+a)**2 + b/(1+b)**2 for a,b in pairs)*torch.where(heat > 0, 1/t, 0.)
 
-def _warm_slope(q, t): return 1 - sum(2*w*torch.cos(2*math.pi*k*q) for k,w in _waves(q, t))
+def _warm_slope(q, t): return 1 - sum(2*w*torch.cos(2*pi()*k*q) for k,w in _waves(q, t))
 
-def _rise(q, t): return pick(t > _WARM, _warm_rise, _cold_rise, q, t)
+def _rise(q, t): return pick(t > _warmth(), _warm_rise, _cold_rise, q, t)
 
-def _slope(q, t): return pick(t > _WARM, _warm_slope, _cold_slope, q, t)
+def _slope(q, t): return pick(t > _warmth(), _warm_slope, _cold_slope, q, t)
 
 _sum = staircase('sigmoid_sum_round', _rise, _slope, pure=True,
     temperature=dict(lo=0., size=True))

@@ -8,6 +8,7 @@ __all__ = ['clipped_sign', 'approx_sign', 'ede_sign', 'swish_sign', 'reste_sign'
 # %% ../../nbs/estimators/14_signs.ipynb #06d6d969
 import torch
 from torch import Tensor
+from ..engine.compat import constant
 from ..engine.core import estimator
 from ..engine.parts import as_scalar, broadcast_with, indicator, saturate, sign_of
 
@@ -153,18 +154,18 @@ def swish_sign(
     return _swished(x, beta)
 
 # %% ../../nbs/estimators/14_signs.ipynb #a14e0015
-_NEAR = .1                  # a power law has no slope at 0: a chord replaces it up to here
+_near = constant(.1)        # a power law has no slope at 0: a chord replaces it up to here
 
 def _root(o): return 1/o if isinstance(o, Tensor) else 1/max(o, 1e-30)
 
 def _power(q, o, clip):
     q,p = _upto(q, clip),_root(o)
-    return torch.where(q <= _NEAR, q*_NEAR**(p-1), saturate(q, _NEAR)**p)
+    return torch.where(q <= _near(), q*_near()**(p-1), saturate(q, _near())**p)
 
 def _power_slope(q, o, clip):
     p = _root(o)
-    inside,at_zero = indicator(q <= clip, q),indicator(q <= _NEAR, q)
-    return q.clamp(min=_NEAR)**(p-1) * (p + (1-p)*at_zero) * inside
+    inside,at_zero = indicator(q <= clip, q),indicator(q <= _near(), q)
+    return q.clamp(min=_near())**(p-1) * (p + (1-p)*at_zero) * inside
 
 _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict(lo=0.))
 

@@ -6,15 +6,14 @@
 __all__ = ['sine_round', 'cosine_round']
 
 # %% ../../nbs/estimators/22_sine.ipynb #7255a7c1
-import math
 import torch
 from torch import Tensor
 from ..engine.arguments import check_count
-from ..engine.parts import cached, minus_sine
+from ..engine.parts import cached, minus_sine, pi
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/22_sine.ipynb #8ec4f296
-def _slope(q): return 2*torch.sin(math.pi*q)**2
+def _slope(q): return 2*torch.sin(pi()*q)**2
 
 # A tie doubles a slope each time, up to infinity; all else has long reached its integer.
 _ALL = 1100
@@ -63,9 +62,9 @@ def sine_round(
     return _again(depth)(x, hard=hard, step=step, offset=offset)
 
 # %% ../../nbs/estimators/22_sine.ipynb #0e1eb257
-def _half(q): return torch.sin(math.pi/2*q)**2
+def _half(q): return torch.sin(pi()/2*q)**2
 
-_cosine = staircase('cosine_round', _half, lambda q: math.pi/2*torch.sin(math.pi*q), pure=True)
+_cosine = staircase('cosine_round', _half, lambda q: pi()/2*torch.sin(pi()*q), pure=True)
 
 def cosine_round(
     x:Tensor, # Values; any shape, floating dtype

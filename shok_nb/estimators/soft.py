@@ -12,17 +12,19 @@ from torch import Tensor
 from ..engine.arguments import check_input
 from ..engine.parts import addcmul, is_followed, maths, saturate
 from ..engine.staircases import staircase
-_WIDE = torch.float32,torch.float64
-# Below this alpha a series is as accurate as the closed form, and in alpha more so.
-_SMALL = {d: torch.finfo(d).eps**(1/6) for d in _WIDE}
-# Above this alpha sinh(alpha) would overflow.
-_LARGE = {d: .9*math.log(torch.finfo(d).max) for d in _WIDE}
+def _small(dtype):
+    "Below this alpha a series is as accurate as the closed form, and in alpha more so."
+    return torch.finfo(dtype).eps**(1/6)
+
+def _large(dtype):
+    "Above this alpha sinh(alpha) would overflow."
+    return .9*math.log(torch.finfo(dtype).max)
 
 def _three(series, closed, large):
     "A rise with a formula for each range of alpha: a number takes one, a tensor all."
     def rise(q, a):
-        most = _LARGE[q.dtype]
-        low,high = a < _SMALL[q.dtype],a > most
+        most = _large(q.dtype)
+        low,high = a < _small(q.dtype),a > most
         if not isinstance(a, Tensor):
             return (series if low else large if high else closed)(q, a)
         # each with what is in its range, and a number where nothing of it is taken
@@ -108,7 +110,7 @@ def _undo_closed(u, a):
 def _undo_large(u, a):
     inside = torch.where(u > 0, u, .5)
     y = .5 + torch.logit(inside)/(2*a)
-    at_0 = _undo_closed(u, _at_most(a, _LARGE[u.dtype]))
+    at_0 = _undo_closed(u, _at_most(a, _large(u.dtype)))
     return torch.where(u > 0, saturate(y, 0., .5), at_0)
 
 def _undo_series(u, a):
@@ -133,7 +135,7 @@ def _mean_of_tensor(q, a):
 def _mean_large(q, a):
     inside = torch.where(q < .5, q, 0.)
     y = torch.atanh(2*inside)/a
-    at_tie = _mean_closed(q, _at_most(a, _LARGE[q.dtype]))
+    at_tie = _mean_closed(q, _at_most(a, _large(q.dtype)))
     return torch.where(q < .5, saturate(y, 0., .5), at_tie)
 
 def _mean_series(q, a):
@@ -142,7 +144,7 @@ def _mean_series(q, a):
 
 def _steepness(p, a):
     "Slope of the inverse where u*(1-u) = `p`."
-    b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _LARGE[p.dtype]),maths(a)
+    b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _large(p.dtype)),maths(a)
     return _unless_inf(a, 1.)/((2*b*m.tanh(b/2))*p + c/m.sinh(c))
 
 def _undo_slope(u, a): return _steepness(u*(1-u), a)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_flag
 from ..engine.core import estimator, slope_one
-from ..engine.parts import broadcast_with, saturate
+from ..engine.parts import broadcast_with, pi, saturate
 
 # %% ../../nbs/estimators/15_spikes.ipynb #15a00004
 def _step(u, *own): return u.floor().clamp(-1, 0) + 1      # no bools, and nan where `u` is
@@ -49,9 +49,9 @@ def _spike(forms, x, alpha, threshold, ternary, soft):
     flags = check_flag(ternary, name, 'ternary'),check_flag(soft, name, 'soft')
     return forms[flags](x, alpha, threshold)
 
-def _arctan(u, alpha): return torch.atan(alpha*u*(math.pi/2))/math.pi
+def _arctan(u, alpha): return torch.atan(alpha*u*(pi()/2))/pi()
 
-def _arctan_slope(u, alpha): return alpha/2/(1 + (alpha*u*(math.pi/2))**2)
+def _arctan_slope(u, alpha): return alpha/2/(1 + (alpha*u*(pi()/2))**2)
 
 _arctans = _spikes('arctan_spike', _arctan, _arctan_slope)
 
@@ -197,7 +197,7 @@ def sigmoid_spike(
 # %% ../../nbs/estimators/15_spikes.ipynb #15a00009
 def _erf(u, alpha): return torch.erf(alpha*u)/2
 
-def _bell(u, alpha): return alpha/math.pi**.5*torch.exp(-(alpha*u)**2)
+def _bell(u, alpha): return alpha/pi()**.5*torch.exp(-(alpha*u)**2)
 
 _bells = _spikes('gaussian_spike', _erf, _bell)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..engine.arguments import check_count, check_input, check_knob
 from ..engine.core import estimator, slope_one
 from ..engine.grid import in_steps
-from ..engine.parts import as_scalar, broadcast_with, cached, indicator
+from ..engine.parts import as_scalar, broadcast_with, cached, indicator, pi
 from ..engine.pieces import wide_dtype
 from ..engine.staircases import staircase
 
@@ -147,15 +147,15 @@ def dsq_round(
     return _dsq(levels)(x, alpha, lower, upper)
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #a142ccbe
-def _kappa(q, amplitude): return 2**.5*math.pi*as_scalar(amplitude, q)
+def _kappa(q, amplitude): return 2**.5*pi()*as_scalar(amplitude, q)
 
 def _stable_rise(q, amplitude):
     k = _kappa(q, amplitude)
-    angle = torch.atan(((1-k)/(1+k)).sqrt()*torch.tan(math.pi/2*q))
-    return angle*4/(math.pi*(1-k*k).sqrt()) - q
+    angle = torch.atan(((1-k)/(1+k)).sqrt()*torch.tan(pi()/2*q))
+    return angle*4/(pi()*(1-k*k).sqrt()) - q
 
 def _stable_slope(q, amplitude):
-    c = _kappa(q, amplitude)*torch.cos(math.pi*q)
+    c = _kappa(q, amplitude)*torch.cos(pi()*q)
     return (1-c)/(1+c)
 
 _stable = staircase('stable_round', _stable_rise, _stable_slope,

@@ -36,7 +36,7 @@ from ..grids.blocks import mx_quantize, nvfp4_quantize
 from ..grids.floats import FloatFormat, float_round, format_of
 from ..networks.attention import attention_into_layers, attentions_in
 from ..networks.report import LayerReport
-from ..nn import all_or_nothing
+from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570016
 def _in_rows(t, dim):

@@ -9,7 +9,7 @@ __all__ = []
 import sys
 from torch import nn
 from torch.nn.utils import parametrize
-from ..nn import tied_weights as tied_weights
+from ..training.rounded_weights import tied_weights as tied_weights
 
 # %% ../../nbs/networks/20_layers.ipynb #1a7e000f
 CONVOLUTIONS = nn.Conv1d,nn.Conv2d,nn.Conv3d

@@ -47,10 +47,15 @@ from .operations import (
     prefixes_before,
 )
 from .report import LayerReport
-from ..nn import all_or_nothing, is_rounded, parametrize_weight, quantize_input
-from ..quantization.calibrate import mean_of_group
+from ..quantization.calibrate import ColumnObserver, ValueObserver, mean_of_group
 from ..quantization.fake_quantize import code_range
 from ..quantization.quantizer import KNOWN_FORMATS, OWN_STATE, Quantizer, block_of
+from ..training.rounded_weights import (
+    all_or_nothing,
+    is_rounded,
+    parametrize_weight,
+    quantize_input,
+)
 
 # %% ../../nbs/networks/10_models.ipynb #58a0000b
 def quantize_model_(
@@ -185,132 +190,9 @@ def _checked_axis(w, axis):
     return check_count(axis, 'quantize_model_', f'kinds: the axis of {w}', -64, 63)
 
 
-# %% ../../nbs/networks/10_models.ipynb #58a00008
-_SAMPLE = 1 << 16                      # rows kept of one batch
-_KEPT = 1 << 18                        # values kept of a layer
-_HALF = 1 << 14                        # bins of a histogram on each side of 0
-_AT_ONCE = 1 << 20                     # values that are counted at a time
-
-class _Seen:
-    "What enters a layer, however many batches come: some of it, and both ends."
-    def __init__(self):
-        self.rows = []
-        self.low:Any = None
-        self.high:Any = None
-
-    def _stretch(self, low, high):
-        self.low = low if self.low is None else torch.minimum(self.low, low)
-        self.high = high if self.high is None else torch.maximum(self.high, high)
-
-    def _many(self): return sum(r.numel() for r in self.rows) > _KEPT
-
-    def moved(self, device):
-        "The same, its tensors on that device."
-        for k,v in vars(self).items():
-            if isinstance(v, torch.Tensor): setattr(self, k, v.to(device))
-        self.rows = [r.to(device) for r in self.rows]
-        return self
-
-class _Columns(_Seen):
-    "Rows of what enters a layer whose grid has an axis: as many of each batch."
-    every = 1
-
-    def add(self, v):
-        "Keep the rows of `v`; if there are too many, every second one from then on."
-        self._stretch(v.amin(0), v.amax(0))
-        self.rows.append(v[::self.every].clone())
-        while self._many():
-            self.every *= 2
-            self.rows = [torch.cat(self.rows)[::2].clone()]
-
-    def join(self, other):
-        "See these too."
-        for r in other.rows: self.add(r)
-        self._stretch(other.low, other.high)
-
-    def joined(self):
-        "All of them in one tensor."
-        if self.every == 1: return torch.cat(self.rows)
-        return torch.cat([*self.rows, self.low[None], self.high[None]])
-
-# %% ../../nbs/networks/10_models.ipynb #939a1cc3
-class _Values(_Seen):
-    "Values that enter a layer: all, and where they become too many a histogram of all."
-    reach = 0.                         # the histogram is of values from -reach to reach
-    counts:Any = None
-    sums:Any = None
-
-    def add(self, v):
-        "Keep these values, or count them."
-        self._stretch(v.amin(), v.amax())
-        if self.counts is not None: return self._count(v)
-        self.rows.append(v.clone())
-        if self._many(): self._start()
-
-    def _start(self):
-        "From now on values are counted; `rows` are the ends."
-        rows,self.rows = self.rows,[torch.stack([self.low, self.high])]
-        zeros = torch.zeros(2*_HALF, device=self.low.device)
-        self.counts,self.sums = zeros.long(),zeros.double()
-        for r in rows: self._count(r)
-
-    def _widen(self, reach):
-        "Bins that are so many times as wide, of the same values."
-        times,self.reach = reach/max(self.reach, reach*2.**-40),reach
-        if times <= 1: return
-        at = torch.arange(-_HALF, _HALF, device=self.counts.device)/times
-        at = at.floor().long() + _HALF
-        self.counts = torch.zeros_like(self.counts).index_add_(0, at, self.counts)
-        self.sums = torch.zeros_like(self.sums).index_add_(0, at, self.sums)
-
-    def _count(self, values):
-        "Count these values, in bins that reach as far."
-        self.rows = [torch.stack([self.low, self.high])]
-        most = max(-self.low.item(), self.high.item())
-        if not math.isfinite(most) or self.low != self.low: return       # an error later
-        reach = 2.**max(math.frexp(most)[1], -100)
-        if reach > self.reach: self._widen(reach)
-        for v in values.flatten().split(_AT_ONCE):
-            v = v.to(wide_dtype(v.dtype))
-            at = (v*(_HALF/self.reach)).floor().clamp(-_HALF, _HALF-1).long() + _HALF
-            self.counts += torch.bincount(at, minlength=2*_HALF)
-            self.sums += torch.bincount(at, v.double(), minlength=2*_HALF)
-
-    def join(self, other):
-        "See these too."
-        self._stretch(other.low, other.high)
-        if other.counts is None:
-            for r in other.rows: self.add(r)
-            return
-        if self.counts is None: self._start()
-        reach = max(self.reach, other.reach)
-        for one in (self, other): one._widen(reach)
-        self.counts,self.sums = self.counts+other.counts,self.sums+other.sums
-        self.rows = [torch.stack([self.low, self.high])]
-
-    def joined(self):
-        "All of them in one tensor; of a histogram, values at equal distances in their order."
-        if self.counts is None: return torch.cat(self.rows)
-        ends,total = self.rows[0],self.counts.sum()
-        if not ends.isfinite().all(): return ends
-        places = (torch.arange(_KEPT//2, device=ends.device)+.5)*(total/(_KEPT//2))
-        bins = torch.searchsorted(self.counts.cumsum(0).double(), places.double(), right=True)
-        return torch.cat([self._means()[bins], ends])
-
-    def _means(self):
-        "The mean of each bin."
-        means = self.sums/self.counts.clamp(min=1)
-        return means.to(self.low.dtype).clamp(self.low, self.high)
-
-    def in_parts(self):
-        "The means of a histogram and the ends, and which part of all values each is."
-        if self.counts is None or not self.rows[0].isfinite().all(): return self.joined(),None
-        met = self.counts > 0
-        parts = (self.counts[met].double()/self.counts.sum()).float()
-        ends = self.rows[0]
-        return torch.cat([self._means()[met], ends]),torch.cat([parts, parts.new_zeros(2)])
-
 # %% ../../nbs/networks/10_models.ipynb #58a00040
+_SAMPLE = 1 << 16                      # rows kept of one batch
+
 def _sampled(x, axis):
     "Some rows of `x`, both ends among them: a column for each index of that axis."
     v = torch.atleast_2d(x.movedim(axis, -1)).flatten(0, -2)
@@ -355,7 +237,7 @@ def checked_batch(i, batch, model, fn='quantize_model_'):
 
 def _watch_layers(model, layers, batches, axis=None):
     "What enters each of the layers, for these batches."
-    seen = {name: _Values() if axis is None else _Columns() for name in layers}
+    seen = {name: ValueObserver() if axis is None else ColumnObserver() for name in layers}
     def keep(name):
         def hook(m, args, kwargs):
             x = args[0] if args else kwargs['input']

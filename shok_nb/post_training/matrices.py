@@ -23,8 +23,8 @@ from ..networks.layers import (
     own_part,
 )
 from ..networks.report import names_in_words
-from ..nn import is_rounded, tied_weights
 from ..quantization.quantizer import Quantizer
+from ..training.rounded_weights import is_rounded, tied_weights
 
 # %% ../../nbs/post_training/15_matrices.ipynb #64f00008
 def _spread(m, x):

@@ -293,3 +293,127 @@ def init_of_parts(x, parts, init, bits, signed, zero_point):
     v,shape,qmin,qmax = _settle(x, init.__name__, bits, signed, zero_point, None, None)
     search:Any = dict(golden=True) if init is mse_init else dict(slack=_slack(qmin, qmax))
     return _searched(v, shape, (qmin, qmax), zero_point, parts.to(v.dtype), **search)
+
+# %% ../../nbs/quantization/20_calibrate.ipynb #61b600ac
+_KEPT = 1 << 18                        # values kept of a layer
+_HALF = 1 << 14                        # bins of a histogram on each side of 0
+_COUNTED = 1 << 20                     # values that are counted at a time
+
+class _Observer:
+    "What enters a layer, however many batches come: some of it, and both ends."
+    def __init__(self):
+        self.rows = []
+        self.low:Any = None
+        self.high:Any = None
+
+    def _stretch(self, low, high):
+        self.low = low if self.low is None else torch.minimum(self.low, low)
+        self.high = high if self.high is None else torch.maximum(self.high, high)
+
+    def _many(self): return sum(r.numel() for r in self.rows) > _KEPT
+
+    def moved(self, device):
+        "The same, its tensors on that device."
+        for k,v in vars(self).items():
+            if isinstance(v, torch.Tensor): setattr(self, k, v.to(device))
+        self.rows = [r.to(device) for r in self.rows]
+        return self
+
+class ColumnObserver(_Observer):
+    "Rows of what enters a layer whose grid has an axis: as many of each batch."
+    every = 1
+
+    def add(self, v):
+        "Keep the rows of `v`; if there are too many, every second one from then on."
+        self._stretch(v.amin(0), v.amax(0))
+        self.rows.append(v[::self.every].clone())
+        while self._many():
+            self.every *= 2
+            self.rows = [torch.cat(self.rows)[::2].clone()]
+
+    def join(self, other):
+        "See these too."
+        for r in other.rows: self.add(r)
+        self._stretch(other.low, other.high)
+
+    def joined(self):
+        "All of them in one tensor."
+        if self.every == 1: return torch.cat(self.rows)
+        return torch.cat([*self.rows, self.low[None], self.high[None]])
+
+# %% ../../nbs/quantization/20_calibrate.ipynb #71d22266
+class ValueObserver(_Observer):
+    "Values that enter a layer: all, and where they become too many a histogram of all."
+    reach = 0.                         # the histogram is of values from -reach to reach
+    counts:Any = None
+    sums:Any = None
+
+    def add(self, v):
+        "Keep these values, or count them."
+        self._stretch(v.amin(), v.amax())
+        if self.counts is not None: return self._count(v)
+        self.rows.append(v.clone())
+        if self._many(): self._start()
+
+    def _start(self):
+        "From now on values are counted; `rows` are the ends."
+        rows,self.rows = self.rows,[torch.stack([self.low, self.high])]
+        zeros = torch.zeros(2*_HALF, device=self.low.device)
+        self.counts,self.sums = zeros.long(),zeros.double()
+        for r in rows: self._count(r)
+
+    def _widen(self, reach):
+        "Bins that are so many times as wide, of the same values."
+        times,self.reach = reach/max(self.reach, reach*2.**-40),reach
+        if times <= 1: return
+        at = torch.arange(-_HALF, _HALF, device=self.counts.device)/times
+        at = at.floor().long() + _HALF
+        self.counts = torch.zeros_like(self.counts).index_add_(0, at, self.counts)
+        self.sums = torch.zeros_like(self.sums).index_add_(0, at, self.sums)
+
+    def _count(self, values):
+        "Count these values, in bins that reach as far."
+        self.rows = [torch.stack([self.low, self.high])]
+        most = max(-self.low.item(), self.high.item())
+        if not math.isfinite(most) or self.low != self.low: return       # an error later
+        reach = 2.**max(math.frexp(most)[1], -100)
+        if reach > self.reach: self._widen(reach)
+        for v in values.flatten().split(_COUNTED):
+            v = v.to(wide_dtype(v.dtype))
+            at = (v*(_HALF/self.reach)).floor().clamp(-_HALF, _HALF-1).long() + _HALF
+            self.counts += torch.bincount(at, minlength=2*_HALF)
+            self.sums += torch.bincount(at, v.double(), minlength=2*_HALF)
+
+    def join(self, other):
+        "See these too."
+        self._stretch(other.low, other.high)
+        if other.counts is None:
+            for r in other.rows: self.add(r)
+            return
+        if self.counts is None: self._start()
+        reach = max(self.reach, other.reach)
+        for one in (self, other): one._widen(reach)
+        self.counts,self.sums = self.counts+other.counts,self.sums+other.sums
+        self.rows = [torch.stack([self.low, self.high])]
+
+    def joined(self):
+        "All of them in one tensor; of a histogram, values at equal distances in their order."
+        if self.counts is None: return torch.cat(self.rows)
+        ends,total = self.rows[0],self.counts.sum()
+        if not ends.isfinite().all(): return ends
+        places = (torch.arange(_KEPT//2, device=ends.device)+.5)*(total/(_KEPT//2))
+        bins = torch.searchsorted(self.counts.cumsum(0).double(), places.double(), right=True)
+        return torch.cat([self._means()[bins], ends])
+
+    def _means(self):
+        "The mean of each bin."
+        means = self.sums/self.counts.clamp(min=1)
+        return means.to(self.low.dtype).clamp(self.low, self.high)
+
+    def in_parts(self):
+        "The means of a histogram and the ends, and which part of all values each is."
+        if self.counts is None or not self.rows[0].isfinite().all(): return self.joined(),None
+        met = self.counts > 0
+        parts = (self.counts[met].double()/self.counts.sum()).float()
+        ends = self.rows[0]
+        return torch.cat([self._means()[met], ends]),torch.cat([parts, parts.new_zeros(2)])
