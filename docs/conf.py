@@ -60,8 +60,8 @@ literate_guidance = dict(                                    # at the head of a 
         'levels of your own, and [fixed point](fixed_point.ipynb) for chips '
         'without floats. [Files](files.ipynb) writes them for other programs.'),
     training=(
-        '[Schedules](schedules.ipynb) sharpen a soft curve while you train. [Layers](nn.ipynb) put rounding into a model, '
-        '[rounded weights](rounded_weights.ipynb) are put on and taken off again, and '
+        '[Schedules](schedules.ipynb) sharpen a soft curve while you train. [Layers](nn.ipynb) put rounding into a '
+        'model, [rounded weights](rounded_weights.ipynb) are put on and taken off again, and '
         '[`through_round`](replace.ipynb) goes into code that is not yours. [Integers '
         'in a design](design.ipynb) finds integer parameters of anything that has a cost.'),
     quantization=(

@@ -169,15 +169,17 @@ def test_dynamic_shapes(group):
         for (r, f),y in zip(group, g(*[X[:n].clone() for _ in group])): assert near(y, f(X[:n])), r.name
     assert counter.frame_count <= 2
 
-TWICE = with_knobs(lambda r, f, k: k.learns) + [pytest.param(*p.values, None, id=p.id) for p in variants() + seeded()]
+TWICE = with_knobs(lambda r, f, k: k.learns and isinstance(k.default, float) and f is r.f)
+TWICE += [pytest.param(*p.values, None, id=p.id) for p in variants() + seeded()]
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', ({}, dict(dynamic=True)), ids=('by itself', 'dynamic'))
+@pytest.mark.parametrize('how', (dict(dynamic=True), {}), ids=('dynamic', 'by itself'))
 @grouped(TWICE)
 def test_two_in_a_graph_of_any_size(group, how):
     """Formulas that read pi and other numbers, twice in a graph, with a gradient, also of a knob: with `dynamic=True`
     Dynamo makes an input of each float of a module, which the second Function of a graph may not take."""
-    knobs = [None if k is None else torch.tensor(float(k.default), requires_grad=True) for *_,k in group]
+    if not how: group = group[:2]                           # sizes that change are the same code for all
+    knobs = [None if k is None else torch.tensor(k.default, requires_grad=True) for *_,k in group]
     learned = [v for v in knobs if v is not None]
     def of(f, k, v): return lambda x: f(f(2*x) if v is None else f(2*x, **{k.name: v}))
     def all_of(*xs): return tuple(of(f, k, v)(x) for (_,f,k),v,x in zip(group, knobs, xs, strict=True))
