@@ -11,7 +11,7 @@ import pytest
 import torch
 from rivals import peers, rivals
 import bench
-from shok_nb.catalog import catalog
+from shok_nb.catalog import catalog, row
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -257,23 +257,54 @@ def test_no_gpu():
     with pytest.raises(SystemExit, match='^bench: torch finds no CUDA device here; .*$'):
         bench.main(['--device', 'cuda'])
 
+HIDDEN = 'fastcore', 'ipywidgets', 'nbdev', 'gfloat', 'selenium', 'sphinx', 'xdist'
+HIDE = f"""import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition('.')[0] in {HIDDEN}: raise ModuleNotFoundError(f'No module named {{name!r}}', name=name)
+sys.meta_path.insert(0, Hide())
+"""
+
 @pytest.mark.slow
 def test_gpu_table(tmp_path, monkeypatch):
-    "`make gpu` counts what pytest reports, errors as failures, and ends badly if a part does."
+    """A rehearsal of `python bench/gpu.py` on the CPU, where only torch and what runs tests is installed: each part
+    finds its tests, what fails and what is cut off is told, and the table is there after each part."""
     import gpu
-    ends = '', '', '', '<failure/>', '<error/>', '<error/>', '<skipped message="no"/>'
-    cases = ''.join(f'<testcase name="{i}">{end}</testcase>' for i,end in enumerate(ends))
-    (tmp_path/'r.xml').write_text(f'<testsuites><testsuite time="1">{cases}</testsuite></testsuites>')
-    assert gpu.counted(tmp_path/'r.xml') == (3, 3, 1) and gpu.counted(tmp_path/'none.xml') is None
-    assert '| noise | 3 | 3 | 1 | 0.5 |' in gpu.table({'noise': (3, 3, 1, .5)}, 'cpu')
-    command = [sys.executable, str(ROOT/'bench'/'gpu.py'), '--collect-only']
+    out,lines = tmp_path/'GPU.md',(f'{w} t.py::{i}' for i,w in enumerate('passed passed failed skipped'.split()))
+    (tmp_path/'found').write_text('\n'.join(lines))
+    assert gpu.counted(tmp_path/'found') == (2, 1, 1) and gpu.counted(tmp_path/'none') == (0, 0, 0)
+    command = [sys.executable, str(ROOT/'bench'/'gpu.py')]
     r = subprocess.run(command, capture_output=True, text=True, env=os.environ | dict(CUDA_VISIBLE_DEVICES=''))
     assert r.returncode == 1 and 'no CUDA device' in r.stderr
+    (tmp_path/'sitecustomize.py').write_text(HIDE)
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
     monkeypatch.setenv('SHOK_DEVICE', 'cpu')
-    parts = {'one': ['tests/test_errors.py', '-k', 'own_messages'], 'none': ['tests/no_such.py']}
-    monkeypatch.setattr(gpu, 'PARTS', parts)
-    monkeypatch.setattr(sys, 'argv', ['gpu.py', '-p', 'no:xdist'])
-    assert gpu.main() and not (ROOT/'bench'/'GPU.md').exists()
+    monkeypatch.setattr(sys, 'argv', ['gpu.py', '--out', str(out), '-k', 'round_ste and not slow', '-m', 'not slow'])
+    few = [p._replace(args=(*p.args, '--only', 'round_ste', '--sizes', '1024')) if p.script else p for p in gpu.PARTS]
+    monkeypatch.setattr(gpu, 'PARTS', few)
+    assert not gpu.main()
+    lines = [[c.strip() for c in line.strip('|').split('|')] for line in out.read_text().splitlines()]
+    counts = {w: [int(n) for n in numbers[:3] if n] for w,*numbers in lines if w in {p.what for p in few}}
+    assert counts.keys() == {p.what for p in few}
+    assert all(found[0] > 0 and found[1] == 0 for w,found in counts.items() if w not in (few[1].what, 'times'))
+    assert '| `round_ste` | ours | ' in out.read_text() and '| nvfp4 | ' in out.read_text()
+    broken = [gpu.Part('none', ('tests/no_such.py',)), gpu.Part('long', ('-c', 'import time; time.sleep(60)'), 1, True)]
+    monkeypatch.setattr(gpu, 'PARTS', broken)
+    assert gpu.main()
+    told = out.read_text()
+    assert '| none | 0 | 0 | 0 | ' in told and 'ended with 4' in told and 'cut off' in told
+    assert not (ROOT/'bench'/'GPU.md').exists()
+
+def test_another_device_beside_the_cpu(monkeypatch):
+    "What `python bench/gpu.py` asks of every estimator finds a value and a slope that differ."
+    import as_on_cpu
+    monkeypatch.setattr(as_on_cpu, 'DEVICE', 'cpu')
+    soft,drift = row(bench.R.soft_round),iter((0., 1e-5))
+    as_on_cpu.check(soft, soft.f, torch.float32)
+    with pytest.raises(AssertionError): as_on_cpu.check(soft, lambda x: soft.f(x) + next(drift), torch.float32)
+    straight,scales = row(bench.R.round_ste),iter((1., 1.001))
+    with pytest.raises(AssertionError):
+        as_on_cpu.check(straight, lambda x: straight.f(bench.R.scale_grad(x, next(scales))), torch.float32)
 
 @pytest.mark.slow
 def test_plugin_for_a_gpu():

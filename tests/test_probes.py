@@ -169,8 +169,8 @@ def test_dynamic_shapes(group):
         for (r, f),y in zip(group, g(*[X[:n].clone() for _ in group])): assert near(y, f(X[:n])), r.name
     assert counter.frame_count <= 2
 
-TWICE = with_knobs(lambda r, f, k: k.learns and isinstance(k.default, float) and f is r.f)
-TWICE += [pytest.param(*p.values, None, id=p.id) for p in variants() + seeded()]
+TWICE = with_knobs(lambda r, f, k: k.learns and k.name in ('alpha', 'amplitude', 'rho', 'o') and f is r.f)
+TWICE += [pytest.param(*p.values, None, id=p.id) for p in variants(only=lambda r, f: f is r.f) + seeded()]
 
 @pytest.mark.slow
 @pytest.mark.parametrize('how', (dict(dynamic=True), {}), ids=('dynamic', 'by itself'))
@@ -184,7 +184,7 @@ def test_two_in_a_graph_of_any_size(group, how):
     def of(f, k, v): return lambda x: f(f(2*x) if v is None else f(2*x, **{k.name: v}))
     def all_of(*xs): return tuple(of(f, k, v)(x) for (_,f,k),v,x in zip(group, knobs, xs, strict=True))
     g = compiled(all_of, **how)
-    for n in (5, 6, 9):
+    for n in (5, 9):
         xs = leaves(X[:n], len(group))
         (ys,us),(zs,ws) = ((y, torch.autograd.grad([v.sum() for v in y], xs+learned)) for y in (g(*xs), all_of(*xs)))
         for (r,f,_),y,z in zip(group, ys, zs, strict=True): assert (same if on_grid(r, f) else near)(y, z), r.name
