@@ -22,7 +22,8 @@ logging.getLogger('traitlets').setLevel('WARNING')
 NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']  # or each kernel warns that it uses TCP
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton']
-extensions += ['reference', 'literate', 'finding', 'offline_math', 'shallow_rst', 'made_once']    # of _ext
+extensions += ['reference', 'literate', 'finding', 'offline_math', 'shallow_rst', 'made_once',
+    'as_markdown']    # of _ext
 literate_package = cfg['lib_path']
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
 literate_folders = dict(                                     # the groups of the menu, in its order: folders of nbs

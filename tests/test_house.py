@@ -515,6 +515,20 @@ def test_each_page_has_one_place():
         numbers = [re.match(r'(\d\d)_[a-z]\w*$', nb.stem)[1] for nb in pages]
         assert len({*numbers}) == len(numbers), f'{folder}: {numbers}'
 
+def test_a_page_as_markdown():
+    "Prose with links to the Markdown of other pages, code without directives, and nothing that a reader does not see."
+    from as_markdown import as_markdown, listed
+    def cell(kind, src): return dict(cell_type=kind, source=src.splitlines(True), outputs=[])
+    prose = '# One\n> Two.\n\n<!-- search: a -->\nSee [three](../grids/10_floats.ipynb#x).'
+    cells = cell('markdown', prose), cell('code', '#| default_exp one'), cell('code', '#| hide\n1'), \
+        cell('code', '#| export\n#| code-fold: true\ndef f(x): return x\n'), cell('code', '')
+    want = '# One\n> Two.\nSee [three](floats.md#x).\n\n```python\ndef f(x): return x\n```\n'
+    assert as_markdown(dict(cells=cells)) == want
+    index, = [p for p in NBS if p.stem == 'index']
+    text = listed('name', 'promise', {'': [index], 'start': [index]}, dict(start='Begin'))
+    head,line = '# name\n\n> promise\n\n## First\n\n','- [shok_nb](index.md): Train through rounding'
+    assert text.startswith(head + line) and '## Begin\n\n' + line in text and 'torch.round a gradient' in text
+
 @pytest.mark.slow
 def test_the_menu_is_the_folders(tmp_path, caplog):
     "As conf.py has them, and by number, but for what it takes to another place. A folder without a title is named."

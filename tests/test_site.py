@@ -58,6 +58,19 @@ def test_every_link_leads_somewhere(site):
     assert not lost, '\n'.join(lost)
     assert sum(map(len, links.values())) > 50*len(pages)
 
+def test_pages_as_markdown(site):
+    "Each notebook's page is there as Markdown with its code, says so in its head, and stands once in llms.txt."
+    listed = re.findall(r'(?m)^- \[[^\]]+\]\((\w+)\.md\): .{20}', (site/'llms.txt').read_text('utf-8'))
+    assert sorted(listed) == sorted(map(slug, NBS)) == sorted(p.stem for p in site.glob('*.md'))
+    for name in listed:
+        text = (site/f'{name}.md').read_text('utf-8')
+        prose = re.sub(r'(?s)```.*?```|`[^`]*`', '', text)
+        links = re.findall(r'\]\(([\w./-]+)\.(\w+)(?:#[^)]*)?\)', prose)
+        lost = [to for to,kind in links if kind == 'ipynb' or kind == 'md' and not (site/f'{to}.md').is_file()]
+        assert text.startswith('# ') and lost == [] and '#| ' not in text and '<!--' not in prose, name
+        assert name == 'glossary' or '```python\n' in text, name
+        assert parsed(site/f'{name}.html').select_one(f'link[rel=alternate][href="{name}.md"]'), name
+
 # --- sentences and players
 def place(tag): return tag.sourceline,tag.sourcepos
 
