@@ -82,7 +82,7 @@ literate_guidance = dict(                                    # at the head of a 
     deployment=(
         'A trained network becomes one of integers with [`deploy_`](deploy.ipynb), and a file with '
         '[`to_onnx`](runtime.ipynb). ONNX Runtime then computes the same integers as torch. For a chip, '
-        '[`to_c`](c_code.ipynb) writes them as C.'),
+        '[`to_c`](hardware.ipynb) writes them as C, and `to_qonnx` a model for FPGA tools.'),
     post_training=(
         'No training loop, only a few hundred inputs. Begin with [the overview](without_training.ipynb), which '
         'compares the methods. [`reconstruct_`](reconstruct.ipynb) fits each layer to the float network; '
@@ -114,7 +114,7 @@ literate_titles = dict(                                      # in the menu: the 
     learned='Learned rounding (AdaRound)',
     fsq='Finite scalar quantization (FSQ)',
     tokenizers='Tokenizers: FSQ, LFQ, BSQ, VQ',
-    c_code='Integers as C',
+    hardware='For hardware',
     try_it='Try it: two side by side',
     widgets='Sliders: tune',
 )

@@ -42,7 +42,7 @@ from .networks.models import quantize_model_ as quantize_model_
 from .low_precision.stored import *
 from .low_precision.products import *
 from .low_precision.served import same_grid as same_grid
-from .deployment.c_code import to_c as to_c
+from .deployment.hardware import to_c as to_c, to_qonnx as to_qonnx
 from .deployment.deploy import deploy_ as deploy_
 from .post_training.equalize import equalize_ as equalize_, smooth_ as smooth_
 from .post_training.rotate import rotate_ as rotate_

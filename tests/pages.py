@@ -36,7 +36,7 @@ TRAINS = set('''without_training four_bits digits residual quantization_recipes 
 LATE = TRAINS | set('''core proof try_it models tokenizers recipes signs closest straight_through_fails
     first_network checks operations deploy spikes design relaxed schedules ewgs harness surrogates neighbours
     widgets nn sigmoid jpeg fsq pieces lab dither floats products files blocks stochastic plots index
-    quantizer fourier gallery gradient codebooks c_code weight_codes stored soft ste random calibrate learned
+    quantizer fourier gallery gradient codebooks hardware weight_codes stored soft ste random calibrate learned
     ramp fake_quantize ratio bounds fixed_point watermark flow scores attention'''.split())
 
 def cells(nb, *kinds):

@@ -450,7 +450,9 @@ def powers():
     R.deploy_(model.eval(), X)
     return model
 
-def of_c_code():
+def of_hardware():
+    yield 'to_qonnx', lambda: dict(model=quantized(), example=X, file=place('x.onnx')), dict(model=NOTHING,
+        example=NOTHING, file=kind('word'))
     yield 'to_c', lambda: dict(model=powers(), example=X, file=place('x.h')), dict(model=NOTHING, example=NOTHING,
         file=NOTHING)
 
@@ -562,7 +564,7 @@ def calls():
     for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'learned', 'fsq',
             'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules',
             'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report',
-            'integer_layers', 'deploy', 'c_code', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed',
+            'integer_layers', 'deploy', 'hardware', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed',
             'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)

@@ -72,7 +72,7 @@ def to_onnx(
     """
     check_model(model, 'to_onnx')
     any_batch = check_flag(any_batch, 'to_onnx', 'any_batch')
-    _check_path(file, 'to_onnx', 'file')
+    check_path(file, 'to_onnx', 'file')
     inputs,together = _checked_inputs(model, example, any_batch)
     axes = _checked_axes(dynamic, inputs, any_batch)
     examples = [inputs, dict(_one_shorter(inputs, axes))] if dynamic else [inputs]
@@ -124,10 +124,10 @@ def onnx_session(
         >>> run.run(None, {run.get_inputs()[0].name: x})[0].shape
         (3, 1)
     """
-    _check_path(file, 'onnx_session', 'file')
+    check_path(file, 'onnx_session', 'file')
     if vnni is None: vnni = has_vnni()
     vnni = check_flag(vnni, 'onnx_session', 'vnni')
-    if optimized is not None: _check_path(optimized, 'onnx_session', 'optimized')
+    if optimized is not None: check_path(optimized, 'onnx_session', 'optimized')
     ort = installed('onnx_session', 'onnxruntime')
     if not os.path.exists(file):
         raise FileNotFoundError(f'onnx_session: there is no file {file}')
@@ -258,7 +258,7 @@ def _copy_constant(graph, held, node, at):
     name = f'{held.name}_copy_{len(graph.initializer)}'
     graph.initializer[-1].name = node.input[at] = name
 
-def _check_path(path, fn, arg):
+def check_path(path, fn, arg):
     "Raises for what is no name of a file."
     if not isinstance(path, (str, PathLike)):
         raise TypeError(f'{fn}: {arg} must be a path, got {what_came(path)}')
@@ -820,7 +820,7 @@ def _exported(model, inputs, together, axes):
     if four: _write_int4(graph)
     _for_the_runtime(program.model)
     _tidy(graph)
-    _without_traces(graph)
+    without_traces(graph)
     return program
 
 def _for_the_runtime(model):
@@ -835,7 +835,7 @@ def _for_the_runtime(model):
     for node in [*graph]: _clip_once(node)
     _write_silu(model)
 
-def _without_traces(graph):
+def without_traces(graph):
     "No paths of the machine that made it."
     values = *graph.initializers.values(),*graph.inputs
     for said in (graph, *values): said.metadata_props.clear()
