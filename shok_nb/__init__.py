@@ -36,6 +36,7 @@ from .quantization.learned import *
 from .quantization.fsq import *
 from .quantization.tokenizers import *
 from .quantization.calibrate import *
+from .quantization.entropy import *
 from .quantization.quantizer import Quantizer as Quantizer
 from .networks.models import parameter_groups as parameter_groups
 from .networks.models import quantize_model_ as quantize_model_
