@@ -525,7 +525,7 @@ def _codes_of_rate(w, h, steps, bits, ordered):
         codes = (q/scale).round().to(torch.int32)
         gap = code_entropy(codes, axis=1).mean().item() - bits
         if best is None or abs(gap) < abs(best[0]): best = gap,codes,scale
-        if abs(gap) < .002: break
+        if abs(gap) < .005: break
         scale = scale*2**gap
     return best[1:]
 
