@@ -1971,6 +1971,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'shok_nb/low_precision/sizes.py'),
                                              'shok_nb.low_precision.sizes._by_lzma': ( 'low_precision/sizes.html#_by_lzma',
                                                                                        'shok_nb/low_precision/sizes.py'),
+                                             'shok_nb.low_precision.sizes._by_zlib': ( 'low_precision/sizes.html#_by_zlib',
+                                                                                       'shok_nb/low_precision/sizes.py'),
                                              'shok_nb.low_precision.sizes._coded_weights': ( 'low_precision/sizes.html#_coded_weights',
                                                                                              'shok_nb/low_precision/sizes.py'),
                                              'shok_nb.low_precision.sizes._entering': ( 'low_precision/sizes.html#_entering',

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CodedSize', 'coded_sizes', 'weight_entropy', 'LearnedBits', 'learn_bits_']
 
-# %% ../../nbs/low_precision/40_sizes.ipynb #512e0003
+# %% ../../nbs/low_precision/40_sizes.ipynb #51e20003
 import math
 import zlib
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ from ..nn import all_or_nothing
 from ..quantization.entropy import code_entropy, soft_entropy
 from ..quantization.quantizer import Quantizer
 
-# %% ../../nbs/low_precision/40_sizes.ipynb #512e000c
+# %% ../../nbs/low_precision/40_sizes.ipynb #51e2000a
 class _Coded(NamedTuple):
     "A weight on a grid of integers."
     name:str
@@ -63,18 +63,17 @@ def _entering(one):
     finally: hook.remove()
     return seen[-1]
 
-# %% ../../nbs/low_precision/40_sizes.ipynb #512e000d
+# %% ../../nbs/low_precision/40_sizes.ipynb #51e2000b
 class CodedSize(NamedTuple):
     """One line of the report of `coded_sizes`: bytes, but for two.
 
     Parameters:
         name (str): Of the weight, or what else there is
         codes (int): How many, 0 for what is no code
-        bits (float): Entropy of each, of all codes of the weight together; nan for what is no
-            code
+        bits (float): Entropy of each, counted over the whole weight; nan for what is no code
         stored (int): Without compression, two codes in a byte where all are from -8 to 7
         entropy (int): What an ideal coder of single codes needs
-        zlib (int): Written by zlib, level 9
+        zlib (int): Written by zlib, in the better of two ways
         lzma (int): Written by lzma; -1 where Python has none
         scales (int): Scales and zero points beside them, in float32
 
@@ -85,10 +84,10 @@ class CodedSize(NamedTuple):
     """
     name:str     # Of the weight, or what else there is
     codes:int    # How many, 0 for what is no code
-    bits:float   # Entropy of each, of all codes of the weight together; nan for what is no code
+    bits:float   # Entropy of each, counted over the whole weight; nan for what is no code
     stored:int   # Without compression, two codes in a byte where all are from -8 to 7
     entropy:int  # What an ideal coder of single codes needs
-    zlib:int     # Written by zlib, level 9
+    zlib:int     # Written by zlib, in the better of two ways
     lzma:int     # Written by lzma; -1 where Python has none
     scales:int   # Scales and zero points beside them, in float32
 
@@ -104,9 +103,17 @@ def _in_bytes(codes):
     flat = nn.functional.pad(codes.flatten().to(torch.uint8) & 15, (0, codes.numel() % 2))
     return (flat[::2] | flat[1::2] << 4).numpy().tobytes()
 
+def _by_zlib(data):
+    "Its length when zlib has written it, with or without a search for what comes again."
+    def written(how):
+        coder = zlib.compressobj(9, strategy=how)
+        return len(coder.compress(data)+coder.flush())
+    return min(map(written, (zlib.Z_DEFAULT_STRATEGY, zlib.Z_HUFFMAN_ONLY)))
+
 def _by_lzma(data):
     "Its length when lzma has written it, with what suits numbers that follow no order."
-    try: import lzma
+    try:
+        import lzma
     except ImportError: return -1
     plain = [dict(id=lzma.FILTER_LZMA2, preset=9, lc=0, lp=0, pb=0)]
     return len(lzma.compress(data, filters=plain))
@@ -116,8 +123,8 @@ def _line(name, codes, data, scales):
     n = 0 if codes is None else codes.numel()
     bits = math.nan if codes is None else code_entropy(codes).item()
     ideal = len(data) if codes is None else math.ceil(bits*n/8)
-    written = len(zlib.compress(data, 9)),_by_lzma(data)
-    return CodedSize(name, n, round(bits, 3), len(data), ideal, *written, scales)
+    both = _by_zlib(data),_by_lzma(data)
+    return CodedSize(name, n, round(bits, 3), len(data), ideal, *both, scales)
 
 def _grid_bytes(q):
     "Of the scales and the zero points of a grid."
@@ -174,17 +181,16 @@ def coded_sizes(
     if others: note += f'; {names_in_words(others)} counted in the rest as floats'
     return LayerReport(rows, note)
 
-# %% ../../nbs/low_precision/40_sizes.ipynb #512e000e
+# %% ../../nbs/low_precision/40_sizes.ipynb #51e2000d
 def weight_entropy(
     model:nn.Module,       # What `quantize_model_` has prepared
-    alpha:float|Tensor=5., # As for `soft_entropy`; a larger one is nearer to the entropy of codes
+    alpha:float|Tensor=5., # As for `soft_entropy`: with inf it is that of the codes
 )->Tensor:                 # Bits per weight, 0-d; the mean over all codes
     """`soft_entropy` of all quantized weights, for a loss. Raises ValueError if there are none.
 
     Parameters:
         model (nn.Module): What `quantize_model_` has prepared
-        alpha (float|Tensor = 5.): As for `soft_entropy`; a larger one is nearer to the entropy
-            of codes
+        alpha (float|Tensor = 5.): As for `soft_entropy`: with inf it is that of the codes
 
     Returns:
         Tensor: Bits per weight, 0-d; the mean over all codes
@@ -208,7 +214,7 @@ def weight_entropy(
         total,n = total + bits*x.numel(),n + x.numel()
     return total/n
 
-# %% ../../nbs/low_precision/40_sizes.ipynb #512e0010
+# %% ../../nbs/low_precision/40_sizes.ipynb #51e20027
 class LearnedBits(NamedTuple):
     """One line of the report of `learn_bits_`.
 
@@ -255,7 +261,7 @@ def _whole_widths(widths, sizes, budget, most):
         if whole[i] < most and ((whole*sizes).sum()+sizes[i]) <= budget: whole[i] += 1
     return [int(b) for b in whole]
 
-# %% ../../nbs/low_precision/40_sizes.ipynb #512e0011
+# %% ../../nbs/low_precision/40_sizes.ipynb #51e20028
 class _Widths:
     "Grids of all widths for each quantizer, and the width that each has now."
     def __init__(self, coded, least, most):
@@ -293,10 +299,10 @@ class _Widths:
                 makers:Any = one.layer.parametrizations[one.weight]
                 makers[[*makers].index(q)] = grids[int(b)]
 
-# %% ../../nbs/low_precision/40_sizes.ipynb #512e0012
+# %% ../../nbs/low_precision/40_sizes.ipynb #51e20029
 @torch.no_grad()
 def learn_bits_(
-    model:nn.Module,    # What `quantize_model_` has prepared; it gets other quantizers in place
+    model:nn.Module,    # What `quantize_model_` has prepared; its quantizers change
     calibrate:Iterable, # Batches, as `loss` takes them
     loss:Callable,      # A function of the model and a batch: a Tensor of one number
     bits:float=4.,      # The budget: bits per weight, the mean over all codes
@@ -308,8 +314,7 @@ def learn_bits_(
     """A width for each weight (arXiv:2405.00645). Raises ValueError for a budget that is none.
 
     Parameters:
-        model (nn.Module): What `quantize_model_` has prepared; it gets other quantizers in
-            place
+        model (nn.Module): What `quantize_model_` has prepared; its quantizers change
         calibrate (Iterable): Batches, as `loss` takes them
         loss (Callable): A function of the model and a batch: a Tensor of one number
         bits (float = 4.): The budget: bits per weight, the mean over all codes
