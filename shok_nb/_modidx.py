@@ -1977,6 +1977,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'shok_nb/low_precision/sizes.py'),
                                              'shok_nb.low_precision.sizes._entering': ( 'low_precision/sizes.html#_entering',
                                                                                         'shok_nb/low_precision/sizes.py'),
+                                             'shok_nb.low_precision.sizes._errors_of_loss': ( 'low_precision/sizes.html#_errors_of_loss',
+                                                                                              'shok_nb/low_precision/sizes.py'),
                                              'shok_nb.low_precision.sizes._grid_bytes': ( 'low_precision/sizes.html#_grid_bytes',
                                                                                           'shok_nb/low_precision/sizes.py'),
                                              'shok_nb.low_precision.sizes._in_bytes': ( 'low_precision/sizes.html#_in_bytes',

@@ -488,7 +488,7 @@ def of_served(): yield 'same_grid', saved, dict(model=NOTHING, file=NOTHING)
 
 def of_entropy():
     yield 'code_entropy', dict(codes=torch.tensor([[1, 0], [2, 2]]), axis=0), dict(
-        codes=kind('zero minus two ints byte array list tuple'), axis=AXIS)
+        codes=kind('zero minus two ints byte array list tuple void'), axis=AXIS)
     yield 'soft_entropy', dict(x=X, alpha=5., bits=4, signed=True, axis=None, step=1., offset=0.), grid(x=TENSOR,
         alpha=SHARP, bits=NOTHING, signed=FLAG, axis=AXIS)
 
@@ -578,11 +578,11 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'entropy', 'sizes', 'learned', 'fsq',
-            'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules',
-            'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report',
-            'integer_layers', 'deploy', 'c_code', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed',
-            'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
+    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'entropy', 'sizes',
+            'learned', 'fsq', 'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize',
+            'calibrate', 'schedules', 'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
+            'models', 'report', 'integer_layers', 'deploy', 'c_code', 'runtime', 'closest', 'equalize', 'rotate',
+            'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

@@ -208,7 +208,7 @@ def test_training_with_a_price_makes_the_file_smaller():
 def gram_of(n=12, spread=1.5):
     g = generator()
     x = torch.randn(400, n, generator=g).double()
-    x = (x+x.roll(1, 1))*torch.exp(spread*torch.randn(n, generator=g))
+    x = (x+.7*x.roll(1, 1))*torch.exp(spread*torch.randn(n, generator=g))
     return x.mT@x/400
 
 @pytest.mark.parametrize('ordered', [False, True])
@@ -217,14 +217,13 @@ def test_column_steps_make_all_terms_equal(ordered):
     gram = gram_of()
     steps = R.column_scale(gram, .3, damping=0., ordered=ordered)
     first = [*range(12)] if not ordered else gram.diagonal().argsort(descending=True).tolist()
-    inverse = torch.linalg.inv(gram)
     terms = []
     for k,i in enumerate(first):
         # the least error behind column i once those decided later may follow it
         late = first[k+1:]
         rest = gram[i, i] - gram[i, late]@torch.linalg.solve(gram[late][:, late], gram[late, i]) if late else gram[i, i]
         terms.append((rest*steps[i]**2).item())
-    assert terms == pytest.approx([terms[0]]*12, rel=1e-6) and inverse.isfinite().all()
+    assert terms == pytest.approx([terms[0]]*12, rel=1e-6)
     assert steps.log().mean().exp().item() == pytest.approx(.3) and steps.dtype == torch.float64
 
 def test_column_steps_reach_the_bound_of_scalars():

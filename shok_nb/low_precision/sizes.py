@@ -9,6 +9,7 @@ __all__ = ['CodedSize', 'coded_sizes', 'weight_entropy', 'LearnedBits', 'learn_b
 import math
 import zlib
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from ..engine.arguments import (
     check_model,
     what_came,
 )
-from ..networks.flow import evaluating
+from ..networks.flow import evaluating, first_line
 from ..networks.layers import makers_of
 from ..networks.models import check_batches
 from ..networks.report import LayerReport, names_in_words
@@ -207,6 +208,7 @@ def weight_entropy(
     total,n = 0.,0
     for one in _coded_weights(model, 'weight_entropy')[0]:
         x = _entering(one)
+        alpha = check_knob(alpha, x, 'weight_entropy', 'alpha')
         v = one.q.kind.blocks(x)
         scale,code = (t if t is None else one.q.kind.beside(t, v) for t in one.q.grid())
         offset = 0. if code is None else -scale*code
@@ -233,6 +235,14 @@ class LearnedBits(NamedTuple):
     values:int  # How many numbers it has
     learned:float # The width before it became a whole number
     bits:int    # The width of its codes
+
+@contextmanager
+def _errors_of_loss(fn, i):
+    "An error of the loss says with which batch it came."
+    try: yield
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise type(e)(f'{fn}: loss failed with batch {i} of calibrate, which gave '
+            f'{first_line(e)}') from e
 
 def _slopes(loss, widths, fn):
     "The slope of the loss in each width. Raises for what has none."
@@ -357,7 +367,9 @@ def learn_bits_(
             for i in range(steps):
                 widths.now = learned.round()
                 batch = batches[i % len(batches)]
-                slope = widths.slopes(lambda batch=batch: loss(model, batch), fn)
+                def run(batch=batch):
+                    with _errors_of_loss(fn, i % len(batches)): return loss(model, batch)
+                slope = widths.slopes(run, fn)
                 kept = kept.lerp(-slope*4**widths.now, 1/(i+1) if i < 20 else .05)
                 level = kept.clamp(min=1e-12*kept.abs().max()+1e-300)
                 learned = _within((level/n).log2()/2, n, budget, least, most)

@@ -503,6 +503,7 @@ def watersic(
     fn = 'watersic'
     lattice_of(fn, w, 1., 0, 8, True)
     h = damped_gram(checked_gram(fn, gram, w), check_damping(fn, damping))
+    ordered = check_flag(ordered, fn, 'ordered')
     most = math.log2(max(len(w), 1))
     bits = check_knob(bits, None, fn, 'bits', open=True, finite=True)
     if bits >= most:

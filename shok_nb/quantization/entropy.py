@@ -26,7 +26,7 @@ def _whole(codes, fn):
     t = real_tensor(codes, fn, 'codes', torch.int64)
     given = torch.as_tensor(codes)
     if not given.is_floating_point(): return t
-    other = t != given
+    other = t.double() != given.double()
     if not other.any(): return t
     told = 'use Quantizer.to_codes, or round them'
     raise ValueError(f'{fn}: codes must be whole numbers, got {given[other][0].item():g}; '
