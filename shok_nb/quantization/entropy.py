@@ -115,7 +115,7 @@ def soft_entropy(
         >>> import torch, shok_nb as R
         >>> x = torch.tensor([0., 0.4, 1., 1.], requires_grad=True)
         >>> R.soft_entropy(x).backward()
-        >>> x.grad[1] < 0           # most codes are 1: the second value needs fewer bits further up
+        >>> x.grad[1] < 0           # most codes are 1, so the second value is drawn there
         tensor(True)
     """
     fn = 'soft_entropy'
