@@ -36,12 +36,16 @@ from .quantization.learned import *
 from .quantization.fsq import *
 from .quantization.tokenizers import *
 from .quantization.calibrate import *
+from .quantization.entropy import *
 from .quantization.quantizer import Quantizer as Quantizer
 from .networks.models import parameter_groups as parameter_groups
 from .networks.models import quantize_model_ as quantize_model_
 from .low_precision.stored import *
 from .low_precision.products import *
 from .low_precision.served import same_grid as same_grid
+from .low_precision.sizes import coded_sizes as coded_sizes
+from .low_precision.sizes import learn_bits_ as learn_bits_
+from .low_precision.sizes import weight_entropy as weight_entropy
 from .deployment.hardware import to_c as to_c, to_qonnx as to_qonnx
 from .deployment.deploy import deploy_ as deploy_
 from .post_training.equalize import equalize_ as equalize_, smooth_ as smooth_

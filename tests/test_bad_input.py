@@ -242,6 +242,11 @@ def of_closest():
         damping=NUMBER - kind('minus'))
     yield 'gptq', both | dict(ordered=True, beam=2), legal | dict(ordered=FLAG | NONE, beam=NOTHING)
     yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(start=NONE, sweeps=COUNT)
+    more = dict(damping=.01, ordered=True)
+    yield 'column_scale', dict(gram=torch.eye(3), scale=.5, **more), dict(gram=NOTHING, scale=POSITIVE,
+        damping=NUMBER - kind('minus'), ordered=FLAG)
+    yield 'watersic', dict(w=torch.cat([W]*4), gram=torch.eye(3), bits=1.5, **more), dict(w=NOTHING, gram=NOTHING,
+        bits=POSITIVE, damping=NUMBER - kind('minus'), ordered=FLAG)
 
 def of_equalize():
     yield 'equalize_', lambda: dict(model=network(), example=X, relu6='relu'), dict(model=NOTHING,
@@ -483,6 +488,20 @@ def saved():
 
 def of_served(): yield 'same_grid', saved, dict(model=NOTHING, file=NOTHING)
 
+def of_entropy():
+    yield 'code_entropy', dict(codes=torch.tensor([[1, 0], [2, 2]]), axis=0), dict(
+        codes=kind('zero minus two ints byte array list tuple void'), axis=AXIS)
+    yield 'soft_entropy', dict(x=X, alpha=5., bits=4, signed=True, axis=None, step=1., offset=0.), grid(x=TENSOR,
+        alpha=SHARP, bits=NOTHING, signed=FLAG, axis=AXIS)
+
+def of_sizes():
+    yield 'coded_sizes', lambda: dict(model=quantized()), dict(model=NOTHING)
+    yield 'weight_entropy', lambda: dict(model=quantized(), alpha=5.), dict(model=NOTHING, alpha=SHARP)
+    def loss(model, batch): return model(batch).square().sum()
+    yield 'learn_bits_', lambda: dict(model=quantized(), calibrate=[X], loss=loss, bits=3., least=2, most=4,
+        steps=1), dict(model=NOTHING, calibrate=NOTHING, loss=NOTHING, bits=POSITIVE, least=NOTHING, most=NOTHING,
+        steps=NOTHING)
+
 def methods():
     "Constructors and methods, called as functions of `self`."
     def of(module, name, make, kinds, f=None, member=''):
@@ -561,11 +580,11 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'learned', 'fsq',
-            'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules',
-            'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report',
-            'integer_layers', 'deploy', 'hardware', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed',
-            'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
+    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'entropy', 'sizes',
+            'learned', 'fsq', 'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize',
+            'calibrate', 'schedules', 'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
+            'models', 'report', 'integer_layers', 'deploy', 'hardware', 'runtime', 'closest', 'equalize', 'rotate',
+            'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

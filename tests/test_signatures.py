@@ -57,7 +57,8 @@ LEVELS = torch.linspace(-3, 3, 6*7).reshape(7, 6).mT.contiguous()
 def learned(x, **kw): return R.Quantizer(4, **kw).calibrate_(x)(x)
 
 KEPT = dict(lsq_init=R.lsq_init, signround_range=R.signround_range, minmax_init=R.minmax_init,
-    percentile_init=R.percentile_init, mse_init=R.mse_init, sample_init=R.sample_init, Quantizer=learned)
+    percentile_init=R.percentile_init, mse_init=R.mse_init, sample_init=R.sample_init, Quantizer=learned,
+    code_entropy=lambda x, axis: R.code_entropy(x.round(), axis=axis), soft_entropy=R.soft_entropy)
 ALONG = dict(mx_quantize=R.mx_quantize, int_quantize=R.int_quantize,
     nvfp4_quantize=lambda x, dim: R.nvfp4_quantize(x, tensor_scale=1., dim=dim))
 
@@ -121,5 +122,5 @@ def test_an_underscore_changes_its_argument():
     changing = {n: s.return_annotation for n,s in FUNCTIONS.items() if n.endswith('_')}
     for n,r in changing.items(): assert r is (nn.Module if n.startswith('nn.') else LayerReport), n
     takes = {n for n,s in FUNCTIONS.items() if next(iter(s.parameters.values())).annotation is nn.Module}
-    asks = {'parameter_groups', 'to_c', 'to_onnx', 'to_qonnx'}          # these only look
+    asks = {'parameter_groups', 'to_c', 'to_onnx', 'to_qonnx', 'coded_sizes', 'weight_entropy'}     # these only look
     assert takes == {*changing} | asks
