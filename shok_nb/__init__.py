@@ -33,6 +33,7 @@ from .training.replace import through_round as through_round
 from .training.design import integer_search as integer_search
 from .quantization.fake_quantize import *
 from .quantization.learned import *
+from .quantization.few_levels import *
 from .quantization.fsq import *
 from .quantization.tokenizers import *
 from .quantization.calibrate import *

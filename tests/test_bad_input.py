@@ -220,9 +220,20 @@ def of_fake_quantize():
     yield 'dorefa', dict(x=X, bits=4), dict(x=TENSOR, bits=NOTHING)
     yield 'dorefa_weight', dict(w=W, bits=4), dict(w=kind('meta void'), bits=NOTHING)
     yield 'quantized_bits', dict(x=X, bits=8, integer=0, keep_negative=True, symmetric=False, rounding=R.round_ste,
-        gradient='ste'), dict(x=TENSOR, bits=NOTHING, integer=kind('minus zero'), keep_negative=FLAG, symmetric=FLAG,
-        rounding=NOTHING, gradient=NOTHING)
+        upper=None, gradient='ste'), dict(x=TENSOR, upper=NONE | kind('half inf huge'), bits=NOTHING,
+        integer=kind('minus zero'), keep_negative=FLAG, symmetric=FLAG, rounding=NOTHING, gradient=NOTHING)
+    yield 'quantize_between', dict(x=X, low=-1., high=2., bits=4, narrow=False, rounding=None), dict(x=TENSOR,
+        low=NUMBER, high=NUMBER, bits=NOTHING, narrow=FLAG, rounding=NONE)
     yield 'alpha_blend', dict(x=X, hard=X, alpha=.5), dict(x=NOTHING, hard=NOTHING, alpha=COUNT)
+
+def of_few_levels():
+    kept = dict(axis=None, block=3),dict(axis=NONE, block=NONE)
+    yield 'ternary_weight', dict(w=W, rule='twn', rounding=R.round_ste) | kept[0], dict(w=kind('meta void'),
+        rule=NOTHING, rounding=NOTHING) | kept[1]
+    yield 'xnor_weight', dict(w=W, sign=R.clipped_sign, backward='chain') | kept[0], dict(w=kind('meta void'),
+        sign=NOTHING, backward=NOTHING) | kept[1]
+    yield 'seq', dict(x=X, alpha=2., levels=4, rounding=R.round_ste), dict(x=TENSOR, alpha=POSITIVE, levels=NOTHING,
+        rounding=NOTHING)
 
 def of_calibrate():
     both = dict(x=X, bits=8, signed=True, zero_point=False, axis=None, block=3)
@@ -231,10 +242,12 @@ def of_calibrate():
     yield 'percentile_init', both | dict(percentile=99.), legal | dict(percentile=NOTHING)
     yield 'mse_init', both | dict(search='grid'), legal | dict(search=NOTHING)
     yield 'sample_init', both, legal
+    yield 'absmean_init', both, legal | dict(zero_point=NOTHING)
     yield 'minmax_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'percentile_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'mse_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'sample_init', both | dict(axis=1, block=None), dict(axis=AXIS)
+    yield 'absmean_init', both | dict(axis=1, block=None), dict(axis=AXIS)
 
 def of_closest():
     both = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01)
@@ -559,11 +572,11 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'learned', 'fsq',
-            'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize', 'calibrate', 'schedules',
-            'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets', 'models', 'report',
-            'integer_layers', 'deploy', 'c_code', 'runtime', 'closest', 'equalize', 'rotate', 'relaxed',
-            'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
+    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'learned',
+            'few_levels', 'fsq', 'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize',
+            'calibrate', 'schedules', 'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
+            'models', 'report', 'integer_layers', 'deploy', 'c_code', 'runtime', 'closest', 'equalize', 'rotate',
+            'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

@@ -57,7 +57,8 @@ LEVELS = torch.linspace(-3, 3, 6*7).reshape(7, 6).mT.contiguous()
 def learned(x, **kw): return R.Quantizer(4, **kw).calibrate_(x)(x)
 
 KEPT = dict(lsq_init=R.lsq_init, signround_range=R.signround_range, minmax_init=R.minmax_init,
-    percentile_init=R.percentile_init, mse_init=R.mse_init, sample_init=R.sample_init, Quantizer=learned)
+    percentile_init=R.percentile_init, mse_init=R.mse_init, sample_init=R.sample_init, absmean_init=R.absmean_init,
+    ternary_weight=R.ternary_weight, xnor_weight=R.xnor_weight, Quantizer=learned)
 ALONG = dict(mx_quantize=R.mx_quantize, int_quantize=R.int_quantize,
     nvfp4_quantize=lambda x, dim: R.nvfp4_quantize(x, tensor_scale=1., dim=dim))
 
