@@ -171,6 +171,9 @@ def of_best():
 def of_codebooks():
     yield 'levels_round', dict(x=X, levels=[-1., 0., 1.], rounding=R.round_ste, axis=None, gradient='clipped'), dict(
         x=TENSOR, levels=kind('ints'), rounding=NOTHING, axis=NONE, gradient=NOTHING)
+    yield 'levels_softmax', dict(x=X, levels=[-1., 0., 1.], temperature=.5, sharpness=1., hard=False, noise=True,
+        generator=None, seed=None, axis=None), noisy(x=TENSOR, levels=kind('ints'),
+        temperature=POSITIVE | COUNT | kind('inf huge'), sharpness=POSITIVE | COUNT | kind('huge'), hard=FLAG, noise=FLAG, axis=NONE)
     yield 'log2_round', dict(x=X, rounding=R.round_ste, exponents=(-4, 4), gradient='clipped'), dict(x=TENSOR,
         rounding=NOTHING, exponents=NOTHING, gradient=NOTHING)
     yield 'apot_levels', dict(bits=4, terms=1), dict(bits=NOTHING, terms=NOTHING)
@@ -220,7 +223,7 @@ def of_fake_quantize():
     yield 'dorefa', dict(x=X, bits=4), dict(x=TENSOR, bits=NOTHING)
     yield 'dorefa_weight', dict(w=W, bits=4), dict(w=kind('meta void'), bits=NOTHING)
     yield 'quantized_bits', dict(x=X, bits=8, integer=0, keep_negative=True, symmetric=False, rounding=R.round_ste,
-        upper=None, gradient='ste'), dict(x=TENSOR, upper=NONE | kind('half inf huge'), bits=NOTHING,
+        bound=None, gradient='ste'), dict(x=TENSOR, bound=NONE | kind('half inf huge'), bits=NOTHING,
         integer=kind('minus zero'), keep_negative=FLAG, symmetric=FLAG, rounding=NOTHING, gradient=NOTHING)
     yield 'quantize_between', dict(x=X, low=-1., high=2., bits=4, narrow=False, rounding=None), dict(x=TENSOR,
         low=NUMBER, high=NUMBER, bits=NOTHING, narrow=FLAG, rounding=NONE)

@@ -175,6 +175,8 @@ BUILT = {
     'xnor_weight': lambda x: R.xnor_weight(x),
     'xnor_weight chain': lambda x: R.xnor_weight(x, backward='chain', axis=0),
     'seq': lambda x: R.seq(x, channels()),
+    'levels_softmax': lambda x: R.levels_softmax(x, R.NF4, channels()),
+    'levels_softmax noise': lambda x: R.levels_softmax(x, R.NF4, noise=True, seed=tensor(dtype=torch.int64)),
     'quantize_between': lambda x: R.quantize_between(x, -1., channels()),
     'quantize_between learned': lambda x: R.quantize_between(x, channels(), channels()),
     'quantized_bits': lambda x: R.quantized_bits(x, 4, 1),

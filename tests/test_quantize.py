@@ -312,17 +312,17 @@ def test_quantized_relu(bits, integer, bound):
         n = min(max(round(Fraction(v)/step)*step, 0), top)
         return float(n if bound is None else min(n, Fraction(bound)))
     x = torch.arange(-64, 1025)/64.
-    y,g = back(lambda x: quantized_bits(x, bits, integer, keep_negative=False, upper=bound, gradient='clipped'), x)
+    y,g = back(lambda x: quantized_bits(x, bits, integer, keep_negative=False, bound=bound, gradient='clipped'), x)
     assert y.tolist() == [qkeras(v) for v in x.tolist()]
     end = y.max()
     assert torch.equal(g, ((x >= 0) & (x <= end)).float())
 
 def test_a_bound_between_codes_is_the_code_below():
     x = torch.tensor([.9, 5.])
-    assert quantized_bits(x, 4, 2, keep_negative=False, upper=1.1).tolist() == [1., 1.]
-    assert quantized_bits(-x, 4, 2, upper=1.1).tolist() == [-1., -4.]
-    with pytest.raises(ValueError, match=r'^quantized_bits: upper must be in \[0\.25, inf\], got 0\.1'):
-        quantized_bits(x, 4, 2, keep_negative=False, upper=.1)
+    assert quantized_bits(x, 4, 2, keep_negative=False, bound=1.1).tolist() == [1., 1.]
+    assert quantized_bits(-x, 4, 2, bound=1.1).tolist() == [-1., -4.]
+    with pytest.raises(ValueError, match=r'^quantized_bits: bound must be in \[0\.25, inf\], got 0\.1'):
+        quantized_bits(x, 4, 2, keep_negative=False, bound=.1)
 
 # --- every transform
 FS = dict(

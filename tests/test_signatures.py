@@ -68,7 +68,8 @@ def assert_same(a, b):
 def part(found, i): return tuple(t[i:i+1] for t in found) if isinstance(found, tuple) else found[i:i+1]
 
 def test_all_with_an_axis_are_asked():
-    assert having('axis') == {*KEPT, 'levels_round'} and having('dim') == {*ALONG, 'normalize_grad', 'quantize_grad'}
+    assert having('axis') == {*KEPT, 'levels_round', 'levels_softmax'}
+    assert having('dim') == {*ALONG, 'normalize_grad', 'quantize_grad'}
     assert not having('axis') & having('dim')
 
 @pytest.mark.parametrize('name', KEPT)
@@ -81,6 +82,8 @@ def test_an_axis_is_kept(name):
 def test_an_axis_of_levels_is_kept():
     y = R.levels_round(X, LEVELS, axis=0)
     for i in range(6): assert torch.equal(y[i], R.levels_round(X[i], LEVELS[i]))
+    y = R.levels_softmax(X, LEVELS, .3, axis=0)
+    for i in range(6): assert torch.equal(y[i], R.levels_softmax(X[i], LEVELS[i], .3))
 
 @pytest.mark.parametrize('name', ALONG)
 def test_a_dim_is_gone_along(name):

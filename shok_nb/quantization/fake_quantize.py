@@ -420,9 +420,9 @@ def dorefa_weight(
     return (2*dorefa(t/(2*most)+.5, bits)-1).to(w.dtype)
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #1696d07a
-def _code_of(upper, step):
+def _code_of(bound, step):
     "The largest code at or below a bound, which is one at least."
-    bound = check_knob(upper, None, 'quantized_bits', 'upper', step)
+    bound = check_knob(bound, None, 'quantized_bits', 'bound', step)
     return math.floor(min(bound/step, 2**24))
 
 def quantized_bits(
@@ -432,7 +432,7 @@ def quantized_bits(
     *,
     symmetric:bool=False,    # Drop the most negative code?
     keep_negative:bool=True, # Is one of the bits a sign?
-    upper:float|None=None,   # A bound > 0: no code is larger; None: no bound but the last code
+    bound:float|None=None,   # No value is above it; a step or more. None: only the last code
     # As for `fake_quantize`; QKeras has 'ste'. One signed bit passes |x| <= 1 if not 'ste'
     gradient:GradientRule='ste',
     rounding:Callable=round_ste, # Any function of a tensor; one signed bit does not round
@@ -445,7 +445,7 @@ def quantized_bits(
         integer (int = 0): Bits left of the point, -126 to 127; one signed bit ignores it
         symmetric (bool = False): Drop the most negative code?
         keep_negative (bool = True): Is one of the bits a sign?
-        upper (float|None = None): A bound > 0: no code is larger; None: no bound but the last
+        bound (float|None = None): No value is above it; a step or more. None: only the last
             code
         gradient ('saturated'|'clipped'|'ste' = 'ste'): As for `fake_quantize`; QKeras has
             'ste'. One signed bit passes |x| <= 1 if not 'ste'
@@ -468,7 +468,7 @@ def quantized_bits(
     _check_ways('quantized_bits', rounding, gradient)
     m = 2**(bits-keep_negative)
     step,high = 2.**integer/m,m-1
-    if upper is not None: high = min(high, _code_of(upper, step))
+    if bound is not None: high = min(high, _code_of(bound, step))
     if bits == 1 and keep_negative: return (sign_ste if gradient == 'ste' else clipped_sign)(x)
     ends = -m+symmetric if keep_negative else 0,high
     return fake_quantize(x, step, 0, ends, rounding=rounding, gradient=gradient)
@@ -513,10 +513,10 @@ def quantize_between(
 
     Example:
         >>> import torch, shok_nb as R
-        >>> low, high = torch.tensor(-1.03, requires_grad=True), torch.tensor(2.1, requires_grad=True)
-        >>> y = R.quantize_between(torch.tensor([-3., 0.1, 9.]), low, high, bits=3)
-        >>> y.detach(), torch.autograd.grad(y.sum(), (low, high))
-        (tensor([-0.8943,  0.0000,  2.2357]), (tensor(1.), tensor(1.)))
+        >>> high = torch.tensor(2.1, requires_grad=True)
+        >>> y = R.quantize_between(torch.tensor([-3., 0.1, 9.]), -1.03, high, bits=3)
+        >>> y.detach(), torch.autograd.grad(y.sum(), high)[0]
+        (tensor([-0.8943,  0.0000,  2.2357]), tensor(1.))
     """
     fn = 'quantize_between'
     check_input(x, fn)

@@ -42,7 +42,7 @@ def _sized(size):
     "A step that divides: 1 for zeros alone, and no infinity."
     return torch.where(size > 0, size, 1.).clamp(max=torch.finfo(size.dtype).max)
 
-# %% ../../nbs/quantization/45_few_levels.ipynb #6304a181
+# %% ../../nbs/quantization/45_few_levels.ipynb #5bad42ae
 def ternary_weight(
     w:Tensor,                    # The weights of one layer; any shape, floating dtype
     rule:Literal['twn', 'absmean']='twn', # Where is the threshold, and what lies beyond?
@@ -51,7 +51,7 @@ def ternary_weight(
     axis:AxisLike=None,
     block:int|None=None,
 )->Tensor:                       # -a, 0 or a, with an a for each group; dtype of `w`
-    """Weights of three levels (arXiv:1605.04711, 2402.17764). Raises ValueError for no rule.
+    """Weights of three levels (arXiv:1605.04711). Raises ValueError for another rule.
 
     Parameters:
         w (Tensor): The weights of one layer; any shape, floating dtype
@@ -69,8 +69,10 @@ def ternary_weight(
     Example:
         >>> import torch, shok_nb as R
         >>> w = torch.tensor([-1.1, -0.4, 0.1, 1.6])
-        >>> R.ternary_weight(w), R.ternary_weight(w, 'absmean')
-        (tensor([-1.3500, -0.0000,  0.0000,  1.3500]), tensor([-0.8000, -0.0000,  0.0000,  0.8000]))
+        >>> R.ternary_weight(w)
+        tensor([-1.3500, -0.0000,  0.0000,  1.3500])
+        >>> R.ternary_weight(w, 'absmean')
+        tensor([-0.8000, -0.0000,  0.0000,  0.8000])
     """
     fn = 'ternary_weight'
     check_choice(rule, fn, 'rule', ('twn', 'absmean'))
@@ -87,12 +89,12 @@ def ternary_weight(
     n = fake_quantize(v/step, 1., 0, ends, rounding=rounding, gradient='ste')
     return straight_through((n*alpha).detach(), n*step).to(w.dtype).reshape(w.shape)
 
-# %% ../../nbs/quantization/45_few_levels.ipynb #6ff9ce9a
+# %% ../../nbs/quantization/45_few_levels.ipynb #5aec5025
 def xnor_weight(
     w:Tensor,                     # The weights of one layer; any shape, floating dtype
     sign:Callable=clipped_sign,   # A function of a tensor that gives -1 and 1, with its slope
     *,
-    # 'xnor': as published; 'chain': with all of the mean; 'ste': the gradient as it comes
+    # 'xnor': as published; 'chain': with the whole mean; 'ste': the gradient as it comes
     backward:Literal['xnor', 'chain', 'ste']='xnor',
     axis:AxisLike=None,
     block:int|None=None,
@@ -103,8 +105,8 @@ def xnor_weight(
         w (Tensor): The weights of one layer; any shape, floating dtype
         sign (Callable = clipped_sign): A function of a tensor that gives -1 and 1, with its
             slope
-        backward ('xnor'|'chain'|'ste' = 'xnor'): 'xnor': as published; 'chain': with all of
-            the mean; 'ste': the gradient as it comes
+        backward ('xnor'|'chain'|'ste' = 'xnor'): 'xnor': as published; 'chain': with the whole
+            mean; 'ste': the gradient as it comes
         axis (int|tuple[int, ...]|None = None): Axis or axes that are kept, with a scale for
             each index; None: one scale for all
         block (int|None = None): Or values in a run that share one, for `x.unflatten(-1, (-1,
