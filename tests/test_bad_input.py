@@ -173,7 +173,8 @@ def of_codebooks():
         x=TENSOR, levels=kind('ints'), rounding=NOTHING, axis=NONE, gradient=NOTHING)
     yield 'levels_softmax', dict(x=X, levels=[-1., 0., 1.], temperature=.5, sharpness=1., hard=False, noise=True,
         generator=None, seed=None, axis=None), noisy(x=TENSOR, levels=kind('ints'),
-        temperature=POSITIVE | COUNT | kind('inf huge'), sharpness=POSITIVE | COUNT | kind('huge'), hard=FLAG, noise=FLAG, axis=NONE)
+        temperature=POSITIVE | COUNT | kind('inf huge'), sharpness=POSITIVE | COUNT | kind('huge'), hard=FLAG,
+        noise=FLAG, axis=NONE)
     yield 'log2_round', dict(x=X, rounding=R.round_ste, exponents=(-4, 4), gradient='clipped'), dict(x=TENSOR,
         rounding=NOTHING, exponents=NOTHING, gradient=NOTHING)
     yield 'apot_levels', dict(bits=4, terms=1), dict(bits=NOTHING, terms=NOTHING)
