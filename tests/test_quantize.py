@@ -255,10 +255,11 @@ def tensorflows(x, low, high, bits, narrow):
 def test_quantize_between(bits, narrow):
     """Values and three gradients for ends on both sides of 0, on one, and at it; for one pair of ends and for one of
     each channel. In float64, where no value of this seed is next to a tie."""
-    ends = torch.tensor([[-1.03, 2.1], [-3., .4], [0., 6.], [-2., 0.], [.5, 2.], [-4., -1.], [-1e-3, 1e-3]]).double()
-    x = 3*torch.randn(400, 7, generator=generator(), dtype=torch.float64)
+    ends = torch.tensor([[-1.03, 2.1], [-3., .4], [0., 6.], [-2., 0.], [.5, 2.], [-4., -1.], [-1e-3, 1e-3],
+        [-2.5, 4.5]]).double()                                              # with 3 bits its zero point is between two
+    x = 3*torch.randn(400, 8, generator=generator(), dtype=torch.float64)
     x[::50] = 0
-    g = torch.randn(400, 7, generator=generator(1), dtype=torch.float64)
+    g = torch.randn(400, 8, generator=generator(1), dtype=torch.float64)
     y,*grads = back(lambda *a: quantize_between(*a, bits, narrow=narrow), x, ends[:, 0], ends[:, 1], g=g)
     for i,(low,high) in enumerate(ends.tolist()):
         want,inside,below,above = tensorflows(x[:, i].numpy(), low, high, bits, narrow)
@@ -299,6 +300,9 @@ def test_ends_that_have_crossed_come_back():
         (quantize_between(x, low, high, 3)-x).square().sum().backward()
         sgd.step()
     assert low < -1 and high > 1
+    for low,high in ((torch.tensor(.5), torch.tensor(.5)), (torch.tensor(-3e38), torch.tensor(3e38))):
+        y,*g = back(lambda *a: quantize_between(*a), x, low, high)
+        assert y.isfinite().all() and all(t.isfinite().all() for t in g)
     with pytest.raises(ValueError, match='^quantize_between: low must be below high, got 1.0 and 1$'):
         quantize_between(x, 1., 1)
 
