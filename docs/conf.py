@@ -115,6 +115,8 @@ literate_titles = dict(                                      # in the menu: the 
     fsq='Finite scalar quantization (FSQ)',
     tokenizers='Tokenizers: FSQ, LFQ, BSQ, VQ',
     hardware='For hardware',
+    everywhere='Codec that decodes everywhere',
+    few_levels='Ternary, binary, no zero',
     try_it='Try it: two side by side',
     widgets='Sliders: tune',
 )

@@ -33,16 +33,17 @@ from .training.replace import through_round as through_round
 from .training.design import integer_search as integer_search
 from .quantization.fake_quantize import *
 from .quantization.learned import *
+from .quantization.few_levels import *
 from .quantization.fsq import *
 from .quantization.tokenizers import *
 from .quantization.calibrate import *
-from .quantization.entropy import *
 from .quantization.quantizer import Quantizer as Quantizer
 from .networks.models import parameter_groups as parameter_groups
 from .networks.models import quantize_model_ as quantize_model_
 from .low_precision.stored import *
 from .low_precision.products import *
 from .low_precision.served import same_grid as same_grid
+from .low_precision.entropy import *
 from .low_precision.sizes import coded_sizes as coded_sizes
 from .low_precision.sizes import learn_bits_ as learn_bits_
 from .low_precision.sizes import weight_entropy as weight_entropy

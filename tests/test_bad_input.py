@@ -171,6 +171,10 @@ def of_best():
 def of_codebooks():
     yield 'levels_round', dict(x=X, levels=[-1., 0., 1.], rounding=R.round_ste, axis=None, gradient='clipped'), dict(
         x=TENSOR, levels=kind('ints'), rounding=NOTHING, axis=NONE, gradient=NOTHING)
+    yield 'levels_softmax', dict(x=X, levels=[-1., 0., 1.], temperature=.5, sharpness=1., hard=False, noise=True,
+        generator=None, seed=None, axis=None), noisy(x=TENSOR, levels=kind('ints'),
+        temperature=POSITIVE | COUNT | kind('inf huge'), sharpness=POSITIVE | COUNT | kind('huge'), hard=FLAG,
+        noise=FLAG, axis=NONE)
     yield 'log2_round', dict(x=X, rounding=R.round_ste, exponents=(-4, 4), gradient='clipped'), dict(x=TENSOR,
         rounding=NOTHING, exponents=NOTHING, gradient=NOTHING)
     yield 'apot_levels', dict(bits=4, terms=1), dict(bits=NOTHING, terms=NOTHING)
@@ -220,9 +224,20 @@ def of_fake_quantize():
     yield 'dorefa', dict(x=X, bits=4), dict(x=TENSOR, bits=NOTHING)
     yield 'dorefa_weight', dict(w=W, bits=4), dict(w=kind('meta void'), bits=NOTHING)
     yield 'quantized_bits', dict(x=X, bits=8, integer=0, keep_negative=True, symmetric=False, rounding=R.round_ste,
-        gradient='ste'), dict(x=TENSOR, bits=NOTHING, integer=kind('minus zero'), keep_negative=FLAG, symmetric=FLAG,
-        rounding=NOTHING, gradient=NOTHING)
+        bound=None, gradient='ste'), dict(x=TENSOR, bound=NONE | kind('half inf huge'), bits=NOTHING,
+        integer=kind('minus zero'), keep_negative=FLAG, symmetric=FLAG, rounding=NOTHING, gradient=NOTHING)
+    yield 'quantize_between', dict(x=X, low=-1., high=2., bits=4, narrow=False, rounding=None), dict(x=TENSOR,
+        low=NUMBER, high=NUMBER, bits=NOTHING, narrow=FLAG, rounding=NONE)
     yield 'alpha_blend', dict(x=X, hard=X, alpha=.5), dict(x=NOTHING, hard=NOTHING, alpha=COUNT)
+
+def of_few_levels():
+    kept = dict(axis=None, block=3),dict(axis=NONE, block=NONE)
+    yield 'ternary_weight', dict(w=W, rule='twn', rounding=R.round_ste) | kept[0], dict(w=kind('meta void'),
+        rule=NOTHING, rounding=NOTHING) | kept[1]
+    yield 'xnor_weight', dict(w=W, sign=R.clipped_sign, backward='chain') | kept[0], dict(w=kind('meta void'),
+        sign=NOTHING, backward=NOTHING) | kept[1]
+    yield 'seq', dict(x=X, alpha=2., levels=4, rounding=R.round_ste), dict(x=TENSOR, alpha=POSITIVE, levels=NOTHING,
+        rounding=NOTHING)
 
 def of_calibrate():
     both = dict(x=X, bits=8, signed=True, zero_point=False, axis=None, block=3)
@@ -231,10 +246,12 @@ def of_calibrate():
     yield 'percentile_init', both | dict(percentile=99.), legal | dict(percentile=NOTHING)
     yield 'mse_init', both | dict(search='grid'), legal | dict(search=NOTHING)
     yield 'sample_init', both, legal
+    yield 'absmean_init', both, legal | dict(zero_point=NOTHING)
     yield 'minmax_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'percentile_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'mse_init', both | dict(axis=1, block=None), dict(axis=AXIS)
     yield 'sample_init', both | dict(axis=1, block=None), dict(axis=AXIS)
+    yield 'absmean_init', both | dict(axis=1, block=None), dict(axis=AXIS)
 
 def of_closest():
     both = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01)
@@ -581,7 +598,7 @@ def calls():
     "The whole table."
     found = [*methods(), *rows()]
     for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'entropy', 'sizes',
-            'learned', 'fsq', 'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize',
+            'learned', 'few_levels', 'fsq', 'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize',
             'calibrate', 'schedules', 'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
             'models', 'report', 'integer_layers', 'deploy', 'hardware', 'runtime', 'closest', 'equalize', 'rotate',
             'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):

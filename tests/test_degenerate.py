@@ -29,7 +29,10 @@ WAYS = dict(
     int4=R.int_quantize, **{k: lambda x, k=k: R.gguf_quantize(x, k) for k in GGUF},
     levels=lambda x: R.levels_round(x, R.NF4), log2=R.log2_round, fake=lambda x: R.fake_quantize(x, .1),
     lsq=by_lsq, pact=lambda x: R.pact(x, torch.tensor(1.)), dorefa=R.dorefa, dorefa_weight=R.dorefa_weight,
-    quantized_bits=R.quantized_bits,
+    quantized_bits=R.quantized_bits, seq=lambda x: R.seq(x, torch.tensor(1.5)),
+    between=lambda x: R.quantize_between(x, torch.tensor(-1.), torch.tensor(1.)),
+    ternary=lambda x: R.ternary_weight(x, axis=0),
+    absmean=lambda x: R.ternary_weight(x, 'absmean', axis=0), xnor=lambda x: R.xnor_weight(x, axis=0),
     flexround=lambda x: R.flexround(x, torch.tensor(1.25)),
     flexround_narrow=lambda x: R.flexround(x, torch.tensor(1.25), step=.1),
     signround=lambda x: R.signround(x, torch.tensor(.3)), adaround=lambda x: R.adaround(x, torch.full_like(x, -9.)),
@@ -41,7 +44,10 @@ WAYS = dict(
 # and the nearest of these scales to 3e38 leads to 2**128, which float32 has not
 NONE_SO_LARGE = {*GGUF, 'mx_ceil', 'mx_even', 'mx_mse', 'mx_rceil'}
 # the numbers of these have no 0
-NO_ZERO = {'dorefa_weight', 'e8m0', 'IQ4_NL'}
+NO_ZERO = {'dorefa_weight', 'e8m0', 'IQ4_NL', 'xnor', 'seq'}
+
+# one scale of all values
+OF_ALL = {'lsq', 'nvfp4_own', 'dorefa_weight', 'ternary', 'absmean', 'xnor'}
 
 @pytest.mark.parametrize('way', WAYS)
 @pytest.mark.parametrize('kind', FINITE)
@@ -53,7 +59,7 @@ def test_finite_stays_finite(way, kind):
     assert y.isfinite().all() and x.grad.isfinite().all() and (x.grad.abs() < 1e30).all()
     if way not in NO_ZERO: assert not y[x == 0].any()
 
-@pytest.mark.parametrize('way', [w for w in WAYS if w not in ('lsq', 'nvfp4_own', 'dorefa_weight')])
+@pytest.mark.parametrize('way', [w for w in WAYS if w not in OF_ALL])
 @pytest.mark.parametrize('bad', (math.inf, -math.inf, math.nan))
 def test_one_bad_value_stays_in_its_block(way, bad):
     y,z = WAYS[way](ROWS),WAYS[way](one(ROWS, 0, bad))

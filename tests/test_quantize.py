@@ -17,6 +17,7 @@ from shok_nb.quantization.fake_quantize import (
     lsq,
     lsq_init,
     pact,
+    quantize_between,
     quantized_bits,
 )
 from shok_nb.quantization.fsq import fsq, fsq_codes, fsq_index
@@ -239,6 +240,94 @@ def test_quantized_bits(bits, dtype):
                 assert got.dtype == dtype
                 assert got.tolist() == [qkeras(Fraction(v), bits, integer, symmetric, keep) for v in x.tolist()]
 
+# --- TensorFlow's learned ends
+def tensorflows(x, low, high, bits, narrow):
+    "The rule of fake_quant_ops_functor.h in numpy: value, and the masks of the three gradients."
+    first,last = int(narrow),2**bits-1
+    scale = (high-low)/(last-first)
+    zero = np.floor(np.clip(first-low/scale, first, last)+.5)
+    least,most = (first-zero)*scale,(last-zero)*scale
+    y = np.floor((np.clip(x, least, most)-least)/scale+.5)*scale + least
+    return y,(x >= least) & (x <= most),x < least,x > most
+
+@pytest.mark.parametrize('narrow', [False, True])
+@pytest.mark.parametrize('bits', [2, 3, 8, 16])
+def test_quantize_between(bits, narrow):
+    """Values and three gradients for ends on both sides of 0, on one, and at it; for one pair of ends and for one of
+    each channel. In float64, where no value of this seed is next to a tie."""
+    ends = torch.tensor([[-1.03, 2.1], [-3., .4], [0., 6.], [-2., 0.], [.5, 2.], [-4., -1.], [-1e-3, 1e-3],
+        [-2.5, 4.5]]).double()                                              # with 3 bits its zero point is between two
+    x = 3*torch.randn(400, 8, generator=generator(), dtype=torch.float64)
+    x[::50] = 0
+    g = torch.randn(400, 8, generator=generator(1), dtype=torch.float64)
+    y,*grads = back(lambda *a: quantize_between(*a, bits, narrow=narrow), x, ends[:, 0], ends[:, 1], g=g)
+    for i,(low,high) in enumerate(ends.tolist()):
+        want,inside,below,above = tensorflows(x[:, i].numpy(), low, high, bits, narrow)
+        np.testing.assert_allclose(y[:, i].numpy(), want, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(grads[0][:, i].numpy(), g[:, i].numpy()*inside, rtol=1e-15, atol=0)
+        for found,mask in zip(grads[1:], (below, above)):
+            assert math.isclose(found[i], (g[:, i].numpy()*mask).sum(), abs_tol=1e-9)
+        alone = quantize_between(x[:, i], low, high, bits, narrow=narrow)
+        assert torch.allclose(alone, y[:, i], rtol=0, atol=1e-12)
+        assert not alone[::50].any()                                                       # 0 has a code
+
+@pytest.mark.parametrize('dtype', FLOATS, ids=str)
+def test_quantize_between_as_torch(dtype):
+    "torch's kernel with the same scale and zero point, where halves are no question; nan stays, infinity is clipped."
+    x = normal(20_000, dtype=dtype)
+    scale = torch.tensor(.020137)                                              # zero point 100
+    theirs = torch.fake_quantize_per_tensor_affine(x.float(), scale.item(), 100, 0, 255)
+    y,g = back(lambda x: quantize_between(x, -100*scale.item(), 155*scale.item()), x)
+    assert y.dtype == dtype and torch.allclose(y.float(), theirs.to(dtype).float(), rtol=torch.finfo(dtype).eps)
+    assert 100 < (g == 0).sum() < 10_000
+    bad = quantize_between(torch.tensor([math.nan, math.inf, -math.inf], dtype=dtype), 0., 1.)
+    assert bad[0].isnan() and bad[1:].tolist() == [1., 0.]
+
+def test_quantize_between_rounds_halves_up():
+    x = torch.tensor([.5, 1.5, 2.5, -.5, -1.5])
+    assert quantize_between(x, -4., 11., 4).tolist() == [1., 2., 3., 0., -1.]
+    assert quantize_between(x, -4., 11., 4, rounding=round_ste).tolist() == [0., 2., 2., 0., -2.]
+    soft = partial(soft_round, alpha=3.)
+    y,g = back(lambda x: quantize_between(x, -4., 11., 4, rounding=soft), x+.1)
+    assert torch.allclose(y, soft(x+.1)) and torch.allclose(g, back(soft, x+.1)[1])
+
+def test_ends_that_have_crossed_come_back():
+    low,high = (torch.tensor(k, requires_grad=True) for k in (.3, -.3))
+    sgd = torch.optim.SGD([low, high], lr=.01)
+    x = normal(200)
+    for _ in range(100):
+        sgd.zero_grad()
+        (quantize_between(x, low, high, 3)-x).square().sum().backward()
+        sgd.step()
+    assert low < -1 and high > 1
+    for low,high in ((torch.tensor(.5), torch.tensor(.5)), (torch.tensor(-3e38), torch.tensor(3e38))):
+        y,*g = back(lambda *a: quantize_between(*a), x, low, high)
+        assert y.isfinite().all() and all(t.isfinite().all() for t in g)
+    with pytest.raises(ValueError, match='^quantize_between: low must be below high, got 1.0 and 1$'):
+        quantize_between(x, 1., 1)
+
+# --- QKeras's quantized_relu
+@pytest.mark.parametrize('bits,integer,bound', [(6, 3, 6.), (4, 2, 1.5), (8, 0, None), (3, 3, 4.), (5, 1, 100.)])
+def test_quantized_relu(bits, integer, bound):
+    "QKeras 0.9.0's `quantized_relu(bits, integer, relu_upper_bound=bound)` for bounds that are codes, in fractions."
+    step = Fraction(2)**(integer-bits)
+    def qkeras(v):
+        top = (2**bits-1)*step
+        n = min(max(round(Fraction(v)/step)*step, 0), top)
+        return float(n if bound is None else min(n, Fraction(bound)))
+    x = torch.arange(-64, 1025)/64.
+    y,g = back(lambda x: quantized_bits(x, bits, integer, keep_negative=False, bound=bound, gradient='clipped'), x)
+    assert y.tolist() == [qkeras(v) for v in x.tolist()]
+    end = y.max()
+    assert torch.equal(g, ((x >= 0) & (x <= end)).float())
+
+def test_a_bound_between_codes_is_the_code_below():
+    x = torch.tensor([.9, 5.])
+    assert quantized_bits(x, 4, 2, keep_negative=False, bound=1.1).tolist() == [1., 1.]
+    assert quantized_bits(-x, 4, 2, bound=1.1).tolist() == [-1., -4.]
+    with pytest.raises(ValueError, match=r'^quantized_bits: bound must be in \[0\.25, inf\], got 0\.1'):
+        quantized_bits(x, 4, 2, keep_negative=False, bound=.1)
+
 # --- every transform
 FS = dict(
     saturated=fake_quantize,
@@ -253,6 +342,7 @@ FS = dict(
     floor=partial(fake_quantize, rounding=floor_ste),
     bits=lambda x, s, z, bits: quantized_bits(x, bits, gradient='saturated')*s+z,
     blend=lambda x, s, z, bits: alpha_blend(x, round_ste(x), s)+z,
+    between=lambda x, s, z, bits: quantize_between(x, -s, z, bits),
 )
 
 @pytest.mark.slow

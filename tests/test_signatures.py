@@ -57,7 +57,8 @@ LEVELS = torch.linspace(-3, 3, 6*7).reshape(7, 6).mT.contiguous()
 def learned(x, **kw): return R.Quantizer(4, **kw).calibrate_(x)(x)
 
 KEPT = dict(lsq_init=R.lsq_init, signround_range=R.signround_range, minmax_init=R.minmax_init,
-    percentile_init=R.percentile_init, mse_init=R.mse_init, sample_init=R.sample_init, Quantizer=learned,
+    percentile_init=R.percentile_init, mse_init=R.mse_init, sample_init=R.sample_init, absmean_init=R.absmean_init,
+    ternary_weight=R.ternary_weight, xnor_weight=R.xnor_weight, Quantizer=learned,
     code_entropy=lambda x, axis: R.code_entropy(x.round(), axis=axis), soft_entropy=R.soft_entropy)
 ALONG = dict(mx_quantize=R.mx_quantize, int_quantize=R.int_quantize,
     nvfp4_quantize=lambda x, dim: R.nvfp4_quantize(x, tensor_scale=1., dim=dim))
@@ -68,7 +69,8 @@ def assert_same(a, b):
 def part(found, i): return tuple(t[i:i+1] for t in found) if isinstance(found, tuple) else found[i:i+1]
 
 def test_all_with_an_axis_are_asked():
-    assert having('axis') == {*KEPT, 'levels_round'} and having('dim') == {*ALONG, 'normalize_grad', 'quantize_grad'}
+    assert having('axis') == {*KEPT, 'levels_round', 'levels_softmax'}
+    assert having('dim') == {*ALONG, 'normalize_grad', 'quantize_grad'}
     assert not having('axis') & having('dim')
 
 @pytest.mark.parametrize('name', KEPT)
@@ -81,6 +83,8 @@ def test_an_axis_is_kept(name):
 def test_an_axis_of_levels_is_kept():
     y = R.levels_round(X, LEVELS, axis=0)
     for i in range(6): assert torch.equal(y[i], R.levels_round(X[i], LEVELS[i]))
+    y = R.levels_softmax(X, LEVELS, .3, axis=0)
+    for i in range(6): assert torch.equal(y[i], R.levels_softmax(X[i], LEVELS[i], .3))
 
 @pytest.mark.parametrize('name', ALONG)
 def test_a_dim_is_gone_along(name):

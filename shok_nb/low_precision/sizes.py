@@ -20,12 +20,12 @@ from ..engine.arguments import (
     check_model,
     what_came,
 )
+from .entropy import code_entropy, soft_entropy
 from ..networks.flow import evaluating, first_line
 from ..networks.layers import makers_of
 from ..networks.models import check_batches
 from ..networks.report import LayerReport, names_in_words
 from ..nn import all_or_nothing
-from ..quantization.entropy import code_entropy, soft_entropy
 from ..quantization.quantizer import Quantizer
 
 # %% ../../nbs/low_precision/40_sizes.ipynb #51e2000a

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_count, check_flag, check_input, check_knob
 from ..engine.pieces import wide_dtype
-from ..quantization.entropy import code_entropy
+from ..low_precision.entropy import code_entropy
 from ..quantization.fake_quantize import BitWidth, check_values, code_range
 
 # %% ../../nbs/post_training/50_closest.ipynb #62f00006

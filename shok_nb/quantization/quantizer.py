@@ -42,6 +42,7 @@ from ..grids.floats import (
 )
 from ..nn import Rounding, hard_in_evaluation
 from .calibrate import (
+    absmean_init,
     filled_scale,
     init_of_parts,
     mean_of_group,
@@ -168,7 +169,7 @@ def _has_own_knobs(rounding):
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00004
 _INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
-    mse=mse_init, sample=sample_init, lsq=lsq_init)
+    mse=mse_init, sample=sample_init, lsq=lsq_init, absmean=absmean_init)
 def _knobs_of(init, block):
     "The names of what `calibrate_` gives to this function beside `x` and bits."
     zero_point = () if init is lsq_init else ('zero_point',)
@@ -178,8 +179,8 @@ def _check_init(init, block, zero_point):
     "Raises for what cannot choose such a grid."
     if callable(init): check_callable(init, 'Quantizer', 'init', 2, _knobs_of(init, block))
     else: check_choice(init, 'Quantizer', 'init', _INITS)
-    if zero_point and isinstance(init, str) and init == 'lsq':
-        raise ValueError("Quantizer: init='lsq' has no zero point; use 'minmax' or 'mse'")
+    if zero_point and isinstance(init, str) and init in ('lsq', 'absmean'):
+        raise ValueError(f"Quantizer: init='{init}' has no zero point; use 'minmax' or 'mse'")
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #be66b7d6
 def _as_pair(found, shape, zero_point, init):
@@ -781,8 +782,8 @@ class Quantizer(_GridTensors):
         block (int|None = None): Or one per run of so many values along the last axis
         learn (bool = False): Are the scale and the zero point Parameters?
         rounding (Callable = round_ste): Any that is hard in `.eval()`, function or layer
-        init ('minmax'|'percentile'|'mse'|'sample'|'lsq'|Callable = 'mse'): How `calibrate_`
-            chooses, or a function with the arguments of `minmax_init`
+        init ('minmax'|'percentile'|'mse'|'sample'|'lsq'|'absmean'|Callable = 'mse'): How
+            `calibrate_` chooses, or a function with the arguments of `minmax_init`
         format (str|torch.dtype|FloatFormat|FixedFormat|None = None): In place of integers: a
             float or fixed-point format, 'nf4', or blocks with scales of their own, as 'mxfp4',
             'nvfp4' or 'Q4_0'
@@ -808,7 +809,7 @@ class Quantizer(_GridTensors):
         learn:bool=False,        # Are the scale and the zero point Parameters?
         rounding:Callable=round_ste, # Any that is hard in `.eval()`, function or layer
         # How `calibrate_` chooses, or a function with the arguments of `minmax_init`
-        init:Literal['minmax', 'percentile', 'mse', 'sample', 'lsq']|Callable='mse',
+        init:Literal['minmax', 'percentile', 'mse', 'sample', 'lsq', 'absmean']|Callable='mse',
         # In place of integers: a float or fixed-point format, 'nf4', or blocks with scales of
         # their own, as 'mxfp4', 'nvfp4' or 'Q4_0'
         format:str|torch.dtype|FloatFormat|FixedFormat|None=None,
