@@ -205,16 +205,18 @@ def weight_entropy(
         >>> 3 < R.weight_entropy(model, torch.inf) < 4
         tensor(True)
     """
-    total,n = 0.,0
+    bits,n = [],0
     for one in _coded_weights(model, 'weight_entropy')[0]:
         x = _entering(one)
         alpha = check_knob(alpha, x, 'weight_entropy', 'alpha')
         v = one.q.kind.blocks(x)
-        scale,code = (t if t is None else one.q.kind.beside(t, v) for t in one.q.grid())
-        offset = 0. if code is None else -scale*code
-        bits = soft_entropy(v, alpha, one.q.range(), step=scale, offset=offset)
-        total,n = total + bits*x.numel(),n + x.numel()
-    return total/n
+        scale,code = one.q.grid()
+        scale = one.q.kind.beside(scale, v)
+        offset = 0. if code is None else -scale*one.q.kind.beside(code, v)
+        of_one = soft_entropy(v, alpha, one.q.range(), step=scale, offset=offset)
+        bits.append(of_one*x.numel())
+        n += x.numel()
+    return torch.stack([b.to(bits[0]) for b in bits]).sum()/n
 
 # %% ../../nbs/low_precision/40_sizes.ipynb #51e20027
 class LearnedBits(NamedTuple):

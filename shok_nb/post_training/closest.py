@@ -520,7 +520,8 @@ _ENOUGH = 1 << 23                       # codes as far as float32 has them
 def _codes_of_rate(w, h, steps, bits, ordered):
     "Codes with this entropy, and their steps: a halving of all steps adds a bit or less."
     size = w.double().square().mean().sqrt()
-    scale,best = size.where(size > 0, 1.)*4*2**-bits*steps,None
+    scale = size.where(size > 0, 1.)*4*2**-bits*steps
+    best:Any = None
     for _ in range(12):
         q = gptq(w, h, scale, 0, (-_ENOUGH, _ENOUGH), damping=0., ordered=ordered)
         codes = (q/scale).round().to(torch.int32)
