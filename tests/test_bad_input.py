@@ -507,7 +507,7 @@ def of_served(): yield 'same_grid', saved, dict(model=NOTHING, file=NOTHING)
 
 def of_entropy():
     yield 'code_entropy', dict(codes=torch.tensor([[1, 0], [2, 2]]), axis=0), dict(
-        codes=kind('zero minus two ints byte array list tuple void'), axis=AXIS)
+        codes=kind('zero minus two ints byte array list tuple void float8'), axis=AXIS)
     yield 'soft_entropy', dict(x=X, alpha=5., bits=4, signed=True, axis=None, step=1., offset=0.), grid(x=TENSOR,
         alpha=SHARP, bits=NOTHING, signed=FLAG, axis=AXIS)
 

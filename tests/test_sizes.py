@@ -90,6 +90,7 @@ def test_gradients_are_right():
     assert torch.autograd.gradcheck(f, leaves, eps=1e-7, atol=1e-5)
     assert torch.autograd.gradgradcheck(lambda x: f(x, .6), leaves[:1], eps=1e-7, atol=1e-4)
 
+@pytest.mark.slow
 def test_transforms():
     def f(x): return R.soft_entropy(x, 4., 4, step=.5)
     rows = torch.stack([f(x) for x in W])
@@ -103,6 +104,7 @@ def test_transforms():
     assert along.item() == pytest.approx((own.grad*other).sum().item(), rel=1e-3)
     assert torch.compile(f, backend='eager')(W).item() == pytest.approx(f(W).item(), abs=1e-6)
 
+@pytest.mark.slow
 def test_many_values_are_counted():
     "Beyond 2**24 of them in one code, where float32 no longer counts."
     x = torch.zeros(2**24+2**23)
@@ -282,6 +284,7 @@ def apart(importance, sides, weights=8, **kw):
     R.quantize_model_(model, R.Quantizer(weights, **kw), None)
     return model,squares(importance, floats)
 
+@pytest.mark.slow
 def test_widths_are_the_best_of_all():
     "Of all with so many bits; and what is learned is the closed form, half the logarithm of the importance apart."
     importance = 1.,16.,4.,64.
@@ -328,6 +331,7 @@ def test_a_width_has_the_slope_of_hgq():
     inside = w.abs() <= step.detach()*3.5
     assert inside.all() and slope.item() == pytest.approx(other.item(), rel=1e-4)
 
+@pytest.mark.slow
 def test_a_model_of_learned_widths_deploys():
     torch.manual_seed(0)
     model,x = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4)),torch.rand(64, 16)
