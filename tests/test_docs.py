@@ -90,6 +90,13 @@ def test_a_page_is_called_what_its_module_is():
         made.add(module)
     assert imported().keys() <= made
 
+@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
+def test_formulas_are_written_for_tex(nb):
+    "One backslash before a command; two are a new line and a word. Nor has a string of Python eaten one."
+    for c in cells(nb):
+        if c['cell_type'] != 'markdown': continue
+        assert not re.search(r'\\\\[a-zA-Z]|[\t\f\v\a\b]', c['source']), c['id']
+
 def test_references():
     """Every arXiv id that a page cites, and every "Name 1999", has its entry in references.bib. No entry is there for
     nothing, and a BibTeX entry has one field a line, with authors as "Last, First"."""
