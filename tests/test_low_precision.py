@@ -99,7 +99,7 @@ def test_few_are_wide_at_a_time():
     opt = R.RoundedOptimizer(params, ADAMW, at_once=25)
     at,seen,step = [p.data_ptr() for p in params],[],opt.inner.step
     def watched():
-        seen.append(sum(p.numel() for p in params if p.dtype == torch.float32))
+        seen.append(sum(p.numel() for g in opt.inner.param_groups for p in g['params'] if p.dtype == torch.float32))
         return step()
     opt.inner.step = watched
     give_gradients(params, 0)
