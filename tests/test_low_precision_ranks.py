@@ -76,7 +76,8 @@ def alike(rank, world):
     for recipe in DRAWN:
         want = train(*made(recipe, alone, **STORED), data())
         for name,way in WAYS.items():
-            for again,first in ((None, True), (None, False), (False, True), (True, True)):
+            runs = (None, True), (None, False), (False, True), (True, True)
+            for again,first in runs if recipe == 'nvfp4' else runs[:1]:
                 if name == 'tensor_parallel' and again: continue           # torch's own re-entrant one takes no DTensor
                 if not same(want, train(*made(recipe, way, again, first, **STORED), data())):
                     wrong.append((recipe, name, again, first))
@@ -85,7 +86,7 @@ def alike(rank, world):
 def parts(rank, world):
     "Half of the batch each, with blocks that lie within it: near one process with all. Draws differ by `rank` alone."
     wrong,x = [],data().detach().chunk(world)[rank].requires_grad_()
-    for recipe in ('mxfp8', 'mxfp4', 'fp8_row'):
+    for recipe in ('mxfp8', 'mxfp4', 'bfloat16'):
         want = train(*made(recipe, alone), data(), 1)
         for name in ('ddp', 'fsdp'):
             if not near(want, train(*made(recipe, WAYS[name]), x, 1)): wrong.append((recipe, name))
@@ -102,10 +103,8 @@ def resumed(rank, world):
         train(model, opt, data())
         file = io.BytesIO()
         torch.save((model.state_dict(), opt.state_dict()), file)
-        both = [{k: v.clone() if isinstance(v, torch.Tensor) else v for k,v in s.items()} if i == 0 else s
-            for i,s in enumerate(get_state_dict(model, opt))]
         kept = io.BytesIO()
-        torch.save(both, kept)
+        torch.save(get_state_dict(model, opt), kept)
         want = train(model, opt, data())
         other,again = made('nvfp4', WAYS[name], **STORED)
         file.seek(0)

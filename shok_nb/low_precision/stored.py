@@ -50,6 +50,7 @@ def stochastic_cast(
         got = dtype if isinstance(dtype, torch.dtype) else what_came(dtype)
         raise TypeError(f'{fn}: dtype must be one of torch.{names}, got {got}')
     check_random(x, generator, seed, fn)
+    if random_bits is not None: check_count(random_bits, fn, 'random_bits', 1, 23)
     wide = x.to(wide_dtype(x.dtype))
     y = float_round(wide, dtype, stochastic_round, generator=generator, seed=seed,
         random_bits=random_bits)
@@ -188,7 +189,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
         if format is None: format = FORMAT_NAMES.get(dtype)
         if format is None: return v.to(dtype)
         y = float_round(v, format, self.rounding, **self._draws(i, part))
-        return torch.where(torch.isfinite(v), y, v).to(dtype)
+        y = torch.where(torch.isfinite(v), y, v).to(dtype)
+        if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
+        return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
 
     def _chunks(self):
         "Parameters that have a gradient with their numbers, some at a time."
