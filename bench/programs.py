@@ -4,19 +4,16 @@
 
 bench/programs.json holds a row for each instance: what each method found, and in how many seconds of one processor.
 What is done already is not done again, and two processes work. `make study` runs it too. It takes about an hour."""
-import argparse
-import json
 import math
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')               # before numpy and torch are imported
 import numpy as np  # noqa: E402
 import scipy  # noqa: E402
 import torch  # noqa: E402
+from jobs import run  # noqa: E402
 from scipy.optimize import Bounds, LinearConstraint, milp, nnls  # noqa: E402
 from shok_nb import integer_search  # noqa: E402
 
@@ -135,6 +132,7 @@ def timed(f, *args, **options):
 
 def row_of(name, linear, seed):
     "What each method finds in one instance: cost, cost with its other numbers fitted, seconds."
+    torch.set_num_threads(1)
     program,row = Program(seed, KINDS[name], linear),dict(kind=name, linear=linear, seed=seed, found={})
     def note(method, x, seconds):
         fit = program.fitted(x)
@@ -156,24 +154,8 @@ def row_of(name, linear, seed):
 
 def main():
     "All rows that are not there yet."
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.parse_args()
-    rows = json.loads(TABLE.read_text('utf-8'))['rows'] if TABLE.exists() else []
-    done = {(r['kind'], r['linear'], r['seed']) for r in rows}
-    todo = [(kind, linear, seed) for kind in KINDS for linear in (False, True) for seed in range(COUNT)]
-    todo = [job for job in todo if job not in done]
-    with ProcessPoolExecutor(2, get_context('spawn'), torch.set_num_threads, (1,)) as pool:
-        running = [pool.submit(row_of, *job) for job in todo]
-        for n,row in enumerate(as_completed(running), 1):
-            rows.append(row.result())
-            print(f'{n}/{len(todo)}', *(rows[-1][k] for k in ('kind', 'linear', 'seed')), flush=True)
-            if n % 10 == 0 or n == len(todo): write(rows)
-
-def write(rows):
-    "A row on a line, in their order."
-    rows = sorted(rows, key=lambda r: (r['kind'], r['linear'], r['seed']))
+    jobs = [(kind, linear, seed) for kind in KINDS for linear in (False, True) for seed in range(COUNT)]
     versions = dict(torch=torch.__version__.partition('+')[0], scipy=scipy.__version__)
-    lines = ',\n'.join(json.dumps(r) for r in rows)
-    TABLE.write_text(f'{{"versions": {json.dumps(versions)}, "rows": [\n{lines}\n]}}\n', 'utf-8')
+    run(__doc__, TABLE, row_of, jobs, ('kind', 'linear', 'seed'), **versions)
 
 if __name__ == '__main__': main()

@@ -5,17 +5,18 @@
 bench/tokenizers.json holds a row for each tokenizer and seed: the squared error on digits that were not trained on, and
 how the 256 codes are used. The network and its training are the page's own cells. What is done already is not done
 again, and two processes work. `make study` runs it too. It takes about five minutes."""
-import argparse
 import json
 import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')               # before torch is imported
-sys.path[:] = [p for p in sys.path if Path(p).resolve() != Path(__file__).resolve().parent]    # or this is `tokenizers`
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from jobs import run  # noqa: E402
+
+sys.path[:] = [p for p in sys.path if Path(p).resolve() != HERE]                # or this is `tokenizers`
 import torch  # noqa: E402
 
 TABLE = Path(__file__).with_name('tokenizers.json')
@@ -42,19 +43,7 @@ def row_of(kind, seed):
 
 def main():
     "All rows that are not there yet."
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.parse_args()
-    kinds = [*page()['KINDS']]
-    rows = json.loads(TABLE.read_text('utf-8'))['rows'] if TABLE.exists() else []
-    done = {(r['kind'], r['seed']) for r in rows}
-    todo = [(kind, seed) for kind in kinds for seed in SEEDS if (kind, seed) not in done]
-    with ProcessPoolExecutor(2, get_context('spawn')) as pool:
-        for n,row in enumerate(as_completed([pool.submit(row_of, *job) for job in todo]), 1):
-            rows.append(row.result())
-            print(f'{n}/{len(todo)}', rows[-1], flush=True)
-            rows.sort(key=lambda r: (kinds.index(r['kind']), r['seed']))
-            versions = dict(torch=torch.__version__.partition('+')[0])
-            lines = ',\n'.join(json.dumps(r) for r in rows)
-            TABLE.write_text(f'{{"versions": {json.dumps(versions)}, "rows": [\n{lines}\n]}}\n', 'utf-8')
+    jobs = [(kind, seed) for kind in page()['KINDS'] for seed in SEEDS]
+    run(__doc__, TABLE, row_of, jobs, ('kind', 'seed'), torch=torch.__version__.partition('+')[0])
 
 if __name__ == '__main__': main()

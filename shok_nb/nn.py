@@ -244,7 +244,8 @@ class Rounding(nn.Module):
             >>> R.nn.Rounding(R.soft_round, alpha=5., learnable=True)
             Rounding(soft_round, alpha=5 (learns))
         """
-        default = dict(step=1., offset=0., hard=False, seed=None, ties='even')
+        default = dict(step=1., offset=0., hard=False, seed=None, random_bits=None,
+            ties='even')
         shown = [name_of(self.f)] if type(self) is Rounding else []
         for k in self.names:
             v = getattr(self, k)
@@ -453,6 +454,8 @@ class StochasticRound(_Layer):
     Parameters:
         seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
             on every path
+        random_bits (int|None = None): Of each toss, 1 to 23, as hardware has few: the chance
+            is a multiple of 2**-random_bits. None: 24, of float64 53
         step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
             may learn
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with

@@ -181,8 +181,8 @@ def of_low_precision():
     def held(): return [nn.Parameter(torch.ones(4, dtype=torch.bfloat16))]
     def optimizer(): return R.RoundedOptimizer(held(), sgd)
     stored = partial(of, 'stored', 'RoundedOptimizer')
-    yield of('stored', 'stochastic_cast', dict(x=X, dtype=torch.bfloat16, seed=None, generator=None), dict(x=TENSOR,
-        dtype=NOTHING, seed=NONE, generator=NONE))
+    yield of('stored', 'stochastic_cast', dict(x=X, dtype=torch.bfloat16, seed=None, generator=None,
+        random_bits=None), dict(x=TENSOR, dtype=NOTHING, seed=NONE, generator=NONE, random_bits=NONE))
     yield stored(lambda: dict(params=held(), make=sgd, format=None, states=None, rounding=R.stochastic_round, seed=0,
         at_once=8), dict(params=NOTHING, make=NOTHING, format=NONE, states=NONE, rounding=NOTHING, seed=COUNT
             | kind('minus'), at_once=NOTHING))
@@ -192,7 +192,8 @@ def of_low_precision():
     yield stored(lambda: dict(self=optimizer(), state_dict=optimizer().state_dict()), dict(state_dict=NOTHING),
         member='load_state_dict')
     yield of('products', 'low_precision_', lambda: dict(model=nn.Sequential(nn.Linear(32, 32)), recipe='mxfp8', skip=(),
-        seed=0), dict(model=NOTHING, recipe=NOTHING, skip=kind('list tuple'), seed=COUNT | kind('minus')))
+        seed=0, rank=0), dict(model=NOTHING, recipe=NOTHING, skip=kind('list tuple'), seed=COUNT | kind('minus'),
+            rank=COUNT))
     yield of('products', 'BatchedProduct', dict(self=R.BatchedProduct(), x=torch.ones(4, 4), w=torch.ones(4, 4)),
         dict(x=TENSOR, w=TENSOR), member='forward')
 

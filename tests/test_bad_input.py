@@ -588,7 +588,7 @@ def methods():
 def layer_table(c):
     "A valid call of a layer, and the kinds of its knobs."
     numbers = grid(alpha=SHARP, beta=SHARP)
-    kinds = dict(hard=FLAG, learnable=FLAG, ties=NOTHING, seed=NONE | kind('nested'))
+    kinds = dict(hard=FLAG, learnable=FLAG, ties=NOTHING, seed=NONE | kind('nested'), random_bits=NONE | kind('nested'))
     kinds |= {n: legal | TENSOR | kind('nested') for n,legal in numbers.items()}      # refused when it is called
     ps = inspect.signature(c).parameters
     return lambda: {n: p.default for n,p in ps.items()}, {n: kinds[n] for n in ps}

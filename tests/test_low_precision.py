@@ -7,7 +7,7 @@ from estimators import generator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 import shok_nb as R
-from shok_nb.engine.random import fold_in
+from shok_nb.engine.random import fold_in, uniform_like
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=.1)
 
@@ -99,7 +99,7 @@ def test_few_are_wide_at_a_time():
     opt = R.RoundedOptimizer(params, ADAMW, at_once=25)
     at,seen,step = [p.data_ptr() for p in params],[],opt.inner.step
     def watched():
-        seen.append(sum(p.numel() for p in params if p.dtype == torch.float32))
+        seen.append(sum(p.numel() for g in opt.inner.param_groups for p in g['params'] if p.dtype == torch.float32))
         return step()
     opt.inner.step = watched
     give_gradients(params, 0)
@@ -162,6 +162,81 @@ def test_ranks_agree():
 def test_stored_refuses(call, kind, told):
     with pytest.raises(kind) as e: call(some())
     assert str(e.value).startswith(told), e.value
+
+# --- few random bits
+def few(bits):
+    "The uniform numbers of `bits` bits for seed 4, as the middles of as many parts of [0, 1)."
+    return lambda x: ((uniform_like(x, seed=torch.tensor(4))*2**bits).floor()+.5)/2**bits
+
+@pytest.mark.parametrize('bits', (1, 4, 8, 10, 23))
+@pytest.mark.parametrize('format', ['bfloat16', 'e4m3', 'e2m1'])
+def test_few_random_bits_by_hand(bits, format):
+    "In float64: up where the fraction of the step around the value is above the middle of the part that was drawn."
+    x = torch.randn(4000, generator=generator())*2
+    step = R.ulp(x, format).double()
+    u,wide = few(bits)(x).double(),x.double()
+    low = torch.floor(wide/step)*step
+    want = torch.where((wide-low)/step > u, low+step, low)
+    knobs = dict(seed=torch.tensor(4), random_bits=bits)
+    y = R.float_round(x, format, R.stochastic_round, **knobs)
+    inside = wide.abs() < 6                                 # the largest of e2m1
+    assert torch.equal(y.double()[inside], want[inside])
+    if format == 'bfloat16': assert torch.equal(R.stochastic_cast(x, torch.bfloat16, **knobs).float(), y)
+
+@pytest.mark.parametrize('bits', (2, 4, 8))
+def test_the_bias_of_few_random_bits(bits):
+    """The mean over all 2**bits equally likely draws is the closed form; a fraction below half a part never goes up.
+    Exact, but for the tosses: of them, any seed would do."""
+    p = torch.linspace(0, 1, 1001, dtype=torch.float64)[:-1]
+    u = (torch.arange(2**bits).double()+.5)/2**bits
+    chance = (p > u[:, None]).double().mean(0)
+    bias = torch.ceil(2**bits*p-.5)/2**bits - p
+    assert torch.allclose(chance-p, bias, atol=1e-15) and bias.abs().max() <= 2**-(bits+1)
+    x = p.float().expand(4000, 1000)
+    y = R.stochastic_round(x, seed=torch.tensor(0), random_bits=bits)
+    # of a mean of 4000 tosses, five deviations: one of 1000 points is farther off in one seed of 1700
+    assert ((y.double().mean(0)-chance).abs() <= 5*(chance*(1-chance)/4000).sqrt()).all()
+    assert y[:, p < 2**-(bits+1)].abs().max() == 0
+
+def test_few_random_bits_everywhere():
+    "In blocks, in an operand and in an optimizer; a partial draws by the seed too."
+    few = partial(R.stochastic_round, random_bits=4)
+    x,knobs = torch.randn(8, 64, generator=generator()),dict(seed=torch.tensor(1))
+    y = R.mx_quantize(x, 'e2m1', R.stochastic_round, scale='up', random_bits=4, **knobs)
+    assert torch.equal(y, R.mx_quantize(x, 'e2m1', few, scale='up', **knobs))
+    assert not torch.equal(y, R.mx_quantize(x, 'e2m1', R.stochastic_round, scale='up', **knobs))
+    op = R.Operand('e2m1', 32, 'up', few)
+    assert repr(op) == 'e2m1, 1 x 32, scale up, stochastic random_bits=4' and op.draws
+    layer = made(R.Recipe('few', (op, None), (None, None), (None, None)), model=nn.Linear(64, 64, bias=False))
+    with torch.no_grad(): layer.weight.copy_(torch.eye(64))
+    seed = layer.drawn_by('cpu')[0]
+    layer.eval()
+    assert torch.equal(layer(x), R.mx_quantize(x, 'e2m1', few, scale='up', seed=seed))
+    def run(noise):
+        torch.manual_seed(noise)
+        params = some()
+        opt = R.RoundedOptimizer(params, ADAMW, rounding=few)
+        give_gradients(params, 0)
+        opt.step()
+        return params
+    assert same(run(1), run(2)) and repr(R.nn.StochasticRound()) == 'StochasticRound()'
+
+@pytest.mark.slow
+def test_few_random_bits_compiled():
+    x = torch.randn(8, 64, generator=generator())
+    def f(x): return R.float_round(x, 'e4m3', R.stochastic_round, random_bits=4, seed=torch.tensor(1))
+    for backend in ('aot_eager', 'inductor'):
+        assert torch.equal(torch.compile(f, backend=backend, fullgraph=True)(x), f(x))
+
+@pytest.mark.parametrize('bits, kind, told', [(0, ValueError, 'in [1, 23], got 0'),
+    (24, ValueError, 'in [1, 23], got 24'), (4., TypeError, 'an int, got float'), (True, TypeError, 'an int, got bool'),
+    ('4', TypeError, 'an int, got str')])
+def test_random_bits_refused(bits, kind, told):
+    calls = dict(stochastic_round=lambda: R.stochastic_round(X, random_bits=bits),
+        stochastic_cast=lambda: R.stochastic_cast(X, torch.bfloat16, random_bits=bits))
+    for name,call in calls.items():
+        with pytest.raises(kind) as e: call()
+        assert str(e.value) == f'{name}: random_bits must be {told}'
 
 # --- products
 def small(): return nn.Sequential(nn.Linear(40, 24), nn.GELU(), nn.Linear(24, 16))
@@ -660,6 +735,40 @@ def test_any_estimator_rounds():
     op = R.Operand('e2m1', 8, rounding=partial(R.soft_round, alpha=5.))
     assert gradients(made(R.Recipe('soft', (op, op), (op, op), (op, op))), X)[0].isfinite()
 
+def test_each_rank_draws_for_its_part():
+    "With `rank`, inputs and gradients draw anew, weights do not; number 0 is as without. A resume keeps its own."
+    drawn,free = R.Operand('e2m1', 8, **UP),(None, None)
+    def found(pairs, rank):
+        layer = nn.Linear(40, 24, bias=False)
+        torch.manual_seed(0)
+        nn.init.normal_(layer.weight)
+        R.low_precision_(layer, R.Recipe('one', *pairs), rank=rank)
+        x = X.clone().requires_grad_()
+        y = layer(x)
+        return y,*torch.autograd.grad(y, (x, layer.weight), X[:, :24])
+    weights = ((None, drawn), (None, drawn), free)
+    assert same(found(weights, 0), found(weights, 3))
+    for i,pairs in enumerate([((drawn, None), free, free), (free, (drawn, None), free), (free, free, (drawn, None)),
+            (free, free, (None, drawn))]):
+        one,other = found(pairs, 0),found(pairs, 3)
+        for k,(a,b) in enumerate(zip(one, other)): assert torch.equal(a, b) == (k != min(i, 2)), (i, k)
+    model,other = small(),small()
+    R.low_precision_(model, 'nvfp4', rank=1)
+    R.low_precision_(other, 'nvfp4', rank=2)
+    other.load_state_dict(model.state_dict())
+    assert other[0].rounding_rank == 2
+
+def test_what_forward_rounded_is_kept_once():
+    "With requantize each operand of forward is rounded once in a step, and twice only where it is computed again."
+    calls = []
+    def counted(x, *, step=1.):
+        calls.append(x.shape)
+        return R.round_ste(x, step=step)
+    op,free = R.Operand('e2m1', 8, 'up', counted),(None, None)
+    layer = made(R.Recipe('one', (op, op), free, free, requantize=True), model=nn.Linear(40, 24))
+    gradients(layer, X)
+    assert len(calls) == 2
+
 def test_ranks_draw_the_same():
     "What torch's generators hold changes nothing."
     model,other = made('nvfp4'),made('nvfp4')
@@ -675,6 +784,7 @@ OP = R.Operand('e4m3')
     (lambda: R.low_precision_(small(), skip=['7']), ValueError, "low_precision_: skip must name modules, got '7'"),
     (lambda: R.low_precision_(small(), skip=['0', '2']), ValueError, 'low_precision_: no layer with products'),
     (lambda: R.low_precision_(small(), seed=.5), TypeError, 'low_precision_: seed must be an int'),
+    (lambda: R.low_precision_(small(), rank=-1), ValueError, 'low_precision_: rank must be in [0, 922337'),
     (lambda: R.low_precision_(nn.Linear), TypeError, 'low_precision_: model must be a torch.nn.Module'),
     (lambda: R.low_precision_(made('fp8'), 'fp8'), ValueError, 'low_precision_: model is in low precision already'),
     (lambda: R.nn.remove_rounding_(small()), ValueError, 'remove_rounding_: nothing rounds'),

@@ -100,6 +100,11 @@ def may_compile():
     "Has this process loaded what compiles, so that something may be compiled?"
     return 'torch._dynamo' in sys.modules
 
+def look_for_buffers(m):
+    "`DistributedDataParallel` sends the buffers it has noted: when some go, it must look."
+    look = getattr(m, '_assign_modules_buffers', None)
+    if look is not None: look()
+
 def forget_compiled():
     "What torch compiled is compiled again: it does not see new hooks and weights of a model."
     dynamo = sys.modules.get('torch._dynamo')

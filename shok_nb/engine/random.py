@@ -6,6 +6,7 @@
 __all__ = ['philox', 'check_random', 'uniform_like', 'fold_in', 'noise_like']
 
 # %% ../../nbs/engine/60_random.ipynb #a3ecd7eb
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Literal
@@ -362,6 +363,11 @@ def noise_like(
     return _KINDS[kind](u, more, shape)
 
 # %% ../../nbs/engine/60_random.ipynb #64b27c77
+def takes_seed(rounding):
+    "Is there a `seed` to give it?"
+    try: return 'seed' in inspect.signature(rounding).parameters
+    except (TypeError, ValueError): return False
+
 def checked_grid(x, fn, step, offset):
     "Step and offset, checked; and `x`."
     check_input(x, fn)

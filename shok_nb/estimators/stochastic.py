@@ -9,6 +9,7 @@ __all__ = ['stochastic_round']
 import math
 import torch
 from torch import Tensor
+from ..engine.arguments import check_count
 from ..engine.core import estimator
 from ..engine.random import checked_grid, toss_up, uniform_like
 
@@ -19,6 +20,9 @@ _stochastic = estimator('stochastic_round', toss_up, u=dict(lo=-math.inf), pure=
 def stochastic_round(
     x:Tensor, # Values; any shape, floating dtype
     *, generator:torch.Generator|None=None, seed:Tensor|None=None,
+    # Of each toss, 1 to 23, as hardware has few: the chance is a multiple of 2**-random_bits.
+    # None: 24, of float64 53
+    random_bits:int|None=None,
     step:float|Tensor=1., offset:float|Tensor=0.,
 )->Tensor:    # One of the two grid points around `x`; dtype of `x`
     """Up with probability x-floor(x) (arXiv:1502.02551). Raises TypeError for integer `x`.
@@ -29,6 +33,8 @@ def stochastic_round(
             global generator
         seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
             on every path
+        random_bits (int|None = None): Of each toss, 1 to 23, as hardware has few: the chance
+            is a multiple of 2**-random_bits. None: 24, of float64 53
         step (float|Tensor = 1.): Grid spacing > 0, in the units of `x`, broadcasts with it;
             may learn
         offset (float|Tensor = 0.): A point of the grid, in the units of `x`, broadcasts with
@@ -42,6 +48,10 @@ def stochastic_round(
         >>> R.stochastic_round(torch.full((5,), 0.5), seed=torch.tensor(0))
         tensor([1., 0., 0., 0., 0.])
     """
-    step,offset = checked_grid(x, 'stochastic_round', step, offset)
-    u = uniform_like(x, generator=generator, seed=seed, fn='stochastic_round')
+    fn = 'stochastic_round'
+    step,offset = checked_grid(x, fn, step, offset)
+    parts = None if random_bits is None else 2**check_count(random_bits, fn, 'random_bits',
+        1, 23)
+    u = uniform_like(x, generator=generator, seed=seed, fn=fn)
+    if parts is not None: u = ((u*parts).floor()+.5)/parts      # the middle of one of them
     return _stochastic(x, u, step=step, offset=offset)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..engine.arguments import check_callable, check_choice, check_input, what_came
 from ..engine.grid import Cells, GradientRule, Grid
 from ..estimators.ste import round_ste
+from .blocks import largest_of
 from .floats import check_rounding
 
 # %% ../../nbs/grids/25_best.ipynb #25f00011
@@ -50,28 +51,29 @@ class BestGrid(Grid):
     gradient:GradientRule
     def owns(self, own): return [_scale_of(own, i, s) for i,s in enumerate(self.scaled)]
 
-    def erring(self, x, y):
-        "How far `y` is from each block, over its largest magnitude."
-        size = x.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-        return _ERRORS[self.error]((y-x)/size).nan_to_num(nan=torch.inf)
+    def erring(self, x):
+        "A function: how far a `y` is from each block of `x`, over its largest magnitude."
+        size = largest_of(x).clamp(min=torch.finfo(x.dtype).tiny)
+        return lambda y: _ERRORS[self.error]((y-x)/size).nan_to_num(nan=torch.inf)
 
     def nearest(self, x, own=0.):
         ys = [g.nearest(x, o) for g,o in zip(self.grids, self.owns(own))]
         if any(y is None for y in ys): return None
         best,*others = ys
-        least = self.erring(x, best)
+        erring = self.erring(x)
+        least = erring(best)
         for y in others:
-            e = self.erring(x, y)
+            e = erring(y)
             best,least = torch.where(e < least, y, best),torch.minimum(e, least)
         return best
 
     def cells(self, x, own=0.):
-        still,parts = x.detach(),[]
+        parts,erring = [],self.erring(x.detach())
         least:Any = None
         best:Any = None
         for i,(g,o) in enumerate(zip(self.grids, self.owns(own))):
             c = g.cells(x, o)
-            e = self.erring(still, c.value(c.v.detach().round()))
+            e = erring(c.value(c.v.detach().round()))
             parts.append(c)
             if i == 0: least,best = e,torch.zeros_like(e)
             else: least,best = torch.minimum(e, least),torch.where(e < least, float(i), best)

@@ -66,7 +66,7 @@ def _halved(size):
 
 _with_less = either(_halved, lambda size: size)
 
-def _amax(x):
+def largest_of(x):
     "The largest magnitude of each block."
     return _with_less(x.abs()).amax(-1, keepdim=True)
 
@@ -89,7 +89,7 @@ class MXGrid(Grid):
     gradient:GradientRule
     def shared(self, x):
         "The power of two of each block; nan where the block is not finite."
-        amax = _amax(x)
+        amax = largest_of(x)
         def power(how):
             p = _SCALES[how](amax, self.format)/power_of_two(self.format.largest)
             return p.clamp(*E8M0_ENDS)
@@ -125,7 +125,7 @@ class NVFP4Grid(Grid):
     def shared(self, x, own):
         """The e4m3 of each block: in a sum with `far` the neighbours are a step of it apart.
         Nan where the block is not finite."""
-        largest = _amax(x)
+        largest = largest_of(x)
         amax = largest/self.top
         if self.whole: amax = amax/own
         amax,far = amax.clamp(2.**-6, 448.),2.**(FLOAT_BITS[x.dtype][1]-3)
@@ -323,7 +323,7 @@ class _Integers(Grid):
     scales:FloatGrid|None
     def scale(self, x):
         "Of each block, as it is stored; never 0, and nan where the block is not finite."
-        scale = _amax(x)/(2**(self.bits-1)-1)
+        scale = largest_of(x)/(2**(self.bits-1)-1)
         scale = torch.where(torch.isfinite(scale), scale, torch.nan)
         least = torch.finfo(x.dtype).tiny
         if self.scales is None: return scale.clamp(min=least)
@@ -461,7 +461,7 @@ class LevelsGrid(Grid):
             d = _rounded(_HALF, d)
             n = on(d)
             # so that a second time the same scale is among those that are tried
-            outer = (d != 0) & (_amax(n) >= 69)
+            outer = (d != 0) & (largest_of(n) >= 69)
             return _better(d, torch.where(outer, _squares(n*d-x), torch.inf), best, least)
         best,least = torch.zeros_like(peak),torch.full_like(peak, torch.inf)
         for n in (-127, -104, -83, 69, 89, 113, -134, -131, -124, -121, -118, -115):

@@ -6,7 +6,6 @@
 __all__ = ['RECIPES', 'Operand', 'Recipe', 'BatchedProduct', 'low_precision_']
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570004
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,7 @@ from ..engine.arguments import (
 )
 from ..engine.compat import in_backward
 from ..engine.pieces import wide_dtype
-from ..engine.random import fold_in, uniform_like
+from ..engine.random import fold_in, takes_seed, uniform_like
 from ..estimators.ste import round_ste
 from ..estimators.stochastic import stochastic_round
 from ..grids.best import best_quantize
@@ -113,11 +112,27 @@ def _on_grid(v, op, seed):
     return mx_quantize(v, op.format, op.rounding, block=op.tile[1], scale=op.scale, pad=True,
         **knobs)
 
+def _as_one(f, *ts):
+    "`f` of whole tensors: each process makes all of it, and keeps the parts that it had."
+    if not any(hasattr(t, 'placements') for t in ts): return f(*ts)
+    from torch.distributed.tensor import Replicate
+    def parts(y, t):
+        mesh = t.device_mesh
+        whole = type(t).from_local(y, mesh, [Replicate()]*mesh.ndim, run_check=False)
+        kept = [p if p.is_shard() else Replicate() for p in t.placements]
+        return whole.redistribute(placements=kept)
+    return [parts(y, t) for y,t in zip(f(*[t.full_tensor() for t in ts]), ts)]
+
 def _rounded(op, t, dim, seed):
     """Matrices as an operand of a product that sums over `dim`, the last or the one before;
     in float32 at least."""
-    v = _in_rows(t.to(wide_dtype(t.dtype)), dim)
-    if op is None or not v.numel(): return _in_rows(v, dim)
+    wide = t.to(wide_dtype(t.dtype))
+    if op is None or not t.numel(): return wide
+    return _as_one(lambda v: [_matrices(op, v, dim, seed)], wide)[0]
+
+def _matrices(op, t, dim, seed):
+    "The same of float32 that is here."
+    v = _in_rows(t, dim).contiguous()
     whole = _padded(v, op.tile[0] if op.tile else 1, 1)      # no block lies in two matrices
     y = _on_grid(whole.reshape(-1, v.shape[-1]), op, seed).reshape(whole.shape)
     return _in_rows(y[..., :v.shape[-2], :], dim)
@@ -161,10 +176,6 @@ def _check_group(op, name, formats):
     told = f'{name} must be 0 or, where format is one of {", ".join(formats)} and block is 16'
     raise ValueError(f'Operand: {told}, a multiple of 16; got {n}')
 
-def _takes_seed(rounding):
-    try: return 'seed' in inspect.signature(rounding).parameters
-    except (TypeError, ValueError): return False
-
 def _shown(format):
     "A format in few letters, where they say all of it."
     if not isinstance(format, FloatFormat): return str(format).removeprefix('torch.')
@@ -173,6 +184,12 @@ def _shown(format):
     return f'e{e}m{m}' if plain else str(format)
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570018
+def _named(rounding):
+    "The name of an estimator, with what `partial` gave it."
+    knobs = getattr(rounding, 'keywords', {})
+    name = getattr(getattr(rounding, 'func', rounding), '__name__', what_came(rounding))
+    return ' '.join([name.removesuffix('_round'), *[f'{k}={v}' for k,v in knobs.items()]])
+
 @dataclass(frozen=True)
 class Operand:
     """How one operand of a product is rounded. Raises ValueError for blocks that do not fit.
@@ -225,7 +242,7 @@ class Operand:
         if self.eden and (self.scale or self.outer or self.rounding is not round_ste):
             told = 'eden goes with no scale, no outer and no rounding of your own'
             raise ValueError(f'Operand: {told}, got {self!r}')
-        draws = self.eden > 0 or _takes_seed(self.rounding)
+        draws = self.eden > 0 or takes_seed(self.rounding)
         object.__setattr__(self, 'draws', draws)
     def __repr__(self):
         "In words."
@@ -234,8 +251,7 @@ class Operand:
         if tile: said.append('{} x {}'.format(*tile) + within)
         elif self.block is not None: said.append(f'a {self.block}')
         if self.scale is not None: said.append(f'scale {self.scale}')
-        how = getattr(self.rounding, '__name__', what_came(self.rounding))
-        if self.rounding is not round_ste: said.append(how.removesuffix('_round'))
+        if self.rounding is not round_ste: said.append(_named(self.rounding))
         if self.eden: said.append(f'eden {self.eden}')
         return ', '.join(said)
 
@@ -403,35 +419,46 @@ def _turned(n, seed, draw, *ts):
     def turn(t):
         v = F.pad(t.to(signs.dtype), (0, 0, 0, -t.shape[-2] % n))
         return (h @ v.view(*v.shape[:-2], -1, n, v.shape[-1])).view(v.shape)
-    return [turn(t) for t in ts]
+    return _as_one(lambda *ts: [turn(t) for t in ts], *ts)
 
 class _Product(Function):
-    "x @ w.mT, and both its gradients, of rounded operands."
+    "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
-    def forward(x, w, seed, recipe):
-        a,b = recipe.forward
-        return (_rounded(a, x, -1, seed) @ _rounded(b, w, -1, seed+1).mT).to(x.dtype)
+    def forward(x, w, seed, own, recipe, *both):
+        x_,w_ = both or _both(x, w, seed, own, recipe)
+        return (x_ @ w_.mT).to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x,w,seed,ctx.recipe = inputs
-        ctx.save_for_backward(x, w, seed)
+        x,w,seed,own,ctx.recipe,*both = inputs
+        ctx.dtypes = x.dtype,w.dtype
+        ctx.save_for_backward(*(both or (x, w)), seed, own)
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        (x,w,seed),r = ctx.saved_tensors,ctx.recipe
+        (x,w,seed,own),r,dtypes = ctx.saved_tensors,ctx.recipe,ctx.dtypes
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            a,b = r.input_gradient
-            w_ = _rounded(r.forward[1], w, -1, seed+1) if r.requantize else w
-            g_ = g.mT
-            if r.turns[0]: g_,w_ = _turned(r.turns[0], seed, 2, g_, w_)
-            dx = (_rounded(a, g_, -2, seed+2).mT @ _rounded(b, w_, -2, seed+3)).to(x.dtype)
+            (a,b),g_ = r.input_gradient,g.mT
+            if r.turns[0]: g_,w = _turned(r.turns[0], seed, 2, g_, w)
+            dx = _rounded(a, g_, -2, own+2).mT @ _rounded(b, w, -2, seed+3)
+            dx = dx.to(dtypes[0])
         if ctx.needs_input_grad[1]:
             a,b = r.weight_gradient
-            x_ = _rounded(r.forward[0], x, -1, seed) if r.requantize else x
-            if r.turns[1]: g,x_ = _turned(r.turns[1], seed, 1, g, x_)
-            dw = (_rounded(a, g, -2, seed+4).mT @ _rounded(b, x_, -2, seed+5)).to(w.dtype)
-        return dx,dw,None,None
+            if r.turns[1]: g,x = _turned(r.turns[1], seed, 1, g, x)
+            dw = _rounded(a, g, -2, own+4).mT @ _rounded(b, x, -2, own+5)
+            dw = dw.to(dtypes[1])
+        return dx,dw,*[None]*(len(ctx.needs_input_grad)-2)
+
+def _both(x, w, seed, own, recipe):
+    "Both operands of forward."
+    a,b = recipe.forward
+    return _rounded(a, x, -1, own),_rounded(b, w, -1, seed+1)
+
+def _multiply(x, w, seed, own, recipe):
+    "The product. What backward rounds once more is rounded once, and kept."
+    if not recipe.requantize: return _Product.apply(x, w, seed, own, recipe)
+    with torch.no_grad(): both = _both(x, w, seed, own, recipe)
+    return _Product.apply(x, w, seed, own, recipe, *both)
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570027
 def _channels(op, t, seed, groups=1):
@@ -463,18 +490,18 @@ def _kernels(op, w, seed, how, forward):
 class _Convolution(Function):
     "The same for a convolution. Operands are not turned: places do not meet in pairs."
     @staticmethod
-    def forward(x, w, seed, recipe, how):
+    def forward(x, w, seed, own, recipe, how):
         a,b = recipe.forward
-        x_,w_ = _channels(a, x, seed, how.groups),_kernels(b, w, seed+1, how, True)
+        x_,w_ = _channels(a, x, own, how.groups),_kernels(b, w, seed+1, how, True)
         return torch.convolution(x_, w_, None, *how).to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x,w,seed,ctx.recipe,ctx.how = inputs
-        ctx.save_for_backward(x, w, seed)
+        x,w,seed,own,ctx.recipe,ctx.how = inputs
+        ctx.save_for_backward(x, w, seed, own)
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        (x,w,seed),r,how,dx,dw = ctx.saved_tensors,ctx.recipe,ctx.how,None,None
+        (x,w,seed,own),r,how,dx,dw = ctx.saved_tensors,ctx.recipe,ctx.how,None,None
         def of(g, x, w, which):
             mask = [i == which for i in range(3)]
             return torch.ops.aten.convolution_backward(g, x, w, None, *how, mask)[which]
@@ -482,14 +509,14 @@ class _Convolution(Function):
             a,b = r.input_gradient
             w_ = _kernels(r.forward[1], w, seed+1, how, True) if r.requantize else w
             w_ = _kernels(b, w_, seed+3, how, False)
-            g_ = _channels(a, g, seed+2, how.groups)
+            g_ = _channels(a, g, own+2, how.groups)
             dx = of(g_, x.to(w_.dtype), w_, 0).to(x.dtype)
         if ctx.needs_input_grad[1]:
             a,b = r.weight_gradient
-            x_ = _channels(r.forward[0], x, seed, how.groups) if r.requantize else x
-            x_ = _places(b, x_, seed+5)
-            dw = of(_places(a, g, seed+4), x_, w.to(x_.dtype), 1).to(w.dtype)
-        return dx,dw,None,None,None
+            x_ = _channels(r.forward[0], x, own, how.groups) if r.requantize else x
+            x_ = _places(b, x_, own+5)
+            dw = of(_places(a, g, own+4), x_, w.to(x_.dtype), 1).to(w.dtype)
+        return dx,dw,None,None,None,None
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570061
 class BatchedProduct(nn.Module):
@@ -548,23 +575,26 @@ class _Rounded(nn.Module):
     bias:Tensor|None
     rounding_seed:Tensor
     rounding_count:Tensor
-    def begin(self, recipe, seed):
+    def begin(self, recipe, seed, rank):
         "Round from now on."
-        self.recipe = recipe
+        self.recipe,self.rounding_rank = recipe,rank
         near = seed if isinstance(self, BatchedProduct) else self.weight
         self.register_buffer('rounding_seed', seed.to(near.device))
         self.register_buffer('rounding_count', torch.zeros_like(self.rounding_seed))
         self.whole_again = _plain_again
-    def drawn_by(self):
-        "The seed of this call."
-        if not self.recipe.draws(): return self.rounding_seed
-        return fold_in(self.rounding_seed, self.rounding_count)
+    def drawn_by(self, device):
+        "The seeds of this call: of weights, and of what each process has for itself."
+        both = self.rounding_seed,self.rounding_count
+        seed,count = (t.to_local() if hasattr(t, 'placements') else t for t in both)
+        seed = fold_in(seed, count) if self.recipe.draws() else seed.clone()
+        rank = self.rounding_rank
+        return [s.to(device) for s in (seed, fold_in(seed, rank) if rank else seed)]
     def product(self, f, x, w, *more):
         "`f` of two operands in the dtype that is asked for."
         dtype = _dtype_of(x)
         x,w = x.to(dtype),w.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
-            return f(x, w, self.drawn_by().to(x.device), self.recipe, *more)
+            return f(x, w, *self.drawn_by(x.device), self.recipe, *more)
     def get_extra_state(self): return repr(self.recipe)
     def set_extra_state(self, state):
         if state == repr(self.recipe): return
@@ -574,7 +604,7 @@ class _Rounded(nn.Module):
 class RoundedLinear(_Rounded, nn.Linear):
     "An `nn.Linear` in low precision."
     def forward(self, x):
-        y = self.product(_Product.apply, x.reshape(-1, x.shape[-1]), self.weight)
+        y = self.product(_multiply, x.reshape(-1, x.shape[-1]), self.weight)
         y = y.view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias.to(y.dtype)
     def extra_repr(self): return f'{super().extra_repr()}, recipe={self.recipe.name}'
@@ -594,6 +624,11 @@ class _RoundedConvolution(_Rounded):
         none = [0]*(self.weight.ndim-2)
         return F.pad(x, self._reversed_padding_repeated_twice, mode),none
     def convolve(self, x, transposed, output_padding, padding):
+        for t in (x, self.weight):
+            if not any(p.is_shard() for p in getattr(t, 'placements', ())): continue
+            told = f'got a DTensor with {t.placements}; use fully_shard or DDP'
+            kind = type(self).__name__
+            raise ValueError(f'{kind}: a convolution needs whole tensors, {told}')
         how = _How([*self.stride], padding, [*self.dilation], transposed, output_padding,
             self.groups)
         y = self.product(_Convolution.apply, x, self.weight, how)
@@ -642,7 +677,7 @@ class RoundedBatchedProduct(_Rounded, BatchedProduct):
         self._check(x, w)
         batch = torch.broadcast_shapes(x.shape[:-2], w.shape[:-2])
         x,w = (t.expand(*batch, *t.shape[-2:]) for t in (x, w))
-        return self.product(_Product.apply, x, w.mT)
+        return self.product(_multiply, x, w.mT)
     def extra_repr(self): return f'recipe={self.recipe.name}'
 
 _CONVOLUTIONS = {nn.Conv1d: RoundedConv1d, nn.Conv2d: RoundedConv2d, nn.Conv3d: RoundedConv3d,
@@ -651,10 +686,25 @@ _CONVOLUTIONS = {nn.Conv1d: RoundedConv1d, nn.Conv2d: RoundedConv2d, nn.Conv3d: 
 _LAYERS = {nn.Linear: RoundedLinear, NonDynamicallyQuantizableLinear: RoundedLinear,
     BatchedProduct: RoundedBatchedProduct, **_CONVOLUTIONS}
 
+_SHARDED = 'FSDPModule','ReplicateModule'
+
+def _class_of(m):
+    "Of a layer; of one that `fully_shard` has been given, the class below."
+    own = type(m)
+    return own.__bases__[1] if own.__bases__[0].__name__ in _SHARDED else own
+
+def _becomes(m, kind):
+    "Change the class of a layer, and leave what `fully_shard` put above it."
+    own = type(m)
+    if own is _class_of(m): m.__class__ = kind
+    else:
+        above = {k: v for k,v in vars(own).items() if k == '__deepcopy__'}
+        m.__class__ = type(own)('FSDP'+kind.__name__, (own.__bases__[0], kind), above)
+
 def _plain_again(m):
     "This layer is one of torch."
-    m.__class__ = vars(m).pop('plain_class')
-    del m.recipe,m.rounding_seed,m.rounding_count
+    _becomes(m, vars(m).pop('plain_class'))
+    del m.recipe,m.rounding_rank,m.rounding_seed,m.rounding_count
 
 def _count_on(model, args):
     "A hook: one more call in training, if not one that is computed again for backward."
@@ -673,7 +723,7 @@ class LowPrecision(NamedTuple):
 def _left_because(m):
     "Why the products of this layer stay as they are; None if they are rounded."
     if _stacked(m): return 'holds stacked weights: see BatchedProduct'
-    if type(m) not in _LAYERS:
+    if _class_of(m) not in _LAYERS:
         return 'has a class of its own' if isinstance(m, (*_LAYERS,)) else 'is not known'
     if 'forward' in vars(m): return 'has a forward of its own'
 
@@ -732,7 +782,10 @@ def low_precision_(
     recipe:str|Recipe='nvfp4', # A name of `RECIPES`, or one of your own
     *,
     skip:Sequence=(),     # Names of modules that stay as they are, with all in them
-    seed:int=0            # With it, layer, count of calls and position all draws are fixed
+    seed:int=0,           # With it, layer, count of calls and position all draws are fixed
+    # Number of this process where each has other samples: weights draw the same in all of
+    # them, inputs and gradients do not
+    rank:int=0
 )->LayerReport:           # Which layers compute how, and why others do not
     """Round the operands of all products, while training. Raises ValueError if there are none.
 
@@ -741,6 +794,8 @@ def low_precision_(
         recipe (str|Recipe = 'nvfp4'): A name of `RECIPES`, or one of your own
         skip (Sequence = ()): Names of modules that stay as they are, with all in them
         seed (int = 0): With it, layer, count of calls and position all draws are fixed
+        rank (int = 0): Number of this process where each has other samples: weights draw the
+            same in all of them, inputs and gradients do not
 
     Returns:
         LayerReport: Which layers compute how, and why others do not
@@ -762,26 +817,32 @@ def low_precision_(
     check_model(model, fn)
     recipe,skipped = _known_recipe(recipe),_skipped(skip, model)
     seed = check_count(seed, fn, 'seed', -2**63, 2**63-1)
+    rank = check_count(rank, fn, 'rank', 0, 2**63-1)
     if any(isinstance(m, _Rounded) for m in model.modules()):
         raise ValueError(f'{fn}: model is in low precision already; '
             'nn.remove_rounding_(model) first')
     rows,count = [],0
     with all_or_nothing(model):
         for n,m in attentions_in(model):
-            if not skipped(n): attention_into_layers(m)
+            if skipped(n): continue
+            if any(hasattr(p, 'placements') for p in m.parameters()):
+                raise ValueError(f'{fn}: the attention {n} is sharded already; call {fn} '
+                    'before fully_shard')
+            attention_into_layers(m)
         attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
         inside = {id(k) for m in attention for k in m.children()}
         layers:Any = [*model.named_modules()]
         for n,m in layers:
             if not _with_products(m) or id(m) in inside: continue
             why = 'skipped' if skipped(n) else _left_because(m)
-            kind = type(m).__name__
+            kind = _class_of(m)
             if why is None:
-                m.plain_class,m.__class__ = type(m),_LAYERS[type(m)]
-                m.begin(recipe, fold_in(torch.tensor(seed), count))
+                m.plain_class = kind
+                _becomes(m, _LAYERS[kind])
+                m.begin(recipe, fold_in(torch.tensor(seed), count), rank)
                 count += 1
             note = _note(m, recipe) if why is None else why
-            rows.append(LowPrecision(n, kind, '' if why else recipe.name, note))
+            rows.append(LowPrecision(n, kind.__name__, '' if why else recipe.name, note))
         if not count:
             raise ValueError(f'{fn}: no layer with products to round in '
                 f'{type(model).__name__}; known are Linear, convolutions and BatchedProduct')

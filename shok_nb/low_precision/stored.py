@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_callable, check_count, check_input, what_came
 from ..engine.pieces import wide_dtype
-from ..engine.random import check_random, fold_in
+from ..engine.random import check_random, fold_in, takes_seed
 from ..estimators.stochastic import stochastic_round
 from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
 
@@ -21,6 +21,7 @@ def stochastic_cast(
     x:Tensor,          # Values; any shape, floating dtype
     dtype:torch.dtype, # bfloat16, float16 or a float8; beyond its largest number is that one
     *, generator:torch.Generator|None=None, seed:Tensor|None=None,
+    random_bits:int|None=None, # Of each toss, 1 to 23; None: 24, of float64 53
 )->Tensor:             # One of the two numbers of `dtype` around `x`; in `dtype`
     """A cast whose mean is `x` (arXiv:1502.02551). Raises TypeError for another dtype.
 
@@ -32,6 +33,7 @@ def stochastic_cast(
             global generator
         seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
             on every path
+        random_bits (int|None = None): Of each toss, 1 to 23; None: 24, of float64 53
 
     Returns:
         Tensor: One of the two numbers of `dtype` around `x`; in `dtype`
@@ -48,8 +50,10 @@ def stochastic_cast(
         got = dtype if isinstance(dtype, torch.dtype) else what_came(dtype)
         raise TypeError(f'{fn}: dtype must be one of torch.{names}, got {got}')
     check_random(x, generator, seed, fn)
+    if random_bits is not None: check_count(random_bits, fn, 'random_bits', 1, 23)
     wide = x.to(wide_dtype(x.dtype))
-    y = float_round(wide, dtype, stochastic_round, generator=generator, seed=seed)
+    y = float_round(wide, dtype, stochastic_round, generator=generator, seed=seed,
+        random_bits=random_bits)
     odd = wide if format_of(dtype, fn).infinities else torch.nan
     return torch.where(torch.isfinite(wide), y, odd).to(dtype)
 
@@ -128,7 +132,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         self.format = None if format is None else format_of(format, fn)
         _check_dtype(states, fn)
         check_callable(rounding, fn, 'rounding', 1, ['step'])
-        self.states,self.rounding = states,rounding
+        self.states,self.rounding,self.draws = states,rounding,takes_seed(rounding)
         self.seed = check_count(seed, fn, 'seed', -2**63, 2**63-1)
         self.at_once,self.iteration = check_count(at_once, fn, 'at_once', 1),0
         self.inner:Any = None
@@ -176,7 +180,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
 
     def _draws(self, i, part)->dict[str,Any]:
         "The seed of what is stored of parameter `i` now; nothing if the rounding takes none."
-        if self.rounding is not stochastic_round: return {}
+        if not self.draws: return {}
         return dict(seed=fold_in(self.now, i << 8 | part))
 
     def _cast(self, v, dtype, i, part):
@@ -185,7 +189,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
         if format is None: format = FORMAT_NAMES.get(dtype)
         if format is None: return v.to(dtype)
         y = float_round(v, format, self.rounding, **self._draws(i, part))
-        return torch.where(torch.isfinite(v), y, v).to(dtype)
+        y = torch.where(torch.isfinite(v), y, v).to(dtype)
+        if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
+        return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
 
     def _chunks(self):
         "Parameters that have a gradient with their numbers, some at a time."
@@ -199,20 +205,27 @@ class RoundedOptimizer(torch.optim.Optimizer):
             size += p.numel()
         if some: yield some
 
-    def _widen(self, p, grad):
-        "Hold `p`, its gradient and its states in float32."
+    def _widen(self, p):
+        "`p`, its gradient and its states in float32."
         wide = wide_dtype(p.dtype)
-        p.data = p.data.to(wide)
-        p.grad = grad.to(wide)
-        state = self.inner.state.get(p, {})
+        t = p.detach().to(wide)
+        t.grad = p.grad.to(wide)
+        if p in self.inner.state: state = self.inner.state[t] = self.inner.state.pop(p)
+        else: return t
         for k,v in state.items():
             if _is_state(v, p): state[k] = v.to(wide)
+        return t
 
-    def _store(self, i, p, kept):
-        "Back to what is kept, in the same memory."
-        kept.copy_(self._cast(p.data, kept.dtype, i, 0))
-        state = self.inner.state.get(p, {})
+    def _keep(self, p, t):
+        "The states of `t` are those of `p`."
+        if t in self.inner.state: self.inner.state[p] = self.inner.state.pop(t)
+
+    def _store(self, i, p, t):
+        "`t` is what `p` keeps, in the same memory."
+        if t.dtype != p.dtype or self.format is not None:
+            p.copy_(self._cast(t, p.dtype, i, 0))
         if self.states is None: return
+        state = self.inner.state.get(p, {})
         for part,(k,v) in enumerate(state.items(), 1):
             if _is_state(v, p): state[k] = self._cast(v, self.states, i, part)
 
@@ -244,25 +257,20 @@ class RoundedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad(): loss = closure()
         self.iteration += 1
         self.now = fold_in(torch.tensor(self.seed), self.iteration)
-        chunks = [*self._chunks()]
-        grads = [(p, p.grad) for some in chunks for _,p in some]
-        given = dict(zip([id(p) for p,_ in grads], [g for _,g in grads]))
-        for p,_ in grads: p.grad = None
-        try:
-            for some in chunks: self._step(some, given)
-        finally:
-            for p,g in grads: p.grad = g
+        for some in self._chunks(): self._step(some)
         return loss
 
-    def _step(self, some, given):
-        "A step for these, all others without a gradient."
-        kept = [(p, p.data) for _,p in some]
+    def _step(self, some):
+        "A step of these in float32, in their place; the optimizer sees no others."
+        held = [(g, g['params']) for g in self.inner.param_groups]
+        wide = {p: self._widen(p) for _,p in some}
         try:
-            for _,p in some: self._widen(p, given[id(p)])
+            for g,params in held: g['params'] = [wide[p] for p in params if p in wide]
             self.inner.step()
-            for (i,p),(_,t) in zip(some, kept): self._store(i, p, t)
         finally:
-            for p,t in kept: p.grad,p.data = None,t
+            for g,params in held: g['params'] = params
+            for p,t in wide.items(): self._keep(p, t)
+        for i,p in some: self._store(i, p, wide[p])
 
     def state_dict(self)->dict: # Of the optimizer, with what decides the draws
         """What a resume needs to go on bit for bit.
@@ -280,7 +288,10 @@ class RoundedOptimizer(torch.optim.Optimizer):
         """
         name = None if self.format is None else repr(self.format)
         own = dict(seed=self.seed, iteration=self.iteration, format=name, states=self.states)
-        return self.inner.state_dict() | dict(rounded=own)
+        state = self.inner.state_dict()
+        # in the groups too: the state dicts of torch.distributed.checkpoint keep those alone
+        groups = [g | dict(rounded=own) for g in state['param_groups']]
+        return state | dict(param_groups=groups, rounded=own)
 
     @torch.no_grad()
     def load_state_dict(self,
@@ -301,7 +312,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
             0
         """
         fn = type(self).__name__
-        own = state_dict.get('rounded') if isinstance(state_dict, dict) else None
+        given = state_dict if isinstance(state_dict, dict) else {}
+        groups = given.get('param_groups', ())
+        own = next((d['rounded'] for d in (given, *groups) if 'rounded' in d), None)
         if not isinstance(own, dict):
             raise ValueError(f'{fn}: state_dict must be one of {type(self).__name__}, got '
                 f'{what_came(state_dict)} without "rounded"')
@@ -310,7 +323,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
         for k,v in mine.items():
             if own.get(k) == v: continue
             raise ValueError(f'{fn}: state_dict has {k}={own.get(k)}, this one {v}')
-        of_inner = {k: v for k,v in state_dict.items() if k != 'rounded'}
+        def apart(d): return {k: v for k,v in d.items() if k != 'rounded'}
+        of_inner = apart(given) | dict(param_groups=[apart(g) for g in groups])
         self.inner.load_state_dict(of_inner)
         # torch casts states to the dtype of their parameter: they are put back as they were
         numbered = enumerate(p for g in self.inner.param_groups for p in g['params'])

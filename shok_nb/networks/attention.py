@@ -291,6 +291,9 @@ def _of_torchvision_again(m): m.__class__ = vars(m).pop('whole_class')
 
 def _of_torch_again(m):
     "This `Attention` is an `nn.MultiheadAttention`."
+    if any(hasattr(p, 'placements') for p in m.parameters()):
+        raise ValueError('remove_rounding_: an attention whose layers are sharded cannot be '
+            'put together; load its state into a model that is not')
     layers = [m._modules.pop(name) for name in _NAMES]
     m.__class__ = nn.MultiheadAttention
     same = m._qkv_same_embed_dim = m.kdim == m.embed_dim == m.vdim

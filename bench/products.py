@@ -1,0 +1,77 @@
+"""What low precision costs here: forward and backward of a rounded Linear beside those of float32, and a step of
+`RoundedOptimizer` beside that of torch's foreach AdamW.
+
+    .venv/bin/python bench/products.py
+
+bench/products.json holds a row for each recipe and way: the processor time of one thread over that of float32, the
+median of calls that take turns, and the milliseconds of both. What is done already is not done again; remove the file
+to measure anew."""
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault('OMP_NUM_THREADS', '1')               # before torch is imported
+import torch  # noqa: E402
+from jobs import run  # noqa: E402
+import shok_nb as R  # noqa: E402
+
+TABLE = Path(__file__).with_name('products.json')
+SIZE,CALLS = 1024,9
+COMPILED = 'mxfp8', 'nvfp4_nearest', 'nvfp4', 'quartet_ii'
+ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=.1)
+
+def raced(f, other):
+    "Median of the ratios of two calls that take turns, and the least milliseconds of each."
+    times = []
+    for i in range(CALLS+1):
+        pair = []
+        for call in (f, other):
+            begin = time.process_time()
+            call()
+            pair.append(1000*(time.process_time()-begin))
+        if i: times.append(pair)                            # the first is to warm up
+    ratios = sorted(a/b for a,b in times)
+    return ratios[len(ratios)//2],*map(min, zip(*times))
+
+def step_of(layer, compiled):
+    "Forward and backward of a batch."
+    g = torch.Generator().manual_seed(0)
+    x,slopes = (torch.randn(SIZE, SIZE, generator=g) for _ in range(2))
+    x.requires_grad_()
+    f = torch.compile(layer) if compiled else layer
+    return lambda: torch.autograd.grad(f(x), (x, layer.weight), slopes)
+
+def layers(recipe, compiled):
+    torch.manual_seed(0)
+    plain,low = (torch.nn.Linear(SIZE, SIZE, bias=False) for _ in range(2))
+    R.low_precision_(low, recipe)
+    return step_of(low, compiled),step_of(plain, compiled)
+
+def optimizers(dtype, states):
+    "A step of 16 matrices: parameters and gradients of `dtype`, beside foreach in float32."
+    def stepped(dtype, make):
+        g = torch.Generator().manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(512, 512, generator=g).to(dtype)) for _ in range(16)]
+        for p in params: p.grad = torch.randn(p.shape, generator=g).to(dtype)
+        return make(params).step
+    ours = partial(R.RoundedOptimizer, make=partial(ADAMW, foreach=True), states=states)
+    return stepped(dtype, ours),stepped(torch.float32, partial(ADAMW, foreach=True))
+
+STEPS = {'bfloat16 parameters': (torch.bfloat16, None), 'and states': (torch.bfloat16, torch.bfloat16),
+    'float32 parameters': (torch.float32, None)}
+
+def row_of(what, way):
+    "One race."
+    torch.set_num_threads(1)
+    pair = optimizers(*STEPS[what]) if way == 'step' else layers(what, way == 'compiled')
+    ratio,ours,plain = raced(*pair)
+    return dict(what=what, way=way, ratio=round(ratio, 2), ms=round(ours, 1), float32=round(plain, 1))
+
+def main():
+    "All rows that are not there yet, one at a time."
+    jobs = [(what, 'step') for what in STEPS] + [(recipe, 'eager') for recipe in R.RECIPES]
+    jobs += [(recipe, 'compiled') for recipe in COMPILED]
+    run(__doc__, TABLE, row_of, jobs, ('what', 'way'), workers=1, torch=torch.__version__.partition('+')[0])
+
+if __name__ == '__main__': main()
