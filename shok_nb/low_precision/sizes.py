@@ -25,8 +25,8 @@ from ..networks.flow import evaluating, first_line
 from ..networks.layers import makers_of
 from ..networks.models import check_batches
 from ..networks.report import LayerReport, names_in_words
-from ..nn import all_or_nothing
 from ..quantization.quantizer import Quantizer
+from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/40_sizes.ipynb #51e2000a
 class _Coded(NamedTuple):

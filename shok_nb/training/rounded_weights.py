@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from ..engine.arguments import check_callable, check_flag, check_model, what_came
-from ..engine.compat import forget_compiled
+from ..engine.compat import forget_compiled, look_for_buffers
 
 # %% ../../nbs/training/22_rounded_weights.ipynb #4890ae8d
 def _contents(v): return type(v)(v) if type(v) in (dict, OrderedDict, list, set) else v
@@ -294,6 +294,7 @@ def remove_rounding_(
             if again := vars(m).pop('whole_again', None):
                 again(m)
                 found.append(True)
+        for m in modules: look_for_buffers(m)
     if any(found): return model
     told = f'nothing rounds the weights or the inputs of a layer in {type(model).__name__}'
     raise ValueError(f'remove_rounding_: {told}')
