@@ -584,7 +584,7 @@ class _Rounded(nn.Module):
         self.whole_again = _plain_again
     def drawn_by(self, device):
         "The seeds of this call: of weights, and of what each process has for itself."
-        both = self.rounding_seed,self.rounding_count
+        both:Any = self.rounding_seed,self.rounding_count
         seed,count = (t.to_local() if hasattr(t, 'placements') else t for t in both)
         seed = fold_in(seed, count) if self.recipe.draws() else seed.clone()
         rank = self.rounding_rank

@@ -324,7 +324,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
             if own.get(k) == v: continue
             raise ValueError(f'{fn}: state_dict has {k}={own.get(k)}, this one {v}')
         def apart(d): return {k: v for k,v in d.items() if k != 'rounded'}
-        of_inner = apart(given) | dict(param_groups=[apart(g) for g in groups])
+        of_inner:Any = apart(given) | dict(param_groups=[apart(g) for g in groups])
         self.inner.load_state_dict(of_inner)
         # torch casts states to the dtype of their parameter: they are put back as they were
         numbered = enumerate(p for g in self.inner.param_groups for p in g['params'])
