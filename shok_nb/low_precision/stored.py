@@ -189,7 +189,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         if format is None: format = FORMAT_NAMES.get(dtype)
         if format is None: return v.to(dtype)
         y = float_round(v, format, self.rounding, **self._draws(i, part))
-        y = torch.where(torch.isfinite(v), y, v).to(dtype)
+        y:Any = torch.where(torch.isfinite(v), y, v).to(dtype)
         if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
         return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
 
