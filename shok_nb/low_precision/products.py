@@ -584,7 +584,7 @@ class _Rounded(nn.Module):
         self.whole_again = _plain_again
     def drawn_by(self, device):
         "The seeds of this call: of weights, and of what each process has for itself."
-        both = self.rounding_seed,self.rounding_count
+        both:Any = self.rounding_seed,self.rounding_count
         seed,count = (t.to_local() if hasattr(t, 'placements') else t for t in both)
         seed = fold_in(seed, count) if self.recipe.draws() else seed.clone()
         rank = self.rounding_rank
@@ -624,7 +624,8 @@ class _RoundedConvolution(_Rounded):
         none = [0]*(self.weight.ndim-2)
         return F.pad(x, self._reversed_padding_repeated_twice, mode),none
     def convolve(self, x, transposed, output_padding, padding):
-        for t in (x, self.weight):
+        both:Any = x,self.weight
+        for t in both:
             if not any(p.is_shard() for p in getattr(t, 'placements', ())): continue
             told = f'got a DTensor with {t.placements}; use fully_shard or DDP'
             kind = type(self).__name__
@@ -699,7 +700,7 @@ def _becomes(m, kind):
     if own is _class_of(m): m.__class__ = kind
     else:
         above = {k: v for k,v in vars(own).items() if k == '__deepcopy__'}
-        m.__class__ = type(own)('FSDP'+kind.__name__, (own.__bases__[0], kind), above)
+        m.__class__ = type('FSDP'+kind.__name__, (own.__bases__[0], kind), above)
 
 def _plain_again(m):
     "This layer is one of torch."

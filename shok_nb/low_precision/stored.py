@@ -189,7 +189,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         if format is None: format = FORMAT_NAMES.get(dtype)
         if format is None: return v.to(dtype)
         y = float_round(v, format, self.rounding, **self._draws(i, part))
-        y = torch.where(torch.isfinite(v), y, v).to(dtype)
+        y:Any = torch.where(torch.isfinite(v), y, v).to(dtype)
         if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
         return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
 
@@ -324,7 +324,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
             if own.get(k) == v: continue
             raise ValueError(f'{fn}: state_dict has {k}={own.get(k)}, this one {v}')
         def apart(d): return {k: v for k,v in d.items() if k != 'rounded'}
-        of_inner = apart(given) | dict(param_groups=[apart(g) for g in groups])
+        of_inner:Any = apart(given) | dict(param_groups=[apart(g) for g in groups])
         self.inner.load_state_dict(of_inner)
         # torch casts states to the dtype of their parameter: they are put back as they were
         numbered = enumerate(p for g in self.inner.param_groups for p in g['params'])
