@@ -82,7 +82,7 @@ def test_two_orders_that_are_one():
     "Inputs that fall in size already; twice the same would be twice the time."
     w,x = matrix(5, 12),correlated(100, 12)*torch.arange(30., 6., -2)
     largest,both = (R.gptq(w, x.mT@x, .3, bits=3, ordered=o) for o in (True, None))
-    assert torch.equal(largest, both) and len(_orders(x.mT@x, None)) == 1
+    assert torch.equal(largest, both) and len(_orders(x.mT@x, None, 'gptq')) == 1
 
 @pytest.mark.parametrize('rows, columns', [(3, 1), (1, 3), (4, 4)])
 def test_gptq_works_on_copies(rows, columns):

@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize
 from .integer_layers import IntegerLayer, unpack_int4
 from .runtime import check_path, without_traces
 from ..engine.arguments import check_input, check_model, installed
+from ..engine.parts import by_mode
 from ..grids.files import write_whole
 from ..networks.flow import evaluating, first_line, quietly
 from ..quantization.quantizer import Quantizer
@@ -369,13 +370,16 @@ class _Quant(nn.Module):
         self.register_buffer('zero', torch.zeros(()))
         self.register_buffer('bits', torch.tensor(float(bits)))
 
-    def forward(self, x):
-        if not torch.compiler.is_exporting():
-            return torch.clamp(torch.round(x/self.scale), self.low, self.high)*self.scale
-        numbers = x,self.scale,self.zero,self.bits
-        how:dict[str,Any] = dict(signed=self.signed, narrow=self.narrow, rounding_mode='ROUND')
-        return torch.onnx.ops.symbolic(f'{_DOMAIN}::Quant', numbers, how,
-            dtype=x.dtype, shape=x.shape, version=1)
+    def forward(self, x): return _quant(self, x)
+
+def _as_read(q, x): return torch.clamp(torch.round(x/q.scale), q.low, q.high)*q.scale
+
+def _as_written(q, x):
+    how:dict[str,Any] = dict(signed=q.signed, narrow=q.narrow, rounding_mode='ROUND')
+    return torch.onnx.ops.symbolic(f'{_DOMAIN}::Quant', (x, q.scale, q.zero, q.bits), how,
+        dtype=x.dtype, shape=x.shape, version=1)
+
+_quant = by_mode(_as_read, export=_as_written)
 
 def _not_in_qonnx(q, of_weight):
     "Why `Quant` cannot say what this quantizer does, or None."
