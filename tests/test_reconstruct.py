@@ -15,6 +15,7 @@ import shok_nb as R
 from shok_nb.post_training import reconstruct
 from shok_nb.post_training.closest import _orders, best_point, damped_gram, lattice_of
 from shok_nb.post_training.matrices import _attended, _of_cell, _of_recurrence, matrices_of, rows_of, weights_from
+from shok_nb.training import rounded_weights
 
 
 def correlated(rows, columns, seed=0, dtype=torch.float32):
@@ -695,7 +696,7 @@ def test_ranges_that_are_left_alone():
     assert [r.kind for r in rows] == ['input', 'Linear']*2 and all(r.after <= r.before for r in rows)
     floats,model,x = made('mlp', 4, 4)
     model.add_module('more', nn.Identity())
-    R.nn.quantize_input(model.more, model[0].input_quantizer)
+    rounded_weights.quantize_input(model.more, model[0].input_quantizer)
     row = R.reconstruct_(model, [x], teacher=floats, activations=True).rows[0]
     assert row.note.startswith('the float network has no such module') and math.isnan(row.after)
 

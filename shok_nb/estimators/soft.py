@@ -12,21 +12,24 @@ from torch import Tensor
 from ..engine.arguments import check_input
 from ..engine.parts import addcmul, is_followed, maths, saturate
 from ..engine.staircases import staircase
-def _small(dtype):
-    "Below this alpha a series is as accurate as the closed form, and in alpha more so."
-    return torch.finfo(dtype).eps**(1/6)
-
 def _large(dtype):
     "Above this alpha sinh(alpha) would overflow."
     return .9*math.log(torch.finfo(dtype).max)
 
+def _closed_range(dtype):
+    "Below it a series is as accurate as the closed form, and in alpha more so."
+    return torch.finfo(dtype).eps**(1/6),_large(dtype)
+
+_CLOSED = {d: _closed_range(d) for d in (torch.float32, torch.float64)}
+
 def _three(series, closed, large):
     "A rise with a formula for each range of alpha: a number takes one, a tensor all."
     def rise(q, a):
-        most = _large(q.dtype)
-        low,high = a < _small(q.dtype),a > most
         if not isinstance(a, Tensor):
-            return (series if low else large if high else closed)(q, a)
+            least,most = _CLOSED[q.dtype]
+            return (series if a < least else large if a > most else closed)(q, a)
+        least,most = _closed_range(q.dtype)
+        low,high = a < least,a > most
         # each with what is in its range, and a number where nothing of it is taken
         near = series(q, torch.where(low & (a >= 0), a, 0.))
         far = large(q, torch.where(high, a, most))
