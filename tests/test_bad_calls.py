@@ -93,6 +93,8 @@ BY_CALL = {
     'integer_layers.IntegerLayer layer': MODULES, 'design.integer_search start': kind('range'),
     'design.integer_search progress': MODULES | kind('gives_none gives_wide gives_word'),
     'demo.load path': kind('word empty five path'),
+    'entropy.code_entropy codes': kind('picture range parameters'), 'sizes.learn_bits_ calibrate': kind('tensors'),
+    'few_levels.xnor_weight sign': kind('layer'),
     **{f'replace.through_round {arg}': GIVES for arg in ('rounding', 'floor', 'ceil', 'trunc', 'sign')}}
 FUNCTIONS = ('f', 'rounding', 'loss', 'deployed', 'channel', 'integers', 'method')      # elementwise: a ReLU is one
 
