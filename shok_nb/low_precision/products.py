@@ -588,7 +588,9 @@ class _Rounded(nn.Module):
         seed,count = (t.to_local() if hasattr(t, 'placements') else t for t in both)
         seed = fold_in(seed, count) if self.recipe.draws() else seed.clone()
         rank = self.rounding_rank
-        return [s.to(device) for s in (seed, fold_in(seed, rank) if rank else seed)]
+        # two tensors: Dynamo gives a Function each tensor once
+        own = fold_in(seed, rank) if rank else seed.clone()
+        return [s.to(device) for s in (seed, own)]
     def product(self, f, x, w, *more):
         "`f` of two operands in the dtype that is asked for."
         dtype = _dtype_of(x)
