@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 import shok_nb as R
 
+pytestmark = pytest.mark.xdist_group('ranks')                  # in the process that has both started
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=.1)
 DRAWN = 'nvfp4','quartet_ii'
 
