@@ -106,7 +106,14 @@ def test_saved_when_compiled(group):
 # --- one kernel for each job
 def listed(): return [o for o in gc.get_objects() if type(o) is estimator]
 
-EARLY = listed()                          # before conftest.py hides them from the collector, and so from `listed`
+EARLY = []
+
+@pytest.fixture(scope='module', autouse=True)
+def early(old_objects_stay):
+    "Those that other files of tests have made: conftest.py hides them from the collector, and so from `listed`."
+    gc.unfreeze()
+    EARLY[:] = listed()
+    gc.freeze()
 
 def forget():
     for o in (*EARLY, *listed()): vars(o).get('kernels', {}).clear()    # Dynamo makes one without its insides
