@@ -172,13 +172,9 @@ def test_dynamic_shapes(group):
 TWICE = with_knobs(lambda r, f, k: k.learns and k.name in ('alpha', 'amplitude', 'rho', 'o') and f is r.f)
 TWICE += [pytest.param(*p.values, None, id=p.id) for p in variants(only=lambda r, f: f is r.f) + seeded()]
 
-@pytest.mark.slow
-@pytest.mark.parametrize('how', (dict(dynamic=True), {}), ids=('dynamic', 'by itself'))
-@grouped(TWICE)
-def test_two_in_a_graph_of_any_size(group, how):
+def check_two(group, **how):
     """Formulas that read pi and other numbers, twice in a graph, with a gradient, also of a knob: with `dynamic=True`
     Dynamo makes an input of each float of a module, which the second Function of a graph may not take."""
-    if not how: group = group[:2]                           # sizes that change are the same code for all
     knobs = [None if k is None else torch.tensor(k.default, requires_grad=True) for *_,k in group]
     learned = [v for v in knobs if v is not None]
     def of(f, k, v): return lambda x: f(f(2*x) if v is None else f(2*x, **{k.name: v}))
@@ -190,6 +186,16 @@ def test_two_in_a_graph_of_any_size(group, how):
         for (r,f,_),y,z in zip(group, ys, zs, strict=True): assert (same if on_grid(r, f) else near)(y, z), r.name
         for u,w in zip(us, ws, strict=True):
             assert torch.allclose(u, w, rtol=1e-4, atol=1e-5*w.abs().max(), equal_nan=True)
+
+@pytest.mark.slow
+@grouped(TWICE)
+def test_two_in_a_graph_of_any_size(group): check_two(group, dynamic=True)
+
+@pytest.mark.slow
+@grouped([p for p in TWICE if p.id in ('soft_round-alpha', 'arctan_spike-alpha')])
+def test_two_in_a_graph_of_sizes_met(group):
+    "Without `dynamic=True` numbers stay numbers, and what changes is the size."
+    check_two(group)
 
 @pytest.mark.parametrize('r, f', variants(lambda r: r.linear) + seeded())
 def test_second_derivatives(r, f):
