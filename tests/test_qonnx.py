@@ -92,6 +92,14 @@ def test_several_inputs(tmp_path):
     R.to_qonnx(model.eval(), xs, tmp_path/'m.onnx')
     assert torch.allclose(read(tmp_path/'m.onnx', *xs), model(*xs).detach(), rtol=1e-5, atol=1e-6)
 
+def test_a_weight_that_others_make_first(tmp_path):
+    "Weight normalization stores two tensors of which the quantizer's weight is made."
+    x = torch.randn(8, 4, generator=generator())
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+    R.quantize_model_(model, R.Quantizer(4, axis=0), R.Quantizer(8, signed=None), calibrate=[x])
+    R.to_qonnx(model.eval(), x, tmp_path/'m.onnx')
+    assert torch.allclose(read(tmp_path/'m.onnx', x), model(x).detach(), rtol=1e-5, atol=1e-6)
+
 def layer(*how, **kw):
     model = nn.Sequential(nn.Linear(4, 4))
     R.quantize_model_(model, *how, **kw)

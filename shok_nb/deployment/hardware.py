@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from .integer_layers import IntegerLayer, unpack_int4
 from .runtime import check_path, without_traces
 from ..engine.arguments import check_input, check_model, installed
@@ -394,12 +393,12 @@ def _not_in_qonnx(q, of_weight):
     known = low in (0, -high, -high-1) and not many & (many-1)
     return None if known else f'has the codes {low} to {high}'
 
-def _quant_of(q, name, w=None):
-    "The node of one quantizer; `w` is the weight that enters it."
-    why = _not_in_qonnx(q, w is not None)
+def _quant_of(q, name, ndim):
+    "The node of one quantizer; of a weight with so many dimensions, or None."
+    why = _not_in_qonnx(q, ndim is not None)
     if why: raise ValueError(f'to_qonnx: the quantizer {name} {why}')
-    shape = [1]*(0 if w is None else w.ndim)
-    if w is not None and q.axis is not None: shape[q.axis] = -1
+    shape = [1]*(ndim or 0)
+    if q.axis is not None: shape[q.axis] = -1
     return _Quant(q, shape)
 
 def _with_nodes(model):
@@ -407,13 +406,13 @@ def _with_nodes(model):
     made = copy.deepcopy(model).eval()
     if any(getattr(m, 'holds_codes', False) for m in made.modules()):
         raise ValueError('to_qonnx: the model holds codes; write it before deploy_')
-    lists = [m for m in made.modules() if isinstance(m, parametrize.ParametrizationList)]
-    weights = {id(q): m.original for m in lists for q in m}
+    dims = {id(q): getattr(m, w).ndim for m in made.modules()
+        for w,makers in getattr(m, 'parametrizations', {}).items() for q in makers}
     found = [(name, parent, key, q) for name,parent in made.named_modules()
         for key,q in parent._modules.items() if isinstance(q, Quantizer)]
     for name,parent,key,q in found:
         where = f'{name}.{key}' if name else key
-        parent._modules[key] = _quant_of(q, where, weights.get(id(q)))
+        parent._modules[key] = _quant_of(q, where, dims.get(id(q)))
     if found: return made
     raise ValueError('to_qonnx: nothing in the model is quantized; see quantize_model_')
 
