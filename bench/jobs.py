@@ -1,9 +1,17 @@
 """The jobs of a study: rows of a file of json, each made once, by two processes or as many as are wanted."""
 import argparse
 import json
+import os
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
+
+def names_of(page, ids):
+    "What these cells of a page define, its pictures unseen."
+    os.environ['MPLBACKEND'] = 'agg'
+    cells,found = {c['id']: ''.join(c['source']) for c in json.loads(page.read_text('utf-8'))['cells']},{}
+    for i in ids: exec(cells[i], found)
+    return found
 
 def run(told, table, row_of, jobs, fields, *, workers=2, **versions):
     """Make the rows that `table` lacks: `row_of(*job)` returns a dict whose `fields` are the job. Rows stand in the

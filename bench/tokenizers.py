@@ -5,7 +5,6 @@
 bench/tokenizers.json holds a row for each tokenizer and seed: the squared error on digits that were not trained on, and
 how the 256 codes are used. The network and its training are the page's own cells. What is done already is not done
 again, and two processes work. `make study` runs it too. It takes about five minutes."""
-import json
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 os.environ.setdefault('OMP_NUM_THREADS', '1')               # before torch is imported
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from jobs import run  # noqa: E402
+from jobs import names_of, run  # noqa: E402
 
 sys.path[:] = [p for p in sys.path if Path(p).resolve() != HERE]                # or this is `tokenizers`
 import torch  # noqa: E402
@@ -24,18 +23,10 @@ PAGE = Path(__file__).parents[1]/'nbs'/'quantization'/'60_tokenizers.ipynb'
 CELLS = 'imports','digits','autoencoder'                        # their ids
 SEEDS = range(1, 6)                                         # what was chosen by hand was chosen with seed 0
 
-def page():
-    "What the cells of the page define, its pictures unseen."
-    os.environ['MPLBACKEND'] = 'agg'
-    found = {}
-    cells = {c['id']: ''.join(c['source']) for c in json.loads(PAGE.read_text('utf-8'))['cells']}
-    for name in CELLS: exec(cells[name], found)
-    return found
-
 def row_of(kind, seed):
     "One training."
     torch.set_num_threads(1)
-    p = page()
+    p = names_of(PAGE, CELLS)
     begin = time.process_time()
     error,usage = p['measured'](p['train'](*p['KINDS'][kind], seed=seed))
     return dict(kind=kind, seed=seed, error=error, used=usage.used, perplexity=usage.perplexity,
@@ -43,7 +34,7 @@ def row_of(kind, seed):
 
 def main():
     "All rows that are not there yet."
-    jobs = [(kind, seed) for kind in page()['KINDS'] for seed in SEEDS]
+    jobs = [(kind, seed) for kind in names_of(PAGE, CELLS)['KINDS'] for seed in SEEDS]
     run(__doc__, TABLE, row_of, jobs, ('kind', 'seed'), torch=torch.__version__.partition('+')[0])
 
 if __name__ == '__main__': main()
