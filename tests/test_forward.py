@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from shok_nb import quantize_model_
-from shok_nb.networks.operations import _read, _rewrite, _Unread
+from shok_nb.networks.forwards import Unread
+from shok_nb.networks.operations import _read, _rewrite
 from shok_nb.nn import remove_rounding_
 
 FLAG = False
@@ -62,7 +63,7 @@ def refused(kind, why='.'):
     "Reading this forward ends with a reason, and nothing of the module is another then."
     block = kind().eval()
     before,was = state(block),random.getstate()
-    with pytest.raises(_Unread, match=why): _read(block, {'x': 0})
+    with pytest.raises(Unread, match=why): _read(block, {'x': 0})
     assert state(block) == before and random.getstate() == was and not block.training
 
 # --- contexts: torch's own, as a `with`, as a decorator, inside a function that the forward calls
@@ -242,7 +243,7 @@ def test_what_it_asks_is_asked_again(name, as_before):
     with torch.no_grad():
         wanted = block(x)
         try: _rewrite(block, {'x': 0})
-        except _Unread: assert 'forward' not in vars(block)
+        except Unread: assert 'forward' not in vars(block)
         assert torch.allclose(block(x), wanted, atol=1e-6)
         other = copy.deepcopy(block)
         assert torch.allclose(other(x), wanted, atol=1e-6)

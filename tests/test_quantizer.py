@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 from torch.utils.hooks import RemovableHandle
 from shok_nb.catalog import catalog
+from shok_nb.engine.report import LayerReport
 from shok_nb.estimators.soft import soft_round
 from shok_nb.estimators.ste import floor_ste
 from shok_nb.estimators.surrogates import clipped_round
 from shok_nb.networks import models
 from shok_nb.networks.models import quantize_model_
-from shok_nb.networks.report import LayerReport
 from shok_nb.nn import (
     FloorSTE,
     Rounding,

@@ -9,7 +9,7 @@ import torch
 from estimators import generator
 from torch import nn
 import shok_nb as R
-from shok_nb.networks.report import LayerReport
+from shok_nb.engine.report import LayerReport
 
 EVERY = {n: getattr(R, n) for n in R.__all__} | {f'nn.{n}': getattr(R.nn, n) for n in R.nn.__all__}
 EVERY = {n: inspect.signature(f) for n,f in EVERY.items() if callable(f)}

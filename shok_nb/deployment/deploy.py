@@ -43,6 +43,7 @@ from .weight_codes import (
 )
 from ..engine.arguments import check_flag, check_model
 from ..engine.compat import forget_compiled
+from ..engine.report import LayerReport
 from ..networks.flow import (
     NoFlow,
     call_of_example,
@@ -73,7 +74,6 @@ from ..networks.operations import (
     is_window_pool,
     operations_of,
 )
-from ..networks.report import LayerReport
 from ..quantization.quantizer import Quantizer
 
 # %% ../../nbs/deployment/10_deploy.ipynb #59a00010

@@ -28,13 +28,13 @@ from ..engine.arguments import (
 from ..engine.compat import in_backward
 from ..engine.pieces import wide_dtype
 from ..engine.random import fold_in, takes_seed, uniform_like
+from ..engine.report import LayerReport
 from ..estimators.ste import round_ste
 from ..estimators.stochastic import stochastic_round
 from ..grids.best import best_quantize
 from ..grids.blocks import mx_quantize, nvfp4_quantize
 from ..grids.floats import FloatFormat, float_round, format_of
 from ..networks.attention import attention_into_layers, attentions_in
-from ..networks.report import LayerReport
 from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570016

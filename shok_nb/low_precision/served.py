@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from ..engine.arguments import what_came
+from ..engine.report import LayerReport, names_in_words
 from ..grids.files import read_file, tensors_of
-from ..networks.report import LayerReport, names_in_words
 
 # %% ../../nbs/low_precision/30_served.ipynb #5e4d0011
 class Served(NamedTuple):

@@ -20,11 +20,11 @@ from ..engine.arguments import (
     check_model,
     what_came,
 )
+from ..engine.report import LayerReport, names_in_words
 from .entropy import code_entropy, soft_entropy
 from ..networks.flow import evaluating, first_line
 from ..networks.layers import makers_of
 from ..networks.models import check_batches
-from ..networks.report import LayerReport, names_in_words
 from ..quantization.quantizer import Quantizer
 from ..training.rounded_weights import all_or_nothing
 

@@ -28,6 +28,7 @@ from ..engine.arguments import (
     what_came,
 )
 from ..engine.pieces import wide_dtype
+from ..engine.report import LayerReport
 from .flow import batch_errors, call_of_batch, evaluating, feed
 from .foreign_layers import layers_taken_apart, take_apart
 from .layers import (
@@ -46,7 +47,6 @@ from .operations import (
     place_operations,
     prefixes_before,
 )
-from .report import LayerReport
 from ..quantization.calibrate import ColumnObserver, ValueObserver, mean_of_group
 from ..quantization.fake_quantize import code_range
 from ..quantization.quantizer import KNOWN_FORMATS, OWN_STATE, Quantizer, block_of

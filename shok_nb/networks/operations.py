@@ -6,19 +6,9 @@
 __all__ = ['Add', 'Multiply', 'Concatenate', 'Mean']
 
 # %% ../../nbs/networks/40_operations.ipynb #5ab00008
-import collections
-import copy
-import dis
-import enum
-import functools
-import importlib
 import inspect
 import itertools
 import operator
-import os
-import random
-import sys
-import types
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
@@ -28,6 +18,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from ..engine.arguments import check_count, what_came
 from .flow import NoFlow, evaluating, feed, flow_of, largest_gap, tensors_of
+from .forwards import (
+    Unread,
+    as_it_was,
+    lengths_in_state,
+    read_forward,
+    restore_forward,
+    write_forward,
+)
 from .layers import BATCH_NORMS, CONVOLUTIONS, as_pair
 
 # %% ../../nbs/networks/40_operations.ipynb #5ab0000a
@@ -179,93 +177,6 @@ class Mean(nn.Module):
         """
         return x.mean(self.dims, keepdim=True)
 
-# %% ../../nbs/networks/40_operations.ipynb #5ab0000c
-class _Reader(fx.Tracer):
-    "What a forward does with its first inputs, without looking into modules that it calls."
-    def __init__(self, inputs):
-        super().__init__()
-        self.given = inputs
-    def is_leaf_module(self, m, module_qualified_name): return True
-    def proxy(self, node): return _Value(node, self)
-    def create_args_for_root(self, root_fn, is_module, concrete_args=None):
-        def one(name): return self.create_proxy('placeholder', name, (), {})
-        def each(name, many): return [one(f'{name}_{i}') for i in range(many)]
-        inputs = [each(k, n) if n else one(k) for k,n in self.given.items()]
-        self.lists = [(v, [*v]) for v in inputs if type(v) is list]
-        return root_fn, [self.root, *inputs]
-    def lists_as_given(self):
-        return all([*map(id, v)] == [*map(id, was)] for v,was in self.lists)
-
-def _in_place(name):
-    "`+=` and others are nodes of their own; `fx.Proxy` takes them for `+`."
-    target = getattr(operator, name)
-    def method(x, y): return x.tracer.create_proxy('call_function', target, (x, y), {})
-    return method
-
-class _Value(fx.Proxy):
-    "A value of a forward that is traced, with the operators that write into it."
-    __iadd__,__imul__ = _in_place('iadd'),_in_place('imul')
-    __isub__,__itruediv__ = _in_place('isub'),_in_place('itruediv')
-
-class _Rewritten:
-    "A forward in which operations are layers; it is copied and pickled with its `owner`."
-    rewritten = True
-    def __init__(self, owner, inputs, asked, source, functions):
-        self.owner,self.inputs,self.asked = owner,inputs,asked
-        self.source,self.functions = source,functions
-        self.names = [*inputs]
-        self._compile()
-
-    def _compile(self):
-        known:dict[str,Any] = dict(self.functions, torch=torch)
-        exec(self.source, known)
-        self.run = known['forward']
-        self.holders = [importlib.import_module(m) if isinstance(m, str) else m
-            for m,*_ in self.asked]
-
-    def _check(self):
-        "Raises where an answer that the forward was read with is another now."
-        for holder,(_,path,was) in zip(self.holders, self.asked):
-            now = _answer(holder, path)
-            if _same_answer(now, was): continue
-            name = '.'.join(path)
-            told = f'was quantized when {name} was {was!r:.60}, now it is {now!r:.60}'
-            way = 'set it back, or quantize a model that has it'
-            raise RuntimeError(f'the forward of {type(self.owner).__name__} {told}: {way}')
-
-    def __call__(self, *args, **kwargs):
-        rest = self.names[len(args):]
-        if len(args) > len(self.names) or {*rest} != {*kwargs}:
-            got = ', '.join([f'{len(args)} by position', *kwargs])
-            told = f'was quantized for a call with {", ".join(self.names)}'
-            raise TypeError(f'the forward of {type(self.owner).__name__} {told}, got {got}')
-        self._check()
-        return self.run(self.owner, *self._each([*args, *[kwargs[n] for n in rest]]))
-
-    def _each(self, values):
-        "The tensors of an input; of a list all of its own, as many as there were."
-        for (name,many),v in zip(self.inputs.items(), values):
-            if not many: yield v
-            elif isinstance(v, (list, tuple)) and len(v) == many: yield from v
-            else:
-                got = f'a list of {len(v)}' if isinstance(v, list) else type(v).__name__
-                told = f'was quantized for a list of {many} as {name}, got {got}'
-                raise TypeError(f'the forward of {type(self.owner).__name__} {told}')
-
-    @property
-    def __signature__(self):
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return inspect.Signature([inspect.Parameter(n, kind) for n in self.names])
-
-    @property
-    def __code__(self): return self.run.__code__      # torch.export names inputs by it
-
-    def __getstate__(self):
-        return {k: v for k,v in vars(self).items() if k not in ('run', 'holders')}
-    def __setstate__(self, state):
-        vars(self).update(state)
-        self._compile()
-
 # %% ../../nbs/networks/40_operations.ipynb #5ab0000e
 def _of_two(node):
     "Does it combine two values of the graph, with no other argument?"
@@ -342,276 +253,7 @@ def _layer_for(node):
     make = _LAYER_OF.get(node.target)
     return make(node) if make else None
 
-# %% ../../nbs/networks/40_operations.ipynb #5e21a7c0
-class _Unread(ValueError):
-    "Why a forward is left as it is."
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_FIXED = (str, bytes, int, float, bool, complex, type(None), type(...), enum.Enum, torch.dtype,
-    torch.device, torch.layout, torch.memory_format, torch.Size)
-_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType,
-    types.MethodDescriptorType)
-_ABSENT,_LAYER = '(absent)','(a layer)'
-
-def _picture(v):
-    "A value as it is now: of lists, tuples, sets and dicts what they hold."
-    if type(v) is dict: return dict,[(k, _picture(w)) for k,w in v.items()]
-    if type(v) in (list, tuple): return type(v),[_picture(w) for w in v]
-    return (set, frozenset(v)) if type(v) is set else v
-
-def _is_known(v):
-    "Can it be remembered, as what it holds?"
-    if type(v) is dict: return all(map(_is_known, (*v.keys(), *v.values())))
-    if type(v) in (list, tuple, set, frozenset): return all(map(_is_known, v))
-    if isinstance(v, types.MethodType): return isinstance(v.__func__, types.FunctionType)
-    return isinstance(v, (*_FIXED, *_CODE, type, nn.Module))
-
-def _own_layers(modules):
-    "The names of what a module holds, but for operations that were put there."
-    return [k for k,m in modules.items() if not isinstance(m, _Operations)]
-
-def _answer(holder, path):
-    "What stands at the end of these names, as it is now."
-    for name in path: holder = getattr(holder, name, _ABSENT)
-    if path[-1] == '_modules': return _own_layers(holder)
-    return _LAYER if isinstance(holder, nn.Module) else _picture(holder)
-
-def _same_answer(a, b): return a is b or type(a) is type(b) and a == b
-
-@functools.lru_cache(256)
-def _instructions(code): return [*dis.get_instructions(code)]
-
-def _names_after(code, at):
-    "The names of attributes that are read one from the other after this instruction."
-    rest = (i for i in _instructions(code) if i.offset > at)
-    reads = itertools.takewhile(lambda i: i.opname in ('LOAD_ATTR', 'LOAD_METHOD'), rest)
-    return [i.argval for i in reads]
-
-class _Reads:
-    """What a forward reads that is no tensor while it is traced: attributes of its modules and
-    variables outside, with what they were."""
-    def __init__(self, owner):
-        self.owner,self.modules = owner,{*owner.modules()}
-        self.answers,self.held,self.tensors = {},[],[]
-
-    def __enter__(self):
-        watch = self
-        def ask(m, name):
-            try: value = object.__getattribute__(m, name)
-            except AttributeError:
-                watch.missing(m, name, sys._getframe(1))
-                raise
-            watch.found(m, name, value, sys._getframe(1))
-            return value
-        setattr(nn.Module, '__getattribute__', ask)
-        return self
-
-    def __exit__(self, *error):
-        delattr(nn.Module, '__getattribute__')
-        changed = [(v, was) for v,was,picture in self.held if _picture(v) != picture]
-        for v,was in changed:
-            v.clear()
-            v.extend(was) if isinstance(v, list) else v.update(was)
-        if changed: raise _Unread('writes to a list or a dict')
-        written = [(t, was) for t,version,was in self.tensors if t._version != version]
-        with torch.no_grad():
-            for t,was in written: t.copy_(was)
-        if written: raise _Unread('writes to its tensors')
-
-    def hold_tensor(self, t):
-        "So is what is written to a tensor that is no Parameter."
-        if isinstance(t, nn.Parameter) or t.is_inference(): return
-        self.tensors.append((t, t._version, t.detach().clone()))
-
-    def hold(self, v):
-        "What is written to this container, or to one in it, is found and taken back."
-        if isinstance(v, (dict, list, set)): self.held.append((v, copy.copy(v), _picture(v)))
-        if isinstance(v, (dict, list, tuple)):
-            for w in v.values() if isinstance(v, dict) else v: self.hold(w)
-
-    def remember(self, holder, path, value, names):
-        "The value that was read here, or what is read from it by these names."
-        names = [*names]
-        while names and not isinstance(value, nn.Module) and (
-                isinstance(value, type) or not _is_known(value)):
-            path = *path,names.pop(0)
-            value = getattr(value, path[-1], _ABSENT)
-        if isinstance(value, (*_CODE, type, *_NAMES_OF_TORCH)) and _is_known(value): return
-        outside = isinstance(holder, str)
-        if outside and isinstance(value, nn.Module) or not _is_known(value):
-            if isinstance(value, Tensor) and not outside and len(path) == 1:
-                return self.hold_tensor(value)
-            raise _Unread(f'reads {".".join(path)}, a {type(value).__name__}')
-        self.hold(value)
-        is_layer = isinstance(value, nn.Module)
-        self.answers[holder, path] = _LAYER if is_layer else _picture(value)
-
-    def found(self, m, name, value, frame):
-        "A module had this attribute."
-        if name == '_modules' and frame.f_code.co_filename.endswith('container.py'):
-            self.answers[m, (name,)] = _own_layers(value)
-        if not _is_theirs(frame) or name.startswith('__') and name != '__dict__': return
-        if name == 'training' and m is self.owner: return               # both are read
-        if name == 'training': raise _Unread('asks whether a module in it trains')
-        if name in _INSIDE: raise _Unread(f'reads {name}')
-        if m not in self.modules: raise _Unread(f'reads {name} of a module outside')
-        if isinstance(inspect.getattr_static(type(m), name, None), property): return
-        if isinstance(value, _CODE) and name in object.__getattribute__(m, '__dict__'):
-            self.answers[m, (name,)] = value
-        self.remember(m, (name,), value, _names_after(frame.f_code, frame.f_lasti))
-
-    def missing(self, m, name, frame):
-        "A module has this among its tensors and layers, or not at all."
-        if not _is_theirs(frame): return
-        own = object.__getattribute__(m, '__dict__')
-        held = [own.get(k, {}) for k in ('_parameters', '_buffers', '_modules')]
-        value = next((h[name] for h in held if name in h), _ABSENT)
-        if isinstance(value, Tensor): self.hold_tensor(value)
-        else: self.remember(m, (name,), value, ())
-
-_NAMES_OF_TORCH = torch.dtype,torch.layout,torch.memory_format
-_INSIDE = {'__dict__', *vars(nn.Module())} - {'training'}
-
-_LIBRARY = os.path.dirname(os.__file__) + os.sep
-_STANDARD = '<frozen ',*(_LIBRARY + f for f in os.listdir(_LIBRARY) if 'packages' not in f)
-
-@functools.lru_cache(None)
-def _writer(file):
-    "Whose code is in a file: torch's, of Python itself, or somebody's."
-    if file.startswith(_TORCH): return 'torch'
-    return 'Python' if file.startswith(_STANDARD) else 'somebody'
-
-def _of_torch(code): return _writer(code.co_filename) == 'torch'
-
-def _is_theirs(frame):
-    "Is this a frame of a forward or of what it calls, and not one of torch or ours?"
-    while _writer(frame.f_code.co_filename) == 'Python': frame = frame.f_back
-    return not _of_torch(frame.f_code) and frame.f_globals.get('__name__') != __name__
-
-# %% ../../nbs/networks/40_operations.ipynb #5e21a7c1
-_PURE = {len, isinstance, issubclass, getattr, hasattr, callable, iter, next, sum, max, min,
-    abs, any, all, sorted, round, divmod, pow, repr, format}
-_PURE_MODULES = '_operator','itertools','math'
-_ASKS = {'size', 'dim', 'numel', 'ndimension', 'is_floating_point'}
-_LOOKS = {'get', 'items', 'keys', 'values', 'index', 'count', 'copy'}
-_OF_CONTAINERS = ('__iter__', '__len__', '__getitem__', '__contains__', 'items', 'keys',
-    'values', '_get_abs_string_index')
-_CALLED = {('nn/functional.py', None), ('functional.py', None), ('nn/modules/utils.py', None),
-    ('_jit_internal.py', 'is_scripting'), ('nn/modules/module.py', '__getattr__'),
-    ('__init__.py', '_assert'), *(('nn/modules/container.py', k) for k in _OF_CONTAINERS)}
-_STORES = {'STORE_ATTR', 'DELETE_ATTR', 'STORE_GLOBAL', 'DELETE_GLOBAL'}
-
-class _Calls:
-    """What a forward calls and stores while it is traced. What a rewritten one would lose, or
-    do as it was done once, ends the reading before it happens."""
-    def __init__(self, asked):
-        self.asked,self.seen,self.pending = asked,set(),set()
-
-    def __enter__(self):
-        self.was = sys.getprofile()
-        sys.setprofile(self.event)
-        return self
-    def __exit__(self, *error): sys.setprofile(self.was)
-
-    def event(self, frame, event, arg):
-        if event == 'call': self.calls(frame)
-        elif event == 'c_call' and _is_theirs(frame): self.calls_c(arg)
-
-    def calls(self, frame):
-        "A function of Python is called."
-        code = frame.f_code
-        if _is_theirs(frame): return self.looks_into(frame, code)
-        if not _of_torch(code) or not _is_theirs(frame.f_back): return
-        where = code.co_filename[len(_TORCH):].replace(os.sep, '/')
-        if where.startswith('fx/') or {(where, None), (where, code.co_name)} & _CALLED: return
-        raise _Unread(f'calls {code.co_name} of torch')
-
-    def calls_c(self, f):
-        "A function of C is called."
-        of,name = getattr(f, '__self__', None),getattr(f, '__name__', '')
-        if isinstance(of, Tensor):
-            if name not in _ASKS: raise _Unread(f'computes {name} of a tensor that it has')
-        elif _is_of_torch(f): self.pending.add(f)
-        elif isinstance(of, (list, dict, set)):
-            ours = any(of is v for v,*_ in self.asked.held)
-            if ours and name not in _LOOKS: raise _Unread('writes to a list or a dict')
-        elif isinstance(of, (*_FIXED, tuple)) or name in ('__init__', '__new__'): return
-        elif getattr(f, '__module__', None) not in _PURE_MODULES and f not in _PURE:
-            raise _Unread(f'calls {name}')
-
-    def looks_into(self, frame, code):
-        "Somebody's code runs: what it stores, and what it reads that is no local variable."
-        made = code.co_name in ('__init__', '__post_init__', '__new__')
-        this = frame.f_locals.get('self')
-        if not made and not isinstance(this, (nn.Module, fx.Proxy, *_FIXED)):
-            raise _Unread(f'calls {code.co_name} of a {type(this).__name__}')
-        for name in code.co_freevars: self.closes_over(frame, name)
-        if code in self.seen: return
-        self.seen.add(code)
-        for i in _instructions(code):
-            outside = i.opname == 'STORE_DEREF' and i.argval in code.co_freevars
-            if outside or i.opname in _STORES and not made:
-                raise _Unread(f'writes to {i.argval}')
-            if i.opname == 'IMPORT_NAME': raise _Unread(f'imports {i.argval}')
-            if i.opname in ('LOAD_GLOBAL', 'LOAD_NAME') and i.argval in frame.f_globals:
-                known,names = frame.f_globals,_names_after(code, i.offset)
-                self.asked.remember(known['__name__'], (i.argval,), known[i.argval], names)
-
-    def closes_over(self, frame, name):
-        "A variable of a function around this one, which may change unless it is read too."
-        value,outer = frame.f_locals.get(name),frame.f_back
-        if name == '__class__' or isinstance(value, (*_CODE, type)): return
-        while _is_theirs(outer) or _of_torch(outer.f_code):
-            if name in outer.f_code.co_cellvars: return
-            outer = outer.f_back
-        raise _Unread(f'reads {name} of the function around it')
-
-    def in_graph(self, graph):
-        "What was called of torch is a node, and so no question such as `is_grad_enabled`."
-        others = self.pending - {n.target for n in graph.nodes if callable(n.target)}
-        if others: raise _Unread(f'calls {others.pop().__name__} of torch')
-
-def _is_of_torch(f):
-    of = getattr(f, '__self__', None)
-    known = getattr(f, '__module__', None),type(of).__module__,getattr(of, '__module__', None)
-    return any(f'{k}.'.startswith('torch.') for k in known)
-
 # %% ../../nbs/networks/40_operations.ipynb #9544a2ca
-def _read(owner, inputs):
-    "The graph of a forward, and what it asked; raises whatever reading it raises."
-    _check_plain(type(owner).forward)
-    graphs,answers,was,before = [],{},owner.training,{**vars(owner)}
-    try:
-        for owner.training in (True, False):
-            reader = _Reader(inputs)
-            with _Reads(owner) as asked, _Calls(asked) as done: graph = reader.trace(owner)
-            done.in_graph(graph)
-            if not reader.lists_as_given(): raise _Unread('changes a list that it is given')
-            graphs.append(graph)
-            answers |= asked.answers
-    finally:
-        owner.training = was
-        for k in {*vars(owner)} - {*before}: delattr(owner, k)       # constants of torch.fx
-    if graphs[0].python_code('self').src != graphs[1].python_code('self').src:
-        raise _Unread('differs in training')
-    if any(n.op == 'get_attr' and not _has(owner, n.target) for n in graphs[0].nodes):
-        raise _Unread('makes tensors')
-    _check_writes(owner, graphs[0])
-    called = {_place_of(owner, n.target) for n in graphs[0].nodes if n.op == 'call_module'}
-    return graphs[0],[(*k, v) for k,v in answers.items() if k not in called]
-
-def _place_of(owner, target):
-    path,_,name = target.rpartition('.')
-    return owner.get_submodule(path),(name,)
-
-def _check_plain(forward):
-    "Raises for a forward that torch has wrapped, or whose defaults can change."
-    if not isinstance(forward, types.FunctionType): raise _Unread('is no plain function')
-    if _of_torch(forward.__code__): raise _Unread('is one of torch')
-    given = *(forward.__defaults__ or ()),*(forward.__kwdefaults__ or {}).values()
-    if not all(isinstance(v, (*_FIXED, *_CODE, type)) for v in given):
-        raise _Unread('has defaults that can change')
-
 _SAME_MEMORY = {operator.getitem, torch.flatten, torch.reshape, torch.transpose, torch.permute,
     torch.squeeze, torch.unsqueeze, torch.chunk, torch.split, F.dropout, 'view', 'reshape',
     'transpose', 'permute', 'flatten', 'squeeze', 'unsqueeze', 'contiguous', 'expand', 't',
@@ -644,40 +286,20 @@ def _check_writes(owner, graph):
         if not _writes_over(node) or not isinstance(node.args[0], fx.Node): continue
         below,x = node,node.args[0]
         while True:
-            if x.op == 'get_attr': raise _Unread('writes to its tensors')
+            if x.op == 'get_attr': raise Unread('writes to its tensors')
             others = [u for u in x.users if u is not below]
             read = any(order[u] > order[node] or _may_share(owner, u) for u in others)
             new = _layer_for(node) is not None
             if new and x.op == 'placeholder' or read and (new or node.target in _INTO):
-                raise _Unread('writes over a value that others may read')
+                raise Unread('writes over a value that others may read')
             if not _may_share(owner, x): break
             below,x = x,x.all_input_nodes[0]
 
-def _has(owner, path):
-    "Does a module have a tensor of this name?"
-    try: return isinstance(functools.reduce(getattr, path.split('.'), owner), Tensor)
-    except AttributeError: return False
-
-class _Operations(nn.ModuleDict):
-    "The operations of a forward. A state says of which inputs that is a function."
-    def __init__(self, made, inputs):
-        super().__init__(made)
-        self.given = [*inputs.values()]
-    def _get_name(self): return 'Operations'
-    def get_extra_state(self):
-        return torch.tensor(self.given if any(self.given) else len(self.given))
-    def set_extra_state(self, state):
-        given = _lengths(state)
-        if given == self.given: return
-        told = f'of {len(given)} inputs, this one has {len(self.given)}'
-        if len(given) == len(self.given): told = 'that was given other lists'
-        raise RuntimeError(f'quantize_model_: the state is of a forward {told}')
-
-def _lengths(state):
-    "Of each input of a forward: the length of a list, or 0 for a Tensor."
-    return state.tolist() if state.ndim else [0]*int(state)
-
-_KNOWN = 'torch', 'device', 'inf', 'nan', 'NoneType', 'fx_pytree', 'pytree'
+def _read(owner, inputs):
+    "The graph of a forward that may be rewritten, and what it asked; or raises."
+    graph,asked = read_forward(owner, inputs)
+    _check_writes(owner, graph)
+    return graph,asked
 
 def _rewrite(owner, inputs, keep=None):
     "Operations become layers, all or those to keep. Are there any?"
@@ -697,17 +319,8 @@ def _rewrite(owner, inputs, keep=None):
                 new = graph.call_method('squeeze', (new, layer.dims))
         node.replace_all_uses_with(new)
         graph.erase_node(node)
-    if not made: return False
-    code = graph.python_code('self')
-    functions = {k: v for k,v in code.globals.items() if k not in _KNOWN}
-    owner.operations = _Operations(made, inputs).train(owner.training)
-    owner.forward = _Rewritten(owner, inputs, asked, code.src, functions)
-    return True
-
-def _restore(owner):
-    "The forward of its class again."
-    if not getattr(vars(owner).get('forward'), 'rewritten', False): return
-    del owner.forward, owner.operations
+    if made: write_forward(owner, inputs, graph, asked, made)
+    return bool(made)
 
 # %% ../../nbs/networks/40_operations.ipynb #5ab00012
 def is_global_pool(m):
@@ -832,7 +445,7 @@ def _why_left(m, readers):
     "Why a forward that has operations is not rewritten."
     if m not in readers: return 'is given other than tensors, or differs from call to call'
     try: _read(m, readers[m])
-    except _Unread as e: return str(e)
+    except Unread as e: return str(e)
     except Exception as e: return f'cannot be traced: {str(e).splitlines()[0]:.80}'
     return 'computes something else when it is traced'
 
@@ -948,7 +561,7 @@ def _read_right(model, example, owners, before):
         try: after = _run_watched(model, example, [], None)
         except READING_ERRORS: return False
         finally:
-            for m in done: _restore(m)
+            for m in done: restore_forward(m)
         return all(largest_gap(a, b) <= 1e-5 for a,b in zip(after, before))
     def of(kinds): return {m: inputs for m,inputs in owners.items() if type(m) in kinds}
     if right(owners): return owners
@@ -989,69 +602,6 @@ def _kept(model, owners, chosen):
         if m in owners: keep.setdefault(m, set()).add(name)
     return keep
 
-# %% ../../nbs/networks/40_operations.ipynb #5e21a7c2
-_HOLDS = (dict, list, set, collections.OrderedDict, collections.defaultdict,
-    collections.Counter, collections.deque)
-
-def _containers(v, seen=()):
-    "The lists, dicts and sets in a value, each once."
-    if id(v) in seen or type(v) not in (*_HOLDS, tuple): return
-    if type(v) is not tuple: yield v
-    if isinstance(v, set): return
-    for w in [*_values(v)]: yield from _containers(w, (*seen, id(v)))
-
-def _as_ids(v):
-    "What a container holds, to be compared with what it holds later."
-    return [*map(id, v), *map(id, v.values())] if isinstance(v, dict) else [*map(id, v)]
-
-def _held(model):
-    "The containers that hold the state of a model: of its modules and of objects in them."
-    for m in model.modules():
-        yield m._buffers
-        for k,v in [*vars(m).items()]:
-            if k in _INSIDE: continue
-            yield from _containers(v)
-            if hasattr(v, '__dict__') and not isinstance(v, (*_CODE, type, Tensor, nn.Module)):
-                yield vars(v)
-                yield from _containers(vars(v))
-
-@contextmanager
-def _random_as_it_was():
-    "The numbers of `random`, of numpy if it is loaded, and of torch go on as they would have."
-    plain,of_numpy = random.getstate(),getattr(sys.modules.get('numpy'), 'random', None)
-    was = of_numpy and of_numpy.get_state()
-    try:
-        with torch.random.fork_rng(): yield
-    finally:
-        random.setstate(plain)
-        if of_numpy: of_numpy.set_state(was)
-
-@contextmanager
-def _as_it_was(model):
-    "What forwards write to a model and to the lists and objects in it is taken back."
-    held = {id(v): (v, copy.copy(v)) for v in _held(model)}
-    own = [(m, {k: v for k,v in vars(m).items() if k not in _INSIDE}) for m in model.modules()]
-    tensors = {id(t): t for v,_ in held.values() for t in _values(v) if isinstance(t, Tensor)}
-    tensors |= {id(t): t for _,v in own for t in v.values() if isinstance(t, Tensor)}
-    kept = [(t, t._version, t.detach().clone()) for t in tensors.values()
-        if not t.is_inference()]
-    try:
-        with _random_as_it_was(): yield
-    finally:
-        for v,was in held.values():
-            if _as_ids(v) == _as_ids(was): continue
-            v.clear()
-            v.extend(was) if isinstance(v, (list, collections.deque)) else v.update(was)
-        for m,was in own:
-            mine = vars(m)
-            for k in {*mine} - {*was, *_INSIDE, 'forward'}: del mine[k]
-            mine.update(was)
-        with torch.no_grad():
-            for t,version,was in kept:
-                if t._version != version: t.copy_(was)
-
-def _values(v): return v.values() if isinstance(v, dict) else v
-
 # %% ../../nbs/networks/40_operations.ipynb #40ac9358
 @contextmanager
 def _none_writes(model):
@@ -1064,7 +614,7 @@ def _none_writes(model):
 
 def place_operations(model, example, layers):
     "Rewrite the forwards whose operations are to be quantized; what has been found."
-    with _as_it_was(model):
+    with as_it_was(model):
         try: readers,out,operate = _readers(model, example)
         except TypeError: return OperationSites()         # outputs that cannot be looked into
         owners = _read_right(model, example, readers, out)
@@ -1072,7 +622,7 @@ def place_operations(model, example, layers):
         with _none_writes(model) as writing:
             try: chosen,groups = _chosen(model, example, [*layers.values()])
             finally:
-                for m in done: _restore(m)
+                for m in done: restore_forward(m)
         names = module_names(model)
         left = {names[m]: _why_left(m, readers) for m in operate if m not in done}
     _rewritten(owners, _kept(model, owners, chosen))
@@ -1102,7 +652,7 @@ def place_named_operations(model, state, prefix, sites):
         m,known = module_named(model, path.rstrip('.')),_path(path.rstrip('.'), 'operations.')
         if m is None or not _readable(m): continue
         keep = {s[len(known):].partition('.')[0] for s in sites if s.startswith(known)}
-        lengths = _lengths(state[f'{prefix}{known}_extra_state'])
+        lengths = lengths_in_state(state[f'{prefix}{known}_extra_state'])
         names = _first_names(m, len(lengths))
         _rewritten({m: dict(zip(names, lengths))}, {m: keep})
     named,found = {module_named(model, s) for s in sites},operations_of(model)

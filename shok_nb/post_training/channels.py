@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_arg
 from torch.overrides import TorchFunctionMode
 from ..engine.compat import forget_compiled
+from ..engine.report import LayerReport
 from ..networks.flow import (
     PARTING,
     NoFlow,
@@ -50,7 +51,6 @@ from ..networks.layers import (
     own_part,
 )
 from ..networks.models import checked_batch, weight_maker
-from ..networks.report import LayerReport
 from ..quantization.quantizer import Quantizer
 
 # %% ../../nbs/post_training/40_channels.ipynb #610718c1

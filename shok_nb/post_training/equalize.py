@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from ..engine.arguments import check_choice, check_knob, check_model
 from ..engine.pieces import wide_dtype
+from ..engine.report import LayerReport, names_in_words
 from ..networks.flow import call_of_example, evaluating, largest_gap, norm_behind
 from ..networks.layers import LINEAR, TRANSPOSED, is_foldable_norm, is_layer
 from ..networks.models import check_batches, checked_batch, first_of
-from ..networks.report import LayerReport, names_in_words
 from .channels import (
     Equalized,
     Undo,

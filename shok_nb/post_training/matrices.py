@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import rnn
+from ..engine.report import names_in_words
 from ..networks.layers import (
     CELLS,
     LINEAR,
@@ -22,7 +23,6 @@ from ..networks.layers import (
     makers_of,
     own_part,
 )
-from ..networks.report import names_in_words
 from ..quantization.quantizer import Quantizer
 from ..training.rounded_weights import is_rounded, tied_weights
 

@@ -25,6 +25,7 @@ from ..engine.arguments import (
 )
 from ..engine.compat import forget_compiled
 from ..engine.pieces import wide_dtype
+from ..engine.report import LayerReport
 from ..networks.flow import (
     batch_errors,
     check_steady,
@@ -36,7 +37,6 @@ from ..networks.foreign_layers import take_apart
 from ..networks.layers import CELLS
 from ..networks.models import check_batches, checked_batch
 from ..networks.operations import module_named
-from ..networks.report import LayerReport
 from ..nn import remove_rounding_
 from .closest import coordinate_descent, damped_gram, gptq
 from .matrices import (

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.fx.node import map_arg
 from ..engine.arguments import check_callable, check_choice, check_count, check_model
+from ..engine.report import LayerReport, names_in_words
 from ..networks.flow import call_of_example, here_op, packet
 from ..networks.layers import channel_axis, is_layer
 from ..networks.models import weight_maker
-from ..networks.report import LayerReport, names_in_words
 from .channels import (
     CASTS,
     Equalized,
