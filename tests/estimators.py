@@ -141,6 +141,22 @@ def slopes(g, x, n):
 
 def on_grid(r, f): return r.on_grid or getattr(f, 'keywords', {}).get('hard', False)
 
+def check_every_mode(f, *ts, rtol=1e-5, atol=1e-5):
+    """Eager mode's gradients of `f(*ts)` come from `func.grad`, the compiled gradient, the gradient of compiled code
+    and forward mode too; its value from a program that was exported."""
+    close = partial(torch.allclose, rtol=rtol, atol=atol)
+    def loss(*ts):
+        y = f(*ts)
+        return (y*torch.arange(y.numel(), dtype=y.dtype).view(y.shape)).sum()
+    def slopes(loss): return back(loss, *ts, materialize_grads=True)[1:]       # a knob may learn nothing
+    want,g = slopes(loss),torch.func.grad(loss, tuple(range(len(ts))))
+    for got in (g(*ts), torch.compile(g, backend='eager', fullgraph=True)(*ts),
+            slopes(torch.compile(loss, backend='aot_eager', fullgraph=True))): assert all(map(close, got, want))
+    for i in range(len(ts)):
+        tangents = tuple(torch.ones_like(t) if i == j else torch.zeros_like(t) for j,t in enumerate(ts))
+        assert close(torch.func.jvp(loss, ts, tangents)[1], want[i].sum())
+    assert close(torch.export.export(Calls(f), ts).module()(*ts), f(*ts))
+
 class Calls(torch.nn.Module):
     "A function as a module, which is what an exporter takes."
     def __init__(self, f):

@@ -4,7 +4,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from estimators import FLOATS, Calls, back, generator
+from estimators import FLOATS, back, check_every_mode, generator
 import shok_nb as R
 from shok_nb.catalog import catalog
 
@@ -175,18 +175,9 @@ FS = dict(twn=R.ternary_weight, absmean=partial(R.ternary_weight, rule='absmean'
 @pytest.mark.slow
 @pytest.mark.parametrize('name', FS)
 def test_transforms(name):
-    "The gradient of eager mode under func.grad, compiled, and in forward mode; vmap and export give its value."
     f,w = FS[name],normal(6, 5, dtype=torch.float32)
-    weights = torch.arange(30.).view(6, 5)
-    def loss(w): return (f(w)*weights).sum()
-    want = back(loss, w)[1]
-    same = partial(torch.allclose, rtol=1e-5, atol=1e-5)
-    g = torch.func.grad(loss)
-    assert same(g(w), want) and same(torch.compile(g, backend='eager', fullgraph=True)(w), want)
-    assert same(back(torch.compile(loss, backend='aot_eager', fullgraph=True), w)[1], want)
-    assert same(torch.func.jvp(loss, (w,), (torch.ones_like(w),))[1], want.sum())
-    assert same(torch.vmap(f)(torch.stack([w, 3*w]))[1], f(3*w))
-    assert same(torch.export.export(Calls(f), (w,)).module()(w), f(w))
+    check_every_mode(f, w)
+    assert torch.allclose(torch.vmap(f)(torch.stack([w, 3*w]))[1], f(3*w), rtol=1e-5, atol=1e-5)
 
 # --- the rule as a calibration
 def test_absmean_quantizer():

@@ -4,7 +4,7 @@ import math
 from functools import partial
 import pytest
 import torch
-from estimators import FLOATS, Calls, back, generator
+from estimators import FLOATS, back, check_every_mode, generator
 from shok_nb import NF4, apot_levels, levels_round, levels_softmax
 from shok_nb.engine.random import uniform_like
 
@@ -124,22 +124,11 @@ FS = dict(soft=levels_softmax, hard=partial(levels_softmax, hard=True), rows=lam
 @pytest.mark.slow
 @pytest.mark.parametrize('name', FS)
 def test_transforms(name):
-    "Eager mode's value and gradients, compiled, under func.grad, in forward mode; vmap and export give its value."
     f = FS[name]
     x,levels,t = normal(4, 6).float(),torch.tensor([-1., -.2, .3, 1.]),torch.tensor(.2)
-    weights = torch.arange(24.).view(4, 6)
-    def loss(*a): return (f(*a)*weights).sum()
-    want = back(loss, x, levels, t)[1:]
-    same = partial(torch.allclose, rtol=1e-4, atol=1e-4)
-    g = torch.func.grad(loss, (0, 1, 2))
-    assert all(map(same, g(x, levels, t), want))
-    assert all(map(same, torch.compile(g, backend='eager', fullgraph=True)(x, levels, t), want))
+    check_every_mode(f, x, levels, t, rtol=1e-4, atol=1e-4)
     compiled = torch.compile(f, backend='inductor', fullgraph=True)(x, levels, t)
-    assert same(compiled, f(x, levels, t))
-    assert all(map(same, back(torch.compile(loss, backend='aot_eager', fullgraph=True), x, levels, t)[1:], want))
-    for i in range(3):
-        knobs = x,levels,t
-        tangents = [torch.ones_like(k) if i == j else torch.zeros_like(k) for j,k in enumerate(knobs)]
-        assert same(torch.func.jvp(loss, knobs, tuple(tangents))[1], want[i].sum())
-    if name != 'noise': assert same(torch.vmap(lambda x: f(x, levels, t))(torch.stack([x, 2*x]))[1], f(2*x, levels, t))
-    assert same(torch.export.export(Calls(f), (x, levels, t)).module()(x, levels, t), f(x, levels, t))
+    assert torch.allclose(compiled, f(x, levels, t), rtol=1e-4, atol=1e-4)
+    if name == 'noise': return
+    many = torch.vmap(lambda x: f(x, levels, t))(torch.stack([x, 2*x]))
+    assert torch.allclose(many[1], f(2*x, levels, t), rtol=1e-4, atol=1e-4)

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from estimators import FLOATS, Calls, back, generator
+from estimators import FLOATS, back, check_every_mode, generator
 from shok_nb.estimators.soft import soft_round
 from shok_nb.estimators.ste import floor_ste, round_ste
 from shok_nb.quantization.fake_quantize import (
@@ -348,23 +348,10 @@ FS = dict(
 @pytest.mark.slow
 @pytest.mark.parametrize('name', FS)
 def test_transforms(name):
-    """The gradient of eager mode under func.grad, compiled, compiled func.grad and forward
-    mode; vmap and export give its value."""
     x,s,z = torch.linspace(-3, 3, 24),torch.tensor(.3),torch.tensor(1.)
     def f(x, s, z): return FS[name](x, s, z, 3)
-    def loss(*a): return (f(*a)*torch.arange(24.)).sum()
-    def grad(loss): return back(loss, x, s, z, materialize_grads=True)[1:]
-    want = grad(loss)                                                # under 'ste' the zero point learns nothing
-    g = torch.func.grad(loss, (0, 1, 2))
-    same = partial(torch.allclose, rtol=1e-5, atol=1e-4)
-    assert all(map(same, g(x, s, z), want))
-    assert all(map(same, torch.compile(g, backend='eager', fullgraph=True)(x, s, z), want))
-    assert all(map(same, grad(torch.compile(loss, backend='aot_eager', fullgraph=True)), want))
-    for i in range(3):
-        tangents = [torch.ones_like(t) if i == j else torch.zeros_like(t) for j,t in enumerate((x, s, z))]
-        assert same(torch.func.jvp(loss, (x, s, z), tuple(tangents))[1], want[i].sum())
+    check_every_mode(f, x, s, z, atol=1e-4)
     if name != 'lsq': assert torch.equal(torch.vmap(lambda t: f(t, s, z))(x.view(6, 4)).flatten(), f(x, s, z))
-    assert same(torch.export.export(Calls(f), (x, s, z)).module()(x, s, z), f(x, s, z))
 
 # --- errors
 def test_no_more_than_24_bits():

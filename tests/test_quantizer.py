@@ -187,6 +187,12 @@ def test_codes_are_values(kind):
     inside = (codes > low) & (codes < high)
     assert ((q(W)-W).abs() <= scale.expand_as(v).reshape(W.shape)*.5001)[inside].all()
 
+def test_codes_of_a_format_in_float64():
+    "A value that only float64 tells from a tie has the code of what evaluation gives."
+    q = Quantizer(format='e4m3').eval().set_grid_(1.)
+    x = torch.tensor([1.0625, 1.0625 + 1e-12], dtype=torch.float64)
+    assert q(x).tolist() == [1., 1.125] and torch.equal(q.to_codes(x).double(), q(x))
+
 @kinds
 def test_round_trips(kind):
     q = Quantizer(**dict(bits=4) | kind).calibrate_(W)

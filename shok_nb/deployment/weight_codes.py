@@ -40,30 +40,28 @@ def _kind_of_codes(low, high):
     return torch.uint8 if 0 <= low and high <= 255 else torch.int32
 
 def _stored(m, layer, name, pack):
-    "Codes and a `Dequantize` for a weight, and the kind of the codes; or None and why not."
+    """What stands for a weight of a layer if it gives exactly the value of the quantizer, and
+    the kind of its codes; or None and why not."""
     q = weight_quantizer(m, name)
     w,value = quantized_weight(m, name)
     if not w.isfinite().all(): return None,'floats: a weight that is no finite number'
-    if q.format: return _stored_format(m, q, f'{layer}.{name}', w, value, pack)
-    codes = q.to_codes(w)
-    scale,code = q.grid()
-    low,high = q.range()
-    small = pack and low >= -8 and high <= 7
-    kind = _kind_of_codes(low, high)
-    stored = pack_int4(codes) if small else codes.to(kind)
-    packed = tuple(codes.shape) if small else None
-    if code is not None: code = code.to(kind)
-    how = dict(axis=q.axis, block=q.block, packed=packed, dtype=value.dtype)
-    weight = Dequantize(scale, code, **how)
-    made = _in_place(m, f'{layer}.{name}', weight, stored, value)
-    return made,'int4' if small else str(kind).removeprefix('torch.')
-
-def _in_place(m, place, weight, codes, value):
-    "What stands for a weight of a layer, if it gives exactly the value of the quantizer."
+    codes,how,word = (_of_format if q.format else _of_integers)(q, w, pack)
+    if codes is None: return None,word
+    weight = Dequantize(**how, dtype=value.dtype)
     if not alike(weight(codes), value):
-        raise Differs(f'{place} has other codes than its quantizer')
-    return WeightCodes([weight.train(m.training)], nn.Parameter(codes, requires_grad=False),
-        unsafe=True)
+        raise Differs(f'{layer}.{name} has other codes than its quantizer')
+    kept = nn.Parameter(codes, requires_grad=False)
+    return WeightCodes([weight.train(m.training)], kept, unsafe=True),word
+
+def _of_integers(q, w, pack):
+    "The codes of a weight, the arguments of `Dequantize`, and the kind of codes in a word."
+    codes,(scale,code),(low,high) = q.to_codes(w),q.grid(),q.range()
+    kind = _kind_of_codes(low, high)
+    if code is not None: code = code.to(kind)
+    how = dict(scale=scale, zero_point=code, axis=q.axis, block=q.block)
+    if not (pack and low >= -8 and high <= 7):
+        return codes.to(kind),how,str(kind).removeprefix('torch.')
+    return pack_int4(codes),how | dict(packed=tuple(codes.shape)),'int4'
 
 # %% ../../nbs/deployment/17_weight_codes.ipynb #4c899b31
 _mx8 = MXGrid(element=grid_of(FORMATS['e4m3']), format=FORMATS['e4m3'], block=32,
@@ -81,10 +79,7 @@ def _of_blocks(q, w):
 
 def _of_numbers(q, w):
     "The same for a format with a scale for all, for each channel or for each block."
-    v,scale = q.kind.blocks(w).to(wide_dtype(w.dtype)),q.grid()[0].detach()
-    v = v/q.kind.beside(scale, v).to(v.dtype)
-    v = q.kind.points(v)
-    return v.reshape(w.shape),dict(scale=scale, axis=q.axis, block=q.block)
+    return q.kind.numbers_of(q, w),dict(scale=q.grid()[0].detach(), axis=q.axis, block=q.block)
 
 def _at_level(numbers, format, pack):
     "Which of its 16 levels each number is, and the levels."
@@ -95,20 +90,17 @@ def _at_level(numbers, format, pack):
     kept = dict(levels=levels, packed=tuple(at.shape))
     return pack_int4((at.to(torch.int8) ^ 8) - 8),kept
 
-def _stored_format(m, q, place, w, value, pack):
-    "The same for a format: numbers of torch's dtype, or 4 bits that say which of 16 levels."
+def _of_format(q, w, pack):
+    """As `_of_integers`, for a format: numbers of torch's dtype, or 4 bits that say which of
+    16 levels. None where it has neither."""
     kind,dtype = q.format,dtype_of(q.format)
     if dtype is None and kind not in (*_GRIDS, *_HALF_A_BYTE):
-        return None,f'floats on the grid of {kind}'
+        return None,{},f'floats on the grid of {kind}'
     numbers,how = (_of_blocks if kind in _GRIDS else _of_numbers)(q, w)
-    if kind in _HALF_A_BYTE:
-        codes,levels = _at_level(numbers, kind, pack)
-        how |= levels
-    else: codes = numbers.to(dtype or torch.float8_e4m3fn)
-    known:dict[str,Any] = dict(dtype=value.dtype, **how)
-    weight = Dequantize(**known)
     word = kind if dtype is None else str(dtype).removeprefix('torch.')
-    return _in_place(m, place, weight, codes, value),word
+    if kind not in _HALF_A_BYTE: return numbers.to(dtype or torch.float8_e4m3fn),how,word
+    codes,levels = _at_level(numbers, kind, pack)
+    return codes,how | levels,word
 
 def store_codes(m, layer, names, pack, changes):
     "Codes in place of the weights of a layer; what is stored, in a word."

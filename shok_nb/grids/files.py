@@ -539,24 +539,33 @@ def _of_blocks(q, w):
     kind = f'{q.format}-pack-quantized'
     return kind,scheme,packed,(y*(scale*own)).flatten(-2)
 
-def _of_numbers(q, w):
-    "Codes and scales of a quantizer with a scale for all, each channel or each run."
+def _codes_of(q, w):
+    "Codes and scales for all, each channel or each run, and what a reader gets."
     codes,scale = q.to_codes(w),_beside(q, q.grid()[0].detach().float())
     v = codes.float()
     runs = v.unflatten(-1, (-1, q.block)) if q.block else v
-    read = (runs*(scale[..., None] if q.block else scale)).reshape(w.shape)
-    if q.format is not None:
-        scheme = dict(num_bits=8, type='float') | _grouped(q)
-        return 'float-quantized',scheme,dict(weight=codes, weight_scale=scale),read
+    return codes,scale,(runs*(scale[..., None] if q.block else scale)).reshape(w.shape)
+
+def _of_floats(q, w):
+    "As `_of_blocks`, of a quantizer to e4m3."
+    codes,scale,read = _codes_of(q, w)
+    scheme = dict(num_bits=8, type='float') | _grouped(q)
+    return 'float-quantized',scheme,dict(weight=codes, weight_scale=scale),read
+
+def _of_integers(q, w):
+    "As `_of_blocks`, of a quantizer to integers."
+    codes,scale,read = _codes_of(q, w)
     bits = int(q.range()[1]).bit_length()+1
     packed = dict(weight_packed=_dense(codes, bits), weight_scale=scale,
         weight_shape=torch.tensor(w.shape))
     return 'pack-quantized',dict(num_bits=bits, type='int') | _grouped(q),packed,read
 
+_WRITTEN = {None: _of_integers, 'e4m3': _of_floats, 'mxfp4': _of_blocks, 'nvfp4': _of_blocks}
+
 def _no_place(q, w):
     "Why that package has no place for a weight, or None."
     if w.ndim != 2: return f'has shape {tuple(w.shape)}; matrices have a place'
-    if q.format not in (None, 'e4m3', 'mxfp4', 'nvfp4'): return f'is in {q.format}'
+    if q.format not in _WRITTEN: return f'is in {q.format}'
     if q.has_zero_point: return 'has a zero point'
     if q.format is None and (q.range()[0] != -q.range()[1]-1 or q.range()[1] > 127):
         low,high = q.range()
@@ -597,8 +606,7 @@ def _compressed(model):
         key = f'{name}.weight' if name else 'weight'
         if told := _no_place(q, w): raise ValueError(f'{fn}: {key} {told}')
         q = copy.deepcopy(q).cpu().eval()
-        made = _of_numbers if q.format in (None, 'e4m3') else _of_blocks
-        kind,scheme,packed,read = made(q, w)
+        kind,scheme,packed,read = _WRITTEN[q.format](q, w)
         del tensors[key]
         prefix = key.removesuffix('weight')
         tensors |= {prefix+k: t for k,t in packed.items()}

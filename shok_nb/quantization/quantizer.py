@@ -509,8 +509,14 @@ class _FormatGrid(_Grid):
         if dtype is None:
             told = f'torch has no dtype for {self.name()}'
             raise TypeError(f'Quantizer: {told}; save_gguf and save_compressed write it')
-        v = self.blocks(x).float()
-        return self.points(v/self.beside(q.grid()[0], v)).reshape(x.shape).to(dtype)
+        return self.numbers_of(q, x).to(dtype)
+
+    def numbers_of(self, q, x):
+        "The same in the dtype that they are computed in."
+        v = self.blocks(x)
+        v = v.to(wide_dtype(v.dtype))
+        v = self.points(v/self.beside(q.grid()[0].detach(), v).to(v.dtype))
+        return v.reshape(x.shape)
 
     def dtype_in_onnx(self, q):
         "See `_IntegerGrid`."
