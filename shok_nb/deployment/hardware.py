@@ -116,6 +116,51 @@ class _Layer(NamedTuple):
     arrays:list
     body:str|None
 
+_TOTAL = 's'
+_ON = '''/* v / 2**drop as {mode}, and what does not fit as {overflow}. */
+static inline int64_t {name}_on(int64_t v, int drop)
+{{
+    int64_t one, q, rest;
+    if (drop <= 0) return v * ((int64_t)1 << -drop);
+    one = (int64_t)1 << drop;
+    rest = (int64_t)((uint64_t)v & (uint64_t)(one - 1));
+    q = v < 0 ? -1 - (int64_t)((uint64_t)(-1 - v) >> drop) : (int64_t)((uint64_t)v >> drop);
+    return q + ({up});
+}}
+static inline int32_t {name}_held(int64_t n)
+{{
+    {held}
+}}
+'''
+_UP = dict(TRN='rest < 0', TRN_ZERO='v < 0 && rest > 0', RND='2*rest >= one',
+    RND_MIN_INF='2*rest > one', RND_INF='2*rest > one || (2*rest == one && v > 0)',
+    RND_ZERO='2*rest > one || (2*rest == one && v < 0)',
+    RND_CONV='2*rest > one || (2*rest == one && q % 2 != 0)')
+
+def _held(f):
+    "What does not fit."
+    low,high = f.ends
+    if f.overflow == 'SAT_ZERO': return f'return n < {low} || n > {high} ? 0 : (int32_t)n;'
+    if f.overflow != 'WRAP':
+        return f'return n < {low} ? {low} : n > {high} ? {high} : (int32_t)n;'
+    period = high-low+1
+    m = f'int64_t m = (int64_t)((uint64_t)n & {period-1}u);'
+    return f'{m}\n    return (int32_t)(m > {high} ? m - {period} : m);'
+
+def _register(a, name, points, bias):
+    "Functions and arrays of a narrow accumulator, how it adds, what leaves, and its bias."
+    f = a.format
+    behind = f.width-f.integer
+    drops = [min(max(p-behind, -40), 62) for p in points]
+    on = _ON.format(name=name, mode=f.rounding, overflow=f.overflow, up=_UP[f.rounding],
+        held=_held(f))
+    arrays = [_array('int8_t', f'{name}_drop', drops), on]
+    held = f'{name}_held({name}_on({{}}, {name}_drop[o]))'
+    if a.after == 'sum': return arrays,'s += {}',held.format('s'),bias
+    scale = 2.**-torch.tensor(points, dtype=torch.float64)
+    start = a.alone(bias.double()*scale)/f.step
+    return arrays,f's = {name}_held((int64_t)s + {held})','s',start.to(torch.int32)
+
 def _sums_of(m, name, entering, leaving, shape, where):
     "What both kinds share: the arrays, how a sum leaves, and the numbers that do."
     codes = m.codes if m.packed is None else unpack_int4(m.codes, m.packed)
@@ -125,10 +170,17 @@ def _sums_of(m, name, entering, leaving, shape, where):
     if most.max() >= 2**31-128:
         raise ValueError(f'to_c: {where} has sums beyond 32 bits; use fewer bits')
     points = [_point(s, where) for s in m.product.tolist()]
-    arrays = [_array('int8_t', f'{name}_weight', codes.flatten().tolist()),
-        _array('int32_t', f'{name}_bias', bias.tolist())]
-    total = '@_single(s)' if most.max() > 2**24 else 's'
-    if leaving is None: return arrays,total,_Numbers(shape, -2**31, 2**31-1, points)
+    most,add,total = most.max().item(),'s += {}',_TOTAL
+    arrays = [_array('int8_t', f'{name}_weight', codes.flatten().tolist())]
+    if m.accumulator is not None:
+        f = m.accumulator.format
+        register,add,total,bias = _register(m.accumulator, name, points, bias)
+        arrays += register
+        most,points = max(-f.ends[0], f.ends[1]),[f.width-f.integer]*len(points)
+    arrays.append(_array('int32_t', f'{name}_bias', bias.tolist()))
+    if most > 2**24: total = f'@_single({total})'
+    if leaving is None:
+        return arrays,add,total,_Numbers(shape, -2**31, 2**31-1, points)
     shifts = [p-leaving.points[0] for p in points]
     if min(shifts) < -30:
         told = f'{where} needs a shift to the left by {-min(shifts)}'
@@ -136,26 +188,29 @@ def _sums_of(m, name, entering, leaving, shape, where):
     arrays.append(_array('int8_t', f'{name}_shift', [min(s, 32) for s in shifts]))
     low,high = leaving.low,leaving.high
     leave = f'@_leave({total}, {name}_shift[o], {low}, {high})'
-    return arrays,leave,leaving
+    return arrays,add,leave,leaving
 
 def _linear(m, name, entering, leaving, shape, where):
     if len(entering.shape) != 1:
         told = f'{where} must take vectors, got shape {entering.shape}'
         raise ValueError(f'to_c: {told}; put nn.Flatten before it')
-    arrays,total,left = _sums_of(m, name, entering, leaving, shape, where)
+    arrays,add,total,left = _sums_of(m, name, entering, leaving, shape, where)
     n = entering.size
+    term = f'(int32_t){name}_weight[o*{n} + i] * x[i]'
     body = f'''    for (int o = 0; o < {left.size}; o++) {{
         int32_t s = {name}_bias[o];
-        for (int i = 0; i < {n}; i++) s += (int32_t){name}_weight[o*{n} + i] * x[i];
+        for (int i = 0; i < {n}; i++) {add.format(term)};
         y[o] = ({left.kind}){total};
     }}'''
     return _Layer(entering, left, arrays, body)
 
 def _conv2d(m, name, entering, leaving, shape, where):
-    arrays,total,left = _sums_of(m, name, entering, leaving, shape, where)
+    arrays,add,total,left = _sums_of(m, name, entering, leaving, shape, where)
     (c,h,w),(o,p,q) = entering.shape,shape
     (kh,kw),(sh,sw),(ph,pw),(dh,dw) = m.kernel_size,m.stride,m.padding,m.dilation
     each,group = c//m.groups,o//m.groups
+    term = f'''(int32_t){name}_weight[((o*{each} + c)*{kh} + k)*{kw} + l]
+                * x[((o/{group}*{each} + c)*{h} + i)*{w} + j]'''
     body = f'''    for (int o = 0; o < {o}; o++)
     for (int p = 0; p < {p}; p++)
     for (int q = 0; q < {q}; q++) {{
@@ -165,8 +220,7 @@ def _conv2d(m, name, entering, leaving, shape, where):
         for (int l = 0; l < {kw}; l++) {{
             int i = p*{sh} + k*{dh} - {ph}, j = q*{sw} + l*{dw} - {pw};
             if (i < 0 || i >= {h} || j < 0 || j >= {w}) continue;
-            s += (int32_t){name}_weight[((o*{each} + c)*{kh} + k)*{kw} + l]
-                * x[((o/{group}*{each} + c)*{h} + i)*{w} + j];
+            {add.format(term)};
         }}
         y[(o*{p} + p)*{q} + q] = ({left.kind}){total};
     }}'''
