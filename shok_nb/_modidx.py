@@ -151,6 +151,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                               'shok_nb.demo.trial': ('studies/demo.html#trial', 'shok_nb/demo.py')},
             'shok_nb.deployment.accumulators': { 'shok_nb.deployment.accumulators.Accumulator': ( 'deployment/accumulators.html#accumulator',
                                                                                                   'shok_nb/deployment/accumulators.py'),
+                                                 'shok_nb.deployment.accumulators.Accumulator.__str__': ( 'deployment/accumulators.html#accumulator.__str__',
+                                                                                                          'shok_nb/deployment/accumulators.py'),
                                                  'shok_nb.deployment.accumulators.Accumulator.alone': ( 'deployment/accumulators.html#accumulator.alone',
                                                                                                         'shok_nb/deployment/accumulators.py'),
                                                  'shok_nb.deployment.accumulators.Accumulator.sums': ( 'deployment/accumulators.html#accumulator.sums',

@@ -10,6 +10,7 @@ from test_fixed_point import MODES, OVERFLOWS, conv, deployed, in_c, many, mlp, 
 from torch import nn
 import shok_nb as R
 
+
 def as_fractions(f, v): return Fraction(reference(v, f.width, f.integer, f.signed, f.rounding, f.overflow))
 
 def by_hand(f, after, weights, bias, inputs):
@@ -36,7 +37,7 @@ FORMATS = [(9, 5), (6, 8), (12, 3), (28, 12)]
 def test_as_fractions(overflow, after):
     "Every rounding; formats that drop bits, that overflow, and that are finer than the products."
     net,x = layer()
-    one,bits = net[0],x[:8]
+    one,bits = net[0],x[:4]
     entering = (bits/one.input_scale).round().clamp(-128, 127)*one.input_scale
     seen = set()
     for rounding,(width,integer),signed in itertools.product(MODES, FORMATS, (True, False)):
@@ -123,7 +124,7 @@ def quantized(net, x, bits=4):
     return net
 
 @pytest.mark.parametrize('make, shape', [(mlp, (8,)), (conv, (2, 10, 9))])
-@pytest.mark.parametrize('f', [R.FixedFormat(8, 3), R.FixedFormat(7, 4, rounding='RND', overflow='SAT')], ids=str)
+@pytest.mark.parametrize('f', [R.FixedFormat(8, 3), R.FixedFormat(6, 2, rounding='RND', overflow='SAT')], ids=str)
 def test_trains_as_it_is_deployed(make, shape, f):
     "The forward of training has the bits of the deployed model, and `deploy_` hands the accumulator on."
     torch.manual_seed(1)
@@ -192,7 +193,7 @@ def test_exact_width(seed, signed):
     before = R.accumulator_bits(net).rows[0]
     R.deploy_(net.eval(), x)
     one,row = net[0],R.accumulator_bits(net).rows[0]
-    assert before[:3] == row[:3] and before[4:] == row[4:] and before.types == row.types
+    assert before._replace(types=row.types) == row and before.types <= row.types
     codes = (one.weight/one.scale[:, None]).round().int().tolist()
     least,most = zip(*[brute_force(w, b, low, high) for w,b in zip(codes, one.bias_codes.tolist())])
     bits = row.exact
@@ -265,7 +266,7 @@ def test_saved_and_copied(tmp_path):
     R.narrow_accumulators_(net, R.FixedFormat(7, 4))
     torch.save(net, tmp_path/'net.pt')
     for other in (torch.load(tmp_path/'net.pt', weights_only=False), copy.deepcopy(net)):
-        assert torch.equal(other(x), net(x)) and 'ap_fixed<7, 4>' in repr(other)
+        assert torch.equal(other(x), net(x)) and 'ap_fixed<7, 4, TRN, WRAP>' in repr(other)
 
 def test_other_files_are_refused(tmp_path):
     "A file that would hold exact sums is not written."

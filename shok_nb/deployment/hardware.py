@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
+from .accumulators import check_exact
 from .integer_layers import IntegerLayer, unpack_int4
 from .runtime import check_path, without_traces
 from ..engine.arguments import check_input, check_model, installed
@@ -497,6 +498,7 @@ def to_qonnx(
     """
     check_model(model, 'to_qonnx')
     check_path(file, 'to_qonnx', 'file')
+    check_exact(model, 'to_qonnx')
     inputs = example if isinstance(example, tuple) else (example,)
     for x in inputs: check_input(x, 'to_qonnx', 'example')
     nodes = _with_nodes(model)

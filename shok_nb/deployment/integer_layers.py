@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
-from ..engine.arguments import check_count, check_input, what_came
+from ..engine.arguments import check_count, check_input, is_strided, what_came
 from ..engine.core import straight_through
-from ..engine.pieces import WHOLE_FLOATS
+from ..engine.pieces import PLAIN_TYPES, WHOLE_FLOATS
 from ..estimators.ste import round_ste
 from ..grids.floats import FORMAT_NAMES
 from ..quantization.fake_quantize import check_one_way
@@ -86,7 +86,7 @@ def _integers(t, fn, arg):
     "Raises where `t` is no tensor of integers."
     if not isinstance(t, Tensor):
         raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {what_came(t)}')
-    if nn.parameter.is_lazy(t) or t.layout != torch.strided:
+    if type(t) not in PLAIN_TYPES and nn.parameter.is_lazy(t) or not is_strided(t):
         raise TypeError(f'{fn}: {arg} must be dense and have a shape, got {type(t).__name__}')
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         raise TypeError(f'{fn}: {arg} must have an integer dtype, got {t.dtype}')
@@ -611,4 +611,6 @@ class IntegerLayer(_Sums):
             IntegerLayer(Linear, int8, floats out)
         """
         shown = [self.kind.__name__, 'int8' if self.packed is None else 'int4']
-        return ', '.join([*shown, 'floats out' if self.out_scale is None else 'codes out'])
+        shown.append('floats out' if self.out_scale is None else 'codes out')
+        if self.accumulator is not None: shown.append(str(self.accumulator))
+        return ', '.join(shown)
