@@ -26,7 +26,7 @@ from ..quantization.quantizer import Quantizer
 
 After = Literal['product', 'sum']
 
-# %% ../../nbs/deployment/45_accumulators.ipynb #fdb30d4e
+# %% ../../nbs/deployment/45_accumulators.ipynb #a49d3332
 class Narrowed(NamedTuple):
     """One line of the report of `narrow_accumulators_`.
 
@@ -64,6 +64,17 @@ def narrow_accumulators_(
 
     Returns:
         LayerReport: What each layer loses, and whether it can overflow
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 1))
+        >>> x = torch.rand(8, 2)
+        >>> q = R.Quantizer(8, scale='po2')
+        >>> _ = R.quantize_model_(model, q, q, calibrate=[x])
+        >>> R.narrow_accumulators_(model, R.FixedFormat(8, 3))
+        layer  kind    accumulator                after    drops  overflow
+        0      Linear  ap_fixed<8, 3, TRN, WRAP>  product  9      never
     """
     fn = 'narrow_accumulators_'
     if format is not None and not isinstance(format, FixedFormat):
@@ -76,7 +87,7 @@ def narrow_accumulators_(
     rows = [_narrowed(n, m, t, made) for n,(m,t) in sums.items()]
     return LayerReport(rows, _left_out(told))
 
-# %% ../../nbs/deployment/45_accumulators.ipynb #3b9ed3b1
+# %% ../../nbs/deployment/45_accumulators.ipynb #635d9d8a
 class Bits(NamedTuple):
     """One line of the report of `accumulator_bits`: how many bits an accumulator needs.
 
@@ -109,6 +120,16 @@ def accumulator_bits(
 
     Returns:
         LayerReport: A line for each layer that adds integers
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 1))
+        >>> x = torch.rand(8, 2)
+        >>> q = R.Quantizer(8, scale='po2')
+        >>> _ = R.quantize_model_(model, q, q, calibrate=[x])
+        >>> R.accumulator_bits(model).rows[0].types          # two products of 8 bits times 8
+        17
     """
     sums,told = _layers(model, 'accumulator_bits')
     rows = []
@@ -126,7 +147,7 @@ def _kind_of(m):
 
 def _left_out(told): return f'left out: {names_in_words(told)}' if told else ''
 
-# %% ../../nbs/deployment/45_accumulators.ipynb #c2d5e3a5
+# %% ../../nbs/deployment/45_accumulators.ipynb #3aade890
 def _held(f, n):
     "Codes of a format, after its overflow."
     low,high = f.ends
@@ -180,7 +201,7 @@ class Accumulator(NamedTuple):
             total = total+n if f.overflow == 'WRAP' else held(total+held(n))
         return held(total)*step
 
-# %% ../../nbs/deployment/45_accumulators.ipynb #56b04f57
+# %% ../../nbs/deployment/45_accumulators.ipynb #172a2ce5
 class _Terms(NamedTuple):
     "What a layer adds, in whole numbers: codes, a bias, and the ends of what enters."
     codes:Tensor     # int64, of shape (outputs, …)
@@ -244,7 +265,7 @@ def _layers(model, fn):
     need = 'quantize_model_ with weights and activations first'
     raise ValueError(f'{fn}: no layer adds integers{why}; {need}')
 
-# %% ../../nbs/deployment/45_accumulators.ipynb #c479e23e
+# %% ../../nbs/deployment/45_accumulators.ipynb #607c9593
 def _ends(t, on=lambda n: n, alone=True):
     "The least and the largest of any partial sum, and of a product alone, for each output."
     w = t.codes.flatten(1)
@@ -279,7 +300,7 @@ def _whole_format(t):
     width = _bits_for(low, high)
     return width,width-behind
 
-# %% ../../nbs/deployment/45_accumulators.ipynb #150b81de
+# %% ../../nbs/deployment/45_accumulators.ipynb #2a0caa30
 def _no_register(f, t):
     "Why sums of this layer cannot be in such an accumulator, or None."
     if _points(t) is None:
@@ -308,7 +329,7 @@ def _overflows(a, t):
     else: least,most = (on(v.view(-1, 1)) for v in _ends(t, alone=False))
     return bool((least < low).any() or (most > high).any())
 
-# %% ../../nbs/deployment/45_accumulators.ipynb #eeac9a57
+# %% ../../nbs/deployment/45_accumulators.ipynb #18c6556c
 def _checked(a, sums):
     "The accumulator, if it makes sense in each layer."
     low,high = a.format.ends
