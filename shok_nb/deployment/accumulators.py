@@ -23,7 +23,6 @@ from ..grids.fixed_point import FixedFormat, mode_of
 from ..networks.layers import own_part_or_hook
 from ..networks.report import LayerReport, names_in_words
 from ..quantization.quantizer import Quantizer
-
 After = Literal['product', 'sum']
 
 # %% ../../nbs/deployment/45_accumulators.ipynb #a49d3332
