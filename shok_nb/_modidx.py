@@ -395,6 +395,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                        'shok_nb/deployment/hardware.py'),
                                              'shok_nb.deployment.hardware._mean': ( 'deployment/hardware.html#_mean',
                                                                                     'shok_nb/deployment/hardware.py'),
+                                             'shok_nb.deployment.hardware._name': ( 'deployment/hardware.html#_name',
+                                                                                    'shok_nb/deployment/hardware.py'),
                                              'shok_nb.deployment.hardware._not_in_qonnx': ( 'deployment/hardware.html#_not_in_qonnx',
                                                                                             'shok_nb/deployment/hardware.py'),
                                              'shok_nb.deployment.hardware._pair': ( 'deployment/hardware.html#_pair',

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import tempfile
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +103,7 @@ static inline int32_t @_leave(int32_t v, int shift, int32_t low, int32_t high)
     return @_clamp(n, low, high);
 }
 '''
-_DIVIDE = '''/* v / by to the nearest integer; of a tie the one that is even beside that of zero. */
+_DIVIDE = '''/* v / by to the nearest integer, ties to where it is even with zero added. */
 static inline int64_t @_divide(int64_t v, int64_t by, int zero)
 {
     int64_t q = v / by, rest = v % by;
@@ -332,14 +333,16 @@ def _mean(m, entering, left, where):
 def _average(m, name, entering, left, where):
     "A sum of a window over how many it has; a float32 rounds that to the same integer."
     (c,h,w),(_,p,q) = entering.shape,left.shape
-    many = m._counts(torch.zeros(1, 1, h, w, device=m.scale_0.device)).flatten().int().tolist()
+    picture = torch.zeros(1, 1, h, w, device=m.scale_0.device)
+    many = m._counts(picture).flatten().int().tolist()
     up = left.points[0]-entering.points[0]
     if 2*max(many)*2**max(0, -up) > 2**14 or up > 20:
         told = f'{where} takes means of {max(many)} numbers, {abs(up)} bits from its input'
         raise ValueError(f'to_c: {told}, which a float32 may round otherwise')
     (kh,kw),(sh,sw),(ph,pw) = m.size,m.stride,m.padding
-    above,below = 2**max(0, up),2**max(0, -up)
-    mean = f'@_divide((int64_t){above}*s, (int64_t){below}*{name}_many[p*{q} + q], {-left.low})'
+    above = f'(int64_t){2**max(0, up)}*s'
+    by = f'(int64_t){2**max(0, -up)}*{name}_many[p*{q} + q]'
+    mean = f'@_divide({above}, {by}, {-left.low})'
     body = f'''    for (int c = 0; c < {c}; c++)
     for (int p = 0; p < {p}; p++)
     for (int q = 0; q < {q}; q++) {{
@@ -356,6 +359,7 @@ def _average(m, name, entering, left, where):
 
 # %% ../../nbs/deployment/50_hardware.ipynb #5cc0000c
 _PASS = nn.Identity,nn.Dropout,nn.Dropout1d,nn.Dropout2d
+_OWN = 'round','single','clamp','leave','divide','times','quantize','output_point'
 _INTEGERS = IntegerLayer,IntegerAdd,IntegerAveragePool,IntegerMean
 _KNOWN = 'integer layers, ReLU, MaxPool2d, Flatten, Dropout and Identity'
 
@@ -479,6 +483,13 @@ def _plain(n, m, x, shape):
         raise ValueError(f'to_c: {where} must leave the batch alone, got {m}')
     return _Layer(x, x._replace(shape=shape), [], None)
 
+def _name(wanted, prefix, used):
+    "A name of C that no other function has."
+    used = {*used, *(f'{prefix}_{k}' for k in _OWN)}
+    plain = re.sub(r'\W', '_', wanted)
+    several = (f'{plain}_{k}' if k > 1 else plain for k in count(1))
+    return next(n for n in several if n not in used)
+
 class _Step(NamedTuple):
     "A layer as C, its name, and the arrays that it reads and writes."
     name:str
@@ -499,9 +510,10 @@ def _translated(calls, prefix):
             if n.args[0] not in found: raise ValueError('to_c: model must return one Tensor')
             return steps,found[n.args[0]][1]
         elif shape is not None:
-            name = f'{prefix}_{_where(n)}'.replace('.', '_')
+            name = _name(f'{prefix}_{_where(n)}', prefix, [s.name for s in steps])
             if any(a not in found for a in n.all_input_nodes) or not n.all_input_nodes:
-                raise ValueError(f'to_c: {_where(n)} reads other than what was computed')
+                told = f'{_where(n)} reads other than what was computed'
+                raise ValueError(f'to_c: {told}')
             xs,reads = zip(*[found[a] for a in n.all_input_nodes])
             own = isinstance(m, _INTEGERS)
             if own: one = _integer(m, name, xs, shape, _where(n), n not in feeding)
