@@ -111,7 +111,7 @@ static inline int64_t @_divide(int64_t v, int64_t by, int zero)
     return q + (2 * rest > by || (2 * rest == by && (q + zero) % 2 != 0));
 }
 '''
-_TIMES = '''/* v * m / 2**shift, the product in the 24 bits of a float32, to the nearest, ties to even. */
+_TIMES = '''/* v * m / 2**shift, the product as a float32, to the nearest, ties to even. */
 static inline int64_t @_times(int32_t v, uint32_t m, int shift)
 {
     uint64_t p = (uint64_t)(v < 0 ? 0u - (uint32_t)v : (uint32_t)v) * m, rest, half;
