@@ -510,6 +510,32 @@ def test_residuals_and_means_in_c(pool, tmp_path):
     assert {'IntegerAdd', 'IntegerMean' if pool == 'mean' else 'IntegerAveragePool'} <= kinds
     assert torch.equal(in_c(net, x, tmp_path), net(x))
 
+class BasicBlock(nn.Module):
+    "As in ResNet-18, its normalizations folded."
+    def __init__(self, n, out, stride):
+        super().__init__()
+        self.conv1,self.conv2,self.relu = nn.Conv2d(n, out, 3, stride, 1),nn.Conv2d(out, out, 3, 1, 1),nn.ReLU(True)
+        self.downsample = nn.Conv2d(n, out, 1, stride) if stride > 1 else nn.Identity()
+    def forward(self, x):
+        out = self.conv2(self.relu(self.conv1(x)))
+        out += self.downsample(x)
+        return self.relu(out)
+
+@pytest.mark.parametrize('narrow', [None, R.FixedFormat(10, 3, overflow='SAT')], ids=['exact', 'narrow'])
+@pytest.mark.slow
+def test_resnet_in_c(narrow, tmp_path):
+    "A ResNet of few channels: strides, a shortcut with a convolution and without, with exact and with narrow sums."
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, 8, 7, 2, 3),nn.ReLU(True),nn.MaxPool2d(3, 2, 1)
+    net = nn.Sequential(*stem, BasicBlock(8, 8, 1), BasicBlock(8, 16, 2), nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(),
+        nn.Linear(16, 10))
+    x = many((3, 32, 32), 5, 200)
+    net = deployed(net, x[2:60])
+    assert sum(type(m).__name__ == 'IntegerAdd' for m in net.modules()) == 2
+    exact = net(x)
+    if narrow: R.narrow_accumulators_(net, narrow)
+    assert torch.equal(in_c(net, x, tmp_path), net(x)) and torch.equal(net(x), exact) == (narrow is None)
+
 @pytest.mark.parametrize('n', [1, 7, 8, 49])
 @pytest.mark.parametrize('zero, out_zero', [(128, 0), (100, 7)])
 @pytest.mark.parametrize('up', [-3, 2])
