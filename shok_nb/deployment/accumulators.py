@@ -283,7 +283,7 @@ def _of_norm(t, norm):
     entering = max(-t.low-1, t.high).bit_length()
     return (norm << entering).bit_length() + 1
 
-def _points(t):
+def _points(t)->Any:
     "Bits behind the point of the products of each output, or None if scales are not powers."
     pairs = [math.frexp(s) for s in t.product.tolist()]
     return [1-e for _,e in pairs] if all(m == .5 for m,_ in pairs) else None
@@ -346,7 +346,7 @@ def _narrowed(name, m, t, a):
     overflow = 'can' if _overflows(a, t) else 'never'
     return Narrowed(name, _kind_of(m), str(a), a.after, _drops(a.format, t), overflow)
 
-def _leaves(m, args, kwargs, out):
+def _leaves(m:Any, args, kwargs, out):
     "A hook of a quantized layer: its sum as the accumulator has it."
     x = args[0] if args else kwargs['input']
     q,entering = weight_quantizer(m, 'weight'),m.input_quantizer
@@ -361,7 +361,8 @@ def _leaves(m, args, kwargs, out):
         bias = w.new_zeros(len(w)) if m.bias is None else m.bias.double()
         whole = ((bias/product).round()*product).view(beside)
         alone = bool(options) and x.ndim < w.ndim
-        total = m.accumulator.sums((x[None] if alone else x).double(), w, whole, options)
+        held:Any = m.accumulator
+        total = held.sums((x[None] if alone else x).double(), w, whole, options)
     return straight_through((total[0] if alone else total).to(out.dtype), out)
 
 def hold_sums(m, accumulator):

@@ -430,7 +430,8 @@ def _entering(m, shape, where):
 def _taken(m, i, shape, where):
     "The numbers of an input of an integer layer or operation."
     if isinstance(m, IntegerLayer): return _entering(m, shape, where)
-    return _grid(*m._grid(i), m._top(i), shape, where)
+    scale,zero_point = m._grid(i)
+    return _grid(scale, zero_point, m._top(i), shape, where)
 
 def _leaving(m, shape, where, last):
     "The numbers that it gives; None where they are its sums, of the last layer."
@@ -451,7 +452,8 @@ def _first_grid(calls):
     "The numbers that enter: those of the first layer of integers."
     for n,m in calls.items():
         if isinstance(m, _INTEGERS):
-            return _taken(m, 0, n.all_input_nodes[0].meta['shape'], _where(n))
+            shape = n.all_input_nodes[0].meta['shape']
+            return _taken(m, 0, shape, _where(n))
     raise ValueError('to_c: the model has no integer layer; deploy_ first')
 
 def _integer(m, name, xs, shape, where, last):
@@ -461,11 +463,11 @@ def _integer(m, name, xs, shape, where, last):
         told = f'{where} takes other integers than the layer before it gives'
         raise ValueError(f'to_c: {told}')
     left:Any = _leaving(m, shape, where, last)
-    if isinstance(m, IntegerAdd): return _addition(m, *xs, left, where)
-    if isinstance(m, IntegerMean): return _mean(m, *xs, left, where)
-    if isinstance(m, IntegerAveragePool): return _average(m, name, *xs, left, where)
+    if isinstance(m, IntegerAdd): return _addition(m, xs[0], xs[1], left, where)
+    if isinstance(m, IntegerMean): return _mean(m, xs[0], left, where)
+    if isinstance(m, IntegerAveragePool): return _average(m, name, xs[0], left, where)
     write = _linear if m.kind is nn.Linear else _conv2d
-    return write(m, name, *xs, left, shape, where)
+    return write(m, name, xs[0], left, shape, where)
 
 def _plain(n, m, x, shape):
     "What stands between, as C."
@@ -494,10 +496,10 @@ class _Step(NamedTuple):
     "A layer as C, its name, and the arrays that it reads and writes."
     name:str
     one:_Layer
-    reads:list
+    reads:tuple
     writes:str
 
-def _translated(calls, prefix):
+def _translated(calls, prefix)->Any:
     "Each step, and the array that leaves."
     feeding,first = _feeding(calls),_first_grid(calls)
     found,steps = {},[]
