@@ -82,7 +82,8 @@ literate_guidance = dict(                                    # at the head of a 
     deployment=(
         'A trained network becomes one of integers with [`deploy_`](deploy.ipynb), and a file with '
         '[`to_onnx`](runtime.ipynb). ONNX Runtime then computes the same integers as torch. For a chip, '
-        '[`to_c`](hardware.ipynb) writes them as C, and `to_qonnx` a model for FPGA tools.'),
+        '[`to_c`](hardware.ipynb) writes them as C, `to_qonnx` a model for FPGA tools, and '
+        '[`accumulator_bits`](accumulators.ipynb) says how wide a sum is.'),
     post_training=(
         'No training loop, only a few hundred inputs. Begin with [the overview](without_training.ipynb), which '
         'compares the methods. [`reconstruct_`](reconstruct.ipynb) fits each layer to the float network; '
@@ -114,6 +115,7 @@ literate_titles = dict(                                      # in the menu: the 
     learned='Learned rounding (AdaRound)',
     fsq='Finite scalar quantization (FSQ)',
     tokenizers='Tokenizers: FSQ, LFQ, BSQ, VQ',
+    accumulators='Accumulators: width, overflow',
     hardware='For hardware',
     everywhere='Codec that decodes everywhere',
     few_levels='Ternary, binary, no zero',

@@ -47,6 +47,8 @@ from .low_precision.entropy import *
 from .low_precision.sizes import coded_sizes as coded_sizes
 from .low_precision.sizes import learn_bits_ as learn_bits_
 from .low_precision.sizes import weight_entropy as weight_entropy
+from .deployment.accumulators import accumulator_bits as accumulator_bits
+from .deployment.accumulators import narrow_accumulators_ as narrow_accumulators_
 from .deployment.hardware import to_c as to_c, to_qonnx as to_qonnx
 from .deployment.deploy import deploy_ as deploy_
 from .post_training.equalize import equalize_ as equalize_, smooth_ as smooth_

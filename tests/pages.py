@@ -30,8 +30,8 @@ CACHE = DOCS/'_build'/'pages'                                       # the pages 
 FOLDERS = {f: pages for f,pages in grouped(ROOT/'nbs').items() if f}
 NBS = [p for pages in grouped(ROOT/'nbs').values() for p in pages]
 # ten seconds and more
-TRAINS = set('''without_training four_bits digits residual quantization_recipes foreign reconstruct equalize rotate
-    everywhere runtime source_coding weights aware binary updates lattice demo speed sizes'''.split())
+TRAINS = set('''accumulators without_training four_bits digits residual quantization_recipes foreign reconstruct
+    equalize rotate everywhere runtime source_coding weights aware binary updates lattice demo speed sizes'''.split())
 # and three seconds: each runs once, in the slow rest
 LATE = TRAINS | set('''core proof try_it models tokenizers recipes signs closest straight_through_fails
     first_network checks operations deploy spikes design relaxed schedules ewgs harness surrogates neighbours

@@ -472,6 +472,11 @@ def powers():
     R.deploy_(model.eval(), X)
     return model
 
+def of_accumulators():
+    def given(): return dict(model=powers(), format=R.FixedFormat(12, 4), after='sum')
+    yield 'narrow_accumulators_', given, dict(model=NOTHING, format=NONE, after=NOTHING)
+    yield 'accumulator_bits', lambda: dict(model=powers()), dict(model=NOTHING)
+
 def of_hardware():
     yield 'to_qonnx', lambda: dict(model=quantized(), example=X, file=place('x.onnx')), dict(model=NOTHING,
         example=NOTHING, file=kind('word'))
@@ -597,11 +602,12 @@ def layer_table(c):
 def calls():
     "The whole table."
     found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'entropy', 'sizes',
-            'learned', 'few_levels', 'fsq', 'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither', 'fake_quantize',
-            'calibrate', 'schedules', 'replace', 'design', 'jpeg', 'plots', 'lab', 'checks', 'try_it', 'widgets',
-            'models', 'report', 'integer_layers', 'deploy', 'hardware', 'runtime', 'closest', 'equalize', 'rotate',
-            'relaxed', 'reconstruct', 'harness', 'gradient_quality', 'scores', 'source_coding', 'core', 'random'):
+    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'entropy',
+            'sizes', 'learned', 'few_levels', 'fsq', 'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither',
+            'fake_quantize', 'calibrate', 'schedules', 'replace', 'design', 'jpeg', 'plots', 'lab', 'checks',
+            'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'accumulators', 'hardware',
+            'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',
+            'scores', 'source_coding', 'core', 'random'):
         for name,valid,kinds in globals()[f'of_{module}']():
             f = getattr(module_of(module), name)
             make = valid if callable(valid) else lambda valid=valid: dict(valid)

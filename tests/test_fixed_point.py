@@ -366,7 +366,7 @@ int main(void)
 {{
     static float x[NET_INPUTS];
     static {kind} q[NET_INPUTS];
-    static int32_t y[NET_OUTPUTS];
+    static {leaves} y[NET_OUTPUTS];
     while (fread(x, sizeof x, 1, stdin) == 1) {{
         net_quantize(x, q);
         net(q, y);
@@ -380,12 +380,12 @@ def in_c(net, x, folder):
     "What the program makes of `x`, as floats."
     if shutil.which('cc') is None: pytest.skip('no C compiler')
     text = R.to_c(net, x, folder/'net.h').read_text()
-    kind = re.search(r'void net\(const (\w+) \*x', text)[1]
-    (folder/'main.c').write_text(MAIN.format(kind=kind))
+    kind,leaves = re.search(r'void net\(const (\w+) \*x, (\w+) \*y', text).groups()
+    (folder/'main.c').write_text(MAIN.format(kind=kind, leaves=leaves))
     flags = '-std=c99', '-pedantic', '-Wall', '-Wextra', '-Werror', '-O1'
     subprocess.run(['cc', *flags, '-o', 'main', 'main.c'], cwd=folder, check=True)
     made = subprocess.run([folder/'main'], input=x.numpy().tobytes(), capture_output=True, check=True).stdout
-    codes = torch.frombuffer(bytearray(made), dtype=torch.int32).view(len(x), -1)
+    codes = torch.frombuffer(bytearray(made), dtype=getattr(torch, leaves.removesuffix('_t'))).view(len(x), -1).int()
     points = re.search(r'net_output_point\[\d+\] = \{([^}]*)\}', text)[1].split(',')[:-1]
     each = codes.shape[1]//len(points)
     values = codes*2.**-torch.tensor([int(p) for p in points], dtype=torch.float64).repeat_interleave(each)
@@ -478,16 +478,133 @@ def test_one_layer_in_c(tmp_path):
     net = deployed(net, x[2:])
     assert torch.equal(in_c(net, x, tmp_path), net(x))
 
+class Block(nn.Module):
+    "A residual block of a convolution, with names that C has in use, and a ReLU that is called twice."
+    def __init__(self, n, padding=1):
+        super().__init__()
+        self.quantize,self.round = nn.Conv2d(n, n, 3, padding=padding),nn.Conv2d(n, n, 1)
+        self.relu = nn.ReLU()
+    def forward(self, x):
+        x = self.relu(x)
+        return self.relu(x + self.round(self.relu(self.quantize(x))))
+
+class Residual(nn.Module):
+    def __init__(self, pool, head=8):
+        super().__init__()
+        self.first,self.a,self.a_relu = nn.Conv2d(2, 4, 3),Block(4),Block(4)
+        self.pool,self.head = pool,nn.Linear(head, 3)
+    def forward(self, x):
+        x = self.pool(self.a_relu(self.a(self.first(x))))
+        return self.head(x.flatten(1))
+
+POOLS = {'mean': (nn.AdaptiveAvgPool2d(1), 4), 'windows': (nn.AvgPool2d(3, 2), 16), 'ceil': (nn.AvgPool2d(
+    (2, 3), (3, 2), 1, ceil_mode=True, count_include_pad=False), 36), 'padded': (nn.AvgPool2d(3, 2, 1), 36)}
+
+@pytest.mark.parametrize('pool', POOLS)
+def test_residuals_and_means_in_c(pool, tmp_path):
+    "Additions, means of a picture and of windows with and without padding: the bits of torch, ties among them."
+    torch.manual_seed(3)
+    net,x = Residual(*POOLS[pool]),many((2, 8, 7), 4, 1500)
+    net = deployed(net, x[2:100])
+    kinds = {type(m).__name__ for m in net.modules()}
+    assert {'IntegerAdd', 'IntegerMean' if pool == 'mean' else 'IntegerAveragePool'} <= kinds
+    assert torch.equal(in_c(net, x, tmp_path), net(x))
+
+class BasicBlock(nn.Module):
+    "As in ResNet-18, its normalizations folded."
+    def __init__(self, n, out, stride):
+        super().__init__()
+        self.conv1,self.conv2,self.relu = nn.Conv2d(n, out, 3, stride, 1),nn.Conv2d(out, out, 3, 1, 1),nn.ReLU(True)
+        self.downsample = nn.Conv2d(n, out, 1, stride) if stride > 1 else nn.Identity()
+    def forward(self, x):
+        out = self.conv2(self.relu(self.conv1(x)))
+        out += self.downsample(x)
+        return self.relu(out)
+
+@pytest.mark.parametrize('narrow', [None, R.FixedFormat(10, 3, overflow='SAT')], ids=['exact', 'narrow'])
+@pytest.mark.slow
+def test_resnet_in_c(narrow, tmp_path):
+    "A ResNet of few channels: strides, a shortcut with a convolution and without, with exact and with narrow sums."
+    torch.manual_seed(0)
+    stem = nn.Conv2d(3, 8, 7, 2, 3),nn.ReLU(True),nn.MaxPool2d(3, 2, 1)
+    net = nn.Sequential(*stem, BasicBlock(8, 8, 1), BasicBlock(8, 16, 2), nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten(),
+        nn.Linear(16, 10))
+    x = many((3, 32, 32), 5, 200)
+    net = deployed(net, x[2:60])
+    assert sum(type(m).__name__ == 'IntegerAdd' for m in net.modules()) == 2
+    exact = net(x)
+    if narrow: R.narrow_accumulators_(net, narrow)
+    assert torch.equal(in_c(net, x, tmp_path), net(x)) and torch.equal(net(x), exact) == (narrow is None)
+
+@pytest.mark.parametrize('n', [1, 7, 8, 49])
+@pytest.mark.parametrize('zero, out_zero', [(128, 0), (100, 7)])
+@pytest.mark.parametrize('up', [-3, 2])
+@pytest.mark.slow
+def test_means_of_any_codes_in_c(n, zero, out_zero, up, tmp_path):
+    "Grids with zero points, even and odd, and sums that are ties: as torch computes them in float32."
+    from shok_nb.deployment.integer_operations import IntegerAdd, IntegerAveragePool, IntegerMean
+    def grid(scale, zero): return torch.tensor(2.**scale),torch.tensor(zero, dtype=torch.uint8)
+    g,windows = generator(n),IntegerAveragePool(grid(-4, zero), nn.AvgPool2d((1, n)))
+    codes = torch.randint(256, (2000, 2, 1, n), generator=g)
+    codes[::2] = (codes[::2]//64)*64 + torch.randint(2, (1000, 2, 1, n), generator=g)
+    x = (codes-zero)/16
+    for m in (IntegerMean(grid(-4, zero)), windows):
+        m.feeds(*grid(-4-up, out_zero))
+        net = nn.Sequential(m)
+        y = net(x).flatten(1)
+        assert torch.equal(in_c(net, x, tmp_path), y)
+        exact = (codes-zero).double().sum(3).flatten(1)/n*2.**up
+        assert n != 8 and up == 2 or (exact % 1 == .5).any()               # 4 t/7 is no tie
+    add = Sum(IntegerAveragePool(grid(-4, zero), nn.AvgPool2d(1)), IntegerAdd(grid(-4, zero), grid(-4-up, 255-zero)))
+    add.other.feeds(*grid(-4-up, 255-zero))
+    add.m.feeds(*grid(-3, out_zero))
+    assert torch.equal(in_c(add, x, tmp_path), add(x).flatten(1))
+
+class Sum(nn.Module):
+    "What enters is added to itself on another grid."
+    def __init__(self, other, m):
+        super().__init__()
+        self.other,self.m = other,m
+    def forward(self, x): return self.m(x, self.other(x))
+
+def test_zero_points_in_c(tmp_path):
+    "Grids that are set by hand to powers of two with a zero point: the header has numbers less that code."
+    torch.manual_seed(0)
+    net,x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)),many((8,), 7, 2000)
+    with torch.no_grad(): net[2].weight[0] = 0.
+    R.quantize_model_(net, R.Quantizer(8, axis=0, scale='po2'), R.Quantizer(8, zero_point=True), calibrate=[x[2:99]])
+    for m,scale,code in ((net[0], 2.**-5, 25), (net[2], 2.**-6, -90)): m.input_quantizer.set_grid_(scale, code)
+    R.deploy_(net.eval(), x[2:99])
+    assert [int(m.input_zero_point) for m in net[::2]] == [153, 38]
+    assert torch.equal(in_c(net, x, tmp_path), net(x))
+    assert 'net_quantize(const float *x, int16_t *q)' in (tmp_path/'net.h').read_text()
+
+def test_a_sequence_of_another_class_in_c(tmp_path):
+    class Other(nn.Sequential): pass
+    x = many((8,), 7, 300)
+    net = deployed(Other(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), x[2:])
+    assert torch.equal(in_c(net, x, tmp_path), net(x))
+
 def plain(net, x, **kw):
     R.quantize_model_(net, 8, R.Quantizer(8, signed=None), calibrate=[x])
     R.deploy_(net.eval(), x)
     return net
 
-class Other(nn.Sequential): pass
+class Calls(nn.Module):
+    "A layer of integers, called as `way` says."
+    def __init__(self, way):
+        super().__init__()
+        self.m = deployed(nn.Sequential(nn.Linear(8, 8)), many((8,), 7, 100)[2:])[0]
+        self.way = way
+    def forward(self, x): return self.way(self.m, x)
 
 @pytest.mark.parametrize('make, told', [
-    (lambda x: nn.Linear(8, 2), 'model must be an nn.Sequential, got Linear'),
-    (lambda x: Other(nn.Linear(8, 2)), 'model must be an nn.Sequential, got Other'),
+    (lambda x: nn.Linear(8, 2), r'\(model\) is a Linear; deploy_ has made no integers of it'),
+    (lambda x: Calls(lambda m, x: m(x) if x.sum() > 0 else x), 'the forward of Calls cannot be read: .*control flow'),
+    (lambda x: Calls(lambda m, x: m(x).sigmoid()), 'sigmoid is a call of sigmoid; known are layers, relu and what'),
+    (lambda x: Calls(lambda m, x: (m(x), x)), 'model must return one Tensor'),
+    (lambda x: Calls(lambda m, x: m(x)+m.bias), '_tensor_constant0 reads other than what was computed'),
+    (lambda x: Calls(lambda m, x: m(x).view(-1)), 'view is a call of view'),
     (lambda x: nn.Sequential(nn.Linear(8, 2)), '0 is a Linear; deploy_ has made no integers of it'),
     (lambda x: nn.Sequential(nn.ReLU()), 'the model has no integer layer; deploy_ first'),
     (lambda x: plain(nn.Sequential(nn.Linear(8, 2)), x), '0 has a scale of .*, which is no power of two'),

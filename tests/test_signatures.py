@@ -126,5 +126,6 @@ def test_an_underscore_changes_its_argument():
     changing = {n: s.return_annotation for n,s in FUNCTIONS.items() if n.endswith('_')}
     for n,r in changing.items(): assert r is (nn.Module if n.startswith('nn.') else LayerReport), n
     takes = {n for n,s in FUNCTIONS.items() if next(iter(s.parameters.values())).annotation is nn.Module}
-    asks = {'parameter_groups', 'to_c', 'to_onnx', 'to_qonnx', 'coded_sizes', 'weight_entropy'}     # these only look
+    asks = {'parameter_groups', 'to_c', 'to_onnx', 'to_qonnx', 'coded_sizes', 'weight_entropy',     # these only look
+        'accumulator_bits'}
     assert takes == {*changing} | asks

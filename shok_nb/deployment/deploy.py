@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from .accumulators import exact_sums, why_not_held
 from .integer_layers import (
     CONVOLVE,
     KERNEL_BLOCKS,
@@ -112,13 +113,16 @@ def deploy_(
     _check_call(model, example, pack)
     example = call_of_example('deploy_', model, example)
     weights = _quantized_layers(model)
-    calls = _calls(model, example, weights)
-    changes = _Changes()
-    try: report = _deployed(model, example, weights, calls, pack, changes)
-    except BaseException as e:
-        changes.undo()
-        if not isinstance(e, Differs): raise
-        raise ValueError(f'deploy_: {e}; nothing was changed') from None
+    with exact_sums(model) as held:
+        calls = _calls(model, example, weights)
+        changes = _Changes()
+        try:
+            report = _deployed(model, example, weights, calls, pack, changes)
+            if why := why_not_held(model, held): raise Differs(why)
+        except BaseException as e:
+            changes.undo()
+            if not isinstance(e, Differs): raise
+            raise ValueError(f'deploy_: {e}; nothing was changed') from None
     model.eval()
     forget_compiled()
     return report

@@ -11,12 +11,19 @@ import math
 import os
 import re
 import tempfile
+from itertools import count
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from .accumulators import check_exact
 from .integer_layers import IntegerLayer, unpack_int4
+from .integer_operations import (
+    IntegerAdd,
+    IntegerAveragePool,
+    IntegerMean,
+)
 from .runtime import check_path, without_traces
 from ..engine.arguments import check_input, check_model, installed
 from ..engine.parts import by_mode
@@ -84,11 +91,42 @@ static inline int32_t @_single(int32_t v)
     return shift ? @_round(v, shift) * ((int32_t)1 << shift) : v;
 }
 
+static inline int32_t @_clamp(int64_t n, int32_t low, int32_t high)
+{
+    return n < low ? low : n > high ? high : (int32_t)n;
+}
+
 /* A sum on the grid of what comes next. */
 static inline int32_t @_leave(int32_t v, int shift, int32_t low, int32_t high)
 {
     int64_t n = shift > 0 ? @_round(v, shift) : v * ((int64_t)1 << -shift);
-    return n < low ? low : n > high ? high : (int32_t)n;
+    return @_clamp(n, low, high);
+}
+'''
+_DIVIDE = '''/* v / by to the nearest integer, ties to where it is even with zero added. */
+static inline int64_t @_divide(int64_t v, int64_t by, int zero)
+{
+    int64_t q = v / by, rest = v % by;
+    if (rest < 0) { q--; rest += by; }
+    return q + (2 * rest > by || (2 * rest == by && (q + zero) % 2 != 0));
+}
+'''
+_TIMES = '''/* v * m / 2**shift, the product as a float32, to the nearest, ties to even. */
+static inline int64_t @_times(int32_t v, uint32_t m, int shift)
+{
+    uint64_t p = (uint64_t)(v < 0 ? 0u - (uint32_t)v : (uint32_t)v) * m, rest, half;
+    int32_t q;
+    int drop = 0;
+    while (p >> drop > 0xFFFFFFu) drop++;
+    q = (int32_t)(p >> drop);
+    if (drop) {
+        rest = p - ((uint64_t)(uint32_t)q << drop);
+        half = (uint64_t)1 << (drop - 1);
+        if (rest > half || (rest == half && q % 2 != 0)) q++;
+    }
+    shift -= drop;
+    if (v < 0) q = -q;
+    return shift > 0 ? @_round(q, shift) : q * ((int64_t)1 << -shift);
 }
 '''
 _QUANTIZE = '''/* Floats as integers: to the nearest, ties to even. Not for nan. */
@@ -115,6 +153,52 @@ class _Layer(NamedTuple):
     leaving:_Numbers
     arrays:list
     body:str|None
+    second:_Numbers|None = None      # of `z`, where two are added
+
+_TOTAL = 's'
+_ON = '''/* v / 2**drop as {mode}, and what does not fit as {overflow}. */
+static inline int64_t {name}_on(int64_t v, int drop)
+{{
+    int64_t one, q, rest;
+    if (drop <= 0) return v * ((int64_t)1 << -drop);
+    one = (int64_t)1 << drop;
+    rest = (int64_t)((uint64_t)v & (uint64_t)(one - 1));
+    q = v < 0 ? -1 - (int64_t)((uint64_t)(-1 - v) >> drop) : (int64_t)((uint64_t)v >> drop);
+    return q + ({up});
+}}
+static inline int32_t {name}_held(int64_t n)
+{{
+    {held}
+}}
+'''
+_UP = dict(TRN='rest < 0', TRN_ZERO='v < 0 && rest > 0', RND='2*rest >= one',
+    RND_MIN_INF='2*rest > one', RND_INF='2*rest > one || (2*rest == one && v > 0)',
+    RND_ZERO='2*rest > one || (2*rest == one && v < 0)',
+    RND_CONV='2*rest > one || (2*rest == one && q % 2 != 0)')
+
+def _held(f):
+    "What does not fit."
+    low,high = f.ends
+    if f.overflow == 'SAT_ZERO': return f'return n < {low} || n > {high} ? 0 : (int32_t)n;'
+    if f.overflow != 'WRAP':
+        return f'return n < {low} ? {low} : n > {high} ? {high} : (int32_t)n;'
+    period = high-low+1
+    m = f'int64_t m = (int64_t)((uint64_t)n & {period-1}u);'
+    return f'{m}\n    return (int32_t)(m > {high} ? m - {period} : m);'
+
+def _register(a, name, points, bias):
+    "Functions and arrays of a narrow accumulator, how it adds, what leaves, and its bias."
+    f = a.format
+    behind = f.width-f.integer
+    drops = [min(max(p-behind, -40), 62) for p in points]
+    on = _ON.format(name=name, mode=f.rounding, overflow=f.overflow, up=_UP[f.rounding],
+        held=_held(f))
+    arrays = [_array('int8_t', f'{name}_drop', drops), on]
+    held = f'{name}_held({name}_on({{}}, {name}_drop[o]))'
+    if a.after == 'sum': return arrays,'s += {}',held.format('s'),bias
+    scale = 2.**-torch.tensor(points, dtype=torch.float64)
+    start = a.alone(bias.double()*scale)/f.step
+    return arrays,f's = {name}_held((int64_t)s + {held})','s',start.to(torch.int32)
 
 def _sums_of(m, name, entering, leaving, shape, where):
     "What both kinds share: the arrays, how a sum leaves, and the numbers that do."
@@ -125,10 +209,17 @@ def _sums_of(m, name, entering, leaving, shape, where):
     if most.max() >= 2**31-128:
         raise ValueError(f'to_c: {where} has sums beyond 32 bits; use fewer bits')
     points = [_point(s, where) for s in m.product.tolist()]
-    arrays = [_array('int8_t', f'{name}_weight', codes.flatten().tolist()),
-        _array('int32_t', f'{name}_bias', bias.tolist())]
-    total = '@_single(s)' if most.max() > 2**24 else 's'
-    if leaving is None: return arrays,total,_Numbers(shape, -2**31, 2**31-1, points)
+    most,add,total = most.max().item(),'s += {}',_TOTAL
+    arrays = [_array('int8_t', f'{name}_weight', codes.flatten().tolist())]
+    if m.accumulator is not None:
+        f = m.accumulator.format
+        register,add,total,bias = _register(m.accumulator, name, points, bias)
+        arrays += register
+        most,points = max(-f.ends[0], f.ends[1]),[f.width-f.integer]*len(points)
+    arrays.append(_array('int32_t', f'{name}_bias', bias.tolist()))
+    if most > 2**24: total = f'@_single({total})'
+    if leaving is None:
+        return arrays,add,total,_Numbers(shape, -2**31, 2**31-1, points)
     shifts = [p-leaving.points[0] for p in points]
     if min(shifts) < -30:
         told = f'{where} needs a shift to the left by {-min(shifts)}'
@@ -136,26 +227,29 @@ def _sums_of(m, name, entering, leaving, shape, where):
     arrays.append(_array('int8_t', f'{name}_shift', [min(s, 32) for s in shifts]))
     low,high = leaving.low,leaving.high
     leave = f'@_leave({total}, {name}_shift[o], {low}, {high})'
-    return arrays,leave,leaving
+    return arrays,add,leave,leaving
 
 def _linear(m, name, entering, leaving, shape, where):
     if len(entering.shape) != 1:
         told = f'{where} must take vectors, got shape {entering.shape}'
         raise ValueError(f'to_c: {told}; put nn.Flatten before it')
-    arrays,total,left = _sums_of(m, name, entering, leaving, shape, where)
+    arrays,add,total,left = _sums_of(m, name, entering, leaving, shape, where)
     n = entering.size
+    term = f'(int32_t){name}_weight[o*{n} + i] * x[i]'
     body = f'''    for (int o = 0; o < {left.size}; o++) {{
         int32_t s = {name}_bias[o];
-        for (int i = 0; i < {n}; i++) s += (int32_t){name}_weight[o*{n} + i] * x[i];
+        for (int i = 0; i < {n}; i++) {add.format(term)};
         y[o] = ({left.kind}){total};
     }}'''
     return _Layer(entering, left, arrays, body)
 
 def _conv2d(m, name, entering, leaving, shape, where):
-    arrays,total,left = _sums_of(m, name, entering, leaving, shape, where)
+    arrays,add,total,left = _sums_of(m, name, entering, leaving, shape, where)
     (c,h,w),(o,p,q) = entering.shape,shape
     (kh,kw),(sh,sw),(ph,pw),(dh,dw) = m.kernel_size,m.stride,m.padding,m.dilation
     each,group = c//m.groups,o//m.groups
+    term = f'''(int32_t){name}_weight[((o*{each} + c)*{kh} + k)*{kw} + l]
+                * x[((o/{group}*{each} + c)*{h} + i)*{w} + j]'''
     body = f'''    for (int o = 0; o < {o}; o++)
     for (int p = 0; p < {p}; p++)
     for (int q = 0; q < {q}; q++) {{
@@ -165,8 +259,7 @@ def _conv2d(m, name, entering, leaving, shape, where):
         for (int l = 0; l < {kw}; l++) {{
             int i = p*{sh} + k*{dh} - {ph}, j = q*{sw} + l*{dw} - {pw};
             if (i < 0 || i >= {h} || j < 0 || j >= {w}) continue;
-            s += (int32_t){name}_weight[((o*{each} + c)*{kh} + k)*{kw} + l]
-                * x[((o/{group}*{each} + c)*{h} + i)*{w} + j];
+            {add.format(term)};
         }}
         y[(o*{p} + p)*{q} + q] = ({left.kind}){total};
     }}'''
@@ -201,42 +294,144 @@ def _maximum(m, entering, shape, where):
     }}'''
     return _Layer(entering, entering._replace(shape=shape), [], body)
 
+# %% ../../nbs/deployment/50_hardware.ipynb #7a10c0e1
+def _clamped(left, n): return f'({left.kind})@_clamp({n}, {left.low}, {left.high})'
+
+def _addition(m, entering, second, left, where):
+    "On the finer grid of the two, or of what leaves; float32 has such a sum exactly."
+    if entering.shape != second.shape:
+        told = f'{where} adds shapes {entering.shape} and {second.shape}'
+        raise ValueError(f'to_c: {told}; only equal ones are written')
+    point = left.points[0]
+    up = [point-n.points[0] for n in (entering, second)]
+    least = min(*up, 0)
+    if max(*up, 0)-least > 12:
+        told = f'{where} adds grids whose points are {max(*up, 0)-least} bits apart'
+        raise ValueError(f'to_c: {told}; give them scales that are closer')
+    a,b = (1 << n-least for n in up)
+    total = f'(int64_t){a}*x[i] + (int64_t){b}*z[i]'
+    n = f'@_divide({total}, {1 << -least}, {-left.low})'
+    body = f'    for (int i = 0; i < {left.size}; i++) y[i] = {_clamped(left, n)};'
+    return _Layer(entering, left, [], body, second)
+
+def _mean(m, entering, left, where):
+    "The factor is a float32, and so is the product."
+    c,h,w = entering.shape
+    many = h*w
+    if 255*many >= 2**24:
+        raise ValueError(f'to_c: {where} takes the mean of {many} numbers, more than 65793')
+    factor = (m.scale_0/(m.out_scale*float(many))).item()
+    mantissa,exponent = math.frexp(factor)
+    times = f'@_times(s, {int(mantissa*2**24)}u, {24-exponent})'
+    body = f'''    for (int c = 0; c < {c}; c++) {{
+        int32_t s = 0;
+        for (int i = 0; i < {many}; i++) s += x[c*{many} + i];
+        y[c] = {_clamped(left, times)};
+    }}'''
+    return _Layer(entering, left, [], body)
+
+def _average(m, name, entering, left, where):
+    "A sum of a window over how many it has; a float32 rounds that to the same integer."
+    (c,h,w),(_,p,q) = entering.shape,left.shape
+    picture = torch.zeros(1, 1, h, w, device=m.scale_0.device)
+    many = m._counts(picture).flatten().int().tolist()
+    up = left.points[0]-entering.points[0]
+    if 2*max(many)*2**max(0, -up) > 2**14 or up > 20:
+        told = f'{where} takes means of {max(many)} numbers, {abs(up)} bits from its input'
+        raise ValueError(f'to_c: {told}, which a float32 may round otherwise')
+    (kh,kw),(sh,sw),(ph,pw) = m.size,m.stride,m.padding
+    above = f'(int64_t){2**max(0, up)}*s'
+    by = f'(int64_t){2**max(0, -up)}*{name}_many[p*{q} + q]'
+    mean = f'@_divide({above}, {by}, {-left.low})'
+    body = f'''    for (int c = 0; c < {c}; c++)
+    for (int p = 0; p < {p}; p++)
+    for (int q = 0; q < {q}; q++) {{
+        int32_t s = 0;
+        for (int k = 0; k < {kh}; k++)
+        for (int l = 0; l < {kw}; l++) {{
+            int i = p*{sh} + k - {ph}, j = q*{sw} + l - {pw};
+            if (i < 0 || i >= {h} || j < 0 || j >= {w}) continue;
+            s += x[(c*{h} + i)*{w} + j];
+        }}
+        y[(c*{p} + p)*{q} + q] = {_clamped(left, mean)};
+    }}'''
+    return _Layer(entering, left, [_array('int32_t', f'{name}_many', many)], body)
+
 # %% ../../nbs/deployment/50_hardware.ipynb #5cc0000c
 _PASS = nn.Identity,nn.Dropout,nn.Dropout1d,nn.Dropout2d
+_OWN = 'round','single','clamp','leave','divide','times','quantize','output_point'
+_INTEGERS = IntegerLayer,IntegerAdd,IntegerAveragePool,IntegerMean
+_KNOWN = 'integer layers, ReLU, MaxPool2d, Flatten, Dropout and Identity'
 
-def _in_order(model, name=''):
-    "The layers of a sequence and of those in it, with their names."
-    for k,m in model.named_children():
-        if type(m) is nn.Sequential: yield from _in_order(m, f'{name}{k}.')
-        else: yield f'{name}{k}',m
+class _Root(nn.Module):
+    "A model as a part, so that a forward of its own instance is read too."
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+    def forward(self, x): return self.model(x)
 
-def _shapes(layers, example):
-    "What leaves each layer for one example, without the batch."
-    x,shapes = example[:1],[]
-    for where,m in layers:
-        try:
-            with torch.no_grad(): x = m(x)
+class _Reader(fx.Tracer):
+    "What calls what, down to layers of torch and of integers."
+    def is_leaf_module(self, m, module_qualified_name):
+        leaf = super().is_leaf_module(m, module_qualified_name)
+        return leaf or getattr(m, 'holds_codes', False)
+
+class _Shapes(fx.Interpreter):
+    "What leaves each call for one example, without the batch; None if it is no tensor."
+    def run_node(self, n):
+        try: out = super().run_node(n)
         except Exception as e:
-            raise ValueError(f'to_c: {where} does not take example: {e}') from e
-        shapes.append(tuple(x.shape[1:]))
-    return shapes
+            raise ValueError(f'to_c: {_where(n)} does not take example: {e}') from e
+        n.meta['shape'] = tuple(out.shape[1:]) if isinstance(out, Tensor) else None
+        return out
 
-def _check_kinds(layers):
-    "Raises for a layer that is not written, and where the integers would not reach the next."
-    for where,m in layers:
-        if isinstance(m, IntegerLayer):
-            if m.kind in (nn.Linear, nn.Conv2d): continue
+def _where(node):
+    "The name of a layer, or of what is called."
+    if node.op != 'call_module': return node.name
+    return node.target.removeprefix('model').removeprefix('.') or '(model)'
+
+def _read(model, example):
+    "The calls of a model, in order, each with the module that it calls, or None."
+    root = _Root(model)
+    try: graph = _Reader().trace(root)
+    except Exception as e:
+        told = f'the forward of {type(model).__name__} cannot be read: {first_line(e)}'
+        raise ValueError(f'to_c: {told}') from e
+    _check_kinds(graph, root)
+    with evaluating(model), torch.no_grad():
+        _Shapes(fx.GraphModule(root, graph), garbage_collect_values=False).run(example[:1])
+    return {n: root.get_submodule(n.target) if n.op == 'call_module' else None
+        for n in graph.nodes}
+
+_RESHAPES = 'flatten','view','reshape','squeeze','unsqueeze','contiguous'
+def _called(node):
+    "The name of a function or method."
+    return node.target if isinstance(node.target, str) else node.target.__name__
+
+def _check_kinds(graph, root):
+    "Raises for a layer that is not written."
+    for n in graph.nodes:
+        if n.op != 'call_module': continue
+        m,where = root.get_submodule(n.target),_where(n)
+        if isinstance(m, IntegerLayer) and m.kind not in (nn.Linear, nn.Conv2d):
             told = f'{where} is an integer {m.kind.__name__}'
             raise ValueError(f'to_c: {told}; only Linear and Conv2d are written')
-        if type(m) in (nn.ReLU, nn.MaxPool2d, nn.Flatten, *_PASS): continue
+        known = *_INTEGERS,nn.ReLU,nn.MaxPool2d,nn.Flatten,*_PASS
+        if type(m) in known: continue
         told = 'deploy_ has made no integers of it'
-        if not hasattr(m, 'weight'):
-            told = 'known are integer layers, ReLU, MaxPool2d, Flatten, Dropout and Identity'
+        if getattr(m, 'holds_codes', False): told = 'of operations, Add and means are written'
+        elif not hasattr(m, 'weight'): told = f'known are {_KNOWN}'
         raise ValueError(f'to_c: {where} is a {type(m).__name__}; {told}')
 
 def _entering(m, shape, where):
     "The numbers that an integer layer takes."
     return _grid(m.input_scale, m.input_zero_point, m.input_top, shape, where)
+
+def _taken(m, i, shape, where):
+    "The numbers of an input of an integer layer or operation."
+    if isinstance(m, IntegerLayer): return _entering(m, shape, where)
+    scale,zero_point = m._grid(i)
+    return _grid(scale, zero_point, m._top(i), shape, where)
 
 def _leaving(m, shape, where, last):
     "The numbers that it gives; None where they are its sums, of the last layer."
@@ -245,60 +440,123 @@ def _leaving(m, shape, where, last):
     if last: return None
     raise ValueError(f'to_c: {where} gives floats to the layers behind it')
 
-def _translated(layers, shapes, first, prefix):
-    "Each layer as C."
-    integer = [i for i,(_,m) in enumerate(layers) if isinstance(m, IntegerLayer)]
-    if not integer: raise ValueError('to_c: the model has no integer layer; deploy_ first')
-    x = _entering(layers[integer[0]][1], first, layers[integer[0]][0])
-    made = []
-    for i,((where,m),shape) in enumerate(zip(layers, shapes)):
-        name = f'{prefix}_{where}'.replace('.', '_')
-        if isinstance(m, IntegerLayer):
-            wanted = _entering(m, x.shape, where)
-            if wanted != x:
-                told = f'{where} takes other integers than the layer before it gives'
+def _feeding(calls):
+    "The calls that some integer layer or operation reads, at any distance."
+    found = set()
+    for n in reversed(calls):
+        if n in found or isinstance(calls[n], _INTEGERS): found.update(n.all_input_nodes)
+    return found
+
+# %% ../../nbs/deployment/50_hardware.ipynb #7a10c0e2
+def _first_grid(calls):
+    "The numbers that enter: those of the first layer of integers."
+    for n,m in calls.items():
+        if isinstance(m, _INTEGERS):
+            shape = n.all_input_nodes[0].meta['shape']
+            return _taken(m, 0, shape, _where(n))
+    raise ValueError('to_c: the model has no integer layer; deploy_ first')
+
+def _integer(m, name, xs, shape, where, last):
+    "A layer or operation of integers as C."
+    for i,x in enumerate(xs):
+        if _taken(m, i, x.shape, where) == x: continue
+        told = f'{where} takes other integers than the layer before it gives'
+        raise ValueError(f'to_c: {told}')
+    left:Any = _leaving(m, shape, where, last)
+    if isinstance(m, IntegerAdd): return _addition(m, xs[0], xs[1], left, where)
+    if isinstance(m, IntegerMean): return _mean(m, xs[0], left, where)
+    if isinstance(m, IntegerAveragePool): return _average(m, name, xs[0], left, where)
+    write = _linear if m.kind is nn.Linear else _conv2d
+    return write(m, name, xs[0], left, shape, where)
+
+def _plain(n, m, x, shape):
+    "What stands between, as C."
+    where = _where(n)
+    if m is None:
+        name = _called(n)
+        if name in ('relu', 'relu_'): return _relu(x)
+        if name in _RESHAPES and math.prod(shape) == x.size:
+            return _Layer(x, x._replace(shape=shape), [], None)
+        known = 'relu and what changes a shape alone'
+        raise ValueError(f'to_c: {where} is a call of {name}; known are layers, {known}')
+    if isinstance(m, nn.ReLU): return _relu(x)
+    if isinstance(m, nn.MaxPool2d): return _maximum(m, x, shape, where)
+    if isinstance(m, nn.Flatten) and math.prod(shape) != x.size:
+        raise ValueError(f'to_c: {where} must leave the batch alone, got {m}')
+    return _Layer(x, x._replace(shape=shape), [], None)
+
+def _name(wanted, prefix, used):
+    "A name of C that no other function has."
+    used = {*used, *(f'{prefix}_{k}' for k in _OWN)}
+    plain = re.sub(r'\W', '_', wanted)
+    several = (f'{plain}_{k}' if k > 1 else plain for k in count(1))
+    return next(n for n in several if n not in used)
+
+class _Step(NamedTuple):
+    "A layer as C, its name, and the arrays that it reads and writes."
+    name:str
+    one:_Layer
+    reads:tuple
+    writes:str
+
+def _translated(calls, prefix)->Any:
+    "Each step, and the array that leaves."
+    feeding,first = _feeding(calls),_first_grid(calls)
+    found,steps = {},[]
+    for n,m in calls.items():
+        shape = n.meta['shape']
+        if n.op == 'placeholder':
+            if found: raise ValueError('to_c: model must take one tensor')
+            found[n] = first._replace(shape=shape),'x'
+        elif n.op == 'output':
+            if n.args[0] not in found: raise ValueError('to_c: model must return one Tensor')
+            return steps,found[n.args[0]][1]
+        elif shape is not None:
+            name = _name(f'{prefix}_{_where(n)}', prefix, [s.name for s in steps])
+            if any(a not in found for a in n.all_input_nodes) or not n.all_input_nodes:
+                told = f'{_where(n)} reads other than what was computed'
                 raise ValueError(f'to_c: {told}')
-            leaving = _leaving(m, shape, where, i == integer[-1])
-            write = _linear if m.kind is nn.Linear else _conv2d
-            one = write(m, name, x, leaving, shape, where)
-        elif isinstance(m, nn.ReLU): one = _relu(x)
-        elif isinstance(m, nn.MaxPool2d): one = _maximum(m, x, shape, where)
-        elif isinstance(m, nn.Flatten) and (m.start_dim, m.end_dim) != (1, -1):
-            raise ValueError(f'to_c: {where} must flatten all but the batch, got {m}')
-        else: one = _Layer(x, x._replace(shape=shape), [], None)
-        made.append((name, one))
-        x = one.leaving
-    return made
+            xs,reads = zip(*[found[a] for a in n.all_input_nodes])
+            own = isinstance(m, _INTEGERS)
+            if own: one = _integer(m, name, xs, shape, _where(n), n not in feeding)
+            else: one = _plain(n, m, xs[0], shape)
+            writes = f'a{len(steps)}' if one.body else reads[0]
+            if one.body: steps.append(_Step(name, one, reads, writes))
+            found[n] = one.leaving,writes
 
 # %% ../../nbs/deployment/50_hardware.ipynb #5cc0000d
-def _as_text(made, prefix):
+def _functions(steps, last):
+    "A function for each step, the arrays between them, and the calls."
+    lines,room,calls = [],[],[]
+    for name,one,reads,writes in steps:
+        z = '' if one.second is None else f'const {one.second.kind} *z, '
+        kinds = f'const {one.entering.kind} *x, {z}{one.leaving.kind} *y'
+        lines += [*one.arrays, f'static inline void {name}({kinds})', '{', one.body, '}', '']
+        if writes != last: room.append(f'    {one.leaving.kind} {writes}[{one.leaving.size}];')
+        args = ['y' if r == last else r for r in (*reads, writes)]
+        calls.append(f"    {name}({', '.join(args)});")
+    return lines,[*room, *calls]
+
+def _as_text(steps, last, prefix):
     "The header."
-    first,last = made[0][1].entering,made[-1][1].leaving
+    leaving = next(s.one.leaving for s in steps if s.writes == last)
+    first = steps[0].one.entering
     big,factor = prefix.upper(),f'{2.**first.points[0]!r}f'
+    functions,calls = _functions(steps, last)
+    needed = [h for k,h in (('divide', _DIVIDE), ('times', _TIMES))
+        if any(f'@_{k}(' in line for line in functions)]
     lines = [f'/* {prefix}.h: a network of integers, written by shok_nb. */',
         f'#ifndef {big}_H', f'#define {big}_H', '#include <stdint.h>',
-        f'#define {big}_INPUTS {first.size}', f'#define {big}_OUTPUTS {last.size}',
+        f'#define {big}_INPUTS {first.size}', f'#define {big}_OUTPUTS {leaving.size}',
         f'/* An input q stands for q * 2**-{big}_INPUT_POINT. */',
         f'#define {big}_INPUT_POINT {first.points[0]}',
         '/* An output stands for itself times 2**-point, of all or of its channel. */',
-        _array('int8_t', f'{prefix}_output_point', last.points), '',
-        _HELP.replace('@', prefix),
-        _QUANTIZE.replace('@', prefix).format(kind=first.kind, size=first.size, factor=factor,
-            low=first.low, high=first.high)]
-    calls,room,at = [],[],'x'
-    done = [(n, one) for n,one in made if one.body]
-    for i,(name,one) in enumerate(done):
-        kinds = f'const {one.entering.kind} *x, {one.leaving.kind} *y'
-        body = one.body.replace('@', prefix)
-        lines += [*one.arrays, f'static inline void {name}({kinds})', '{', body, '}', '']
-        to = 'y' if i == len(done)-1 else f'a{i}'
-        if to != 'y': room.append(f'    {one.leaving.kind} {to}[{one.leaving.size}];')
-        calls.append(f'    {name}({at}, {to});')
-        at = to
-    kinds = f'const {first.kind} *x, {last.kind} *y'
-    lines += [f'static inline void {prefix}({kinds})', '{', *room, *calls, '}',
-        f'#endif /* {big}_H */', '']
-    return '\n'.join(lines)
+        _array('int8_t', f'{prefix}_output_point', leaving.points), '', _HELP, *needed,
+        _QUANTIZE.format(kind=first.kind, size=first.size, factor=factor, low=first.low,
+            high=first.high), *functions]
+    kinds = f'const {first.kind} *x, {leaving.kind} *y'
+    lines += [f'static inline void @({kinds})', '{', *calls, '}', f'#endif /* {big}_H */', '']
+    return '\n'.join(lines).replace('@', prefix)
 
 def _checked_name(file):
     "The name of a header as that of a function."
@@ -314,14 +572,14 @@ def _checked_name(file):
 
 # %% ../../nbs/deployment/50_hardware.ipynb #5cc0000e
 def to_c(
-    model:nn.Module,     # An `nn.Sequential` after `deploy_`, all of its scales powers of two
+    model:nn.Module,     # After `deploy_`, all of its scales powers of two
     example:Tensor,      # A batch of inputs, for their shape
     file:str|PathLike,   # Where to write, `*.h`; its name is that of the function
 )->str|PathLike:         # `file`
     """Write a deployed network as C, in integers. Raises ValueError for what it cannot write.
 
     Parameters:
-        model (nn.Module): An `nn.Sequential` after `deploy_`, all of its scales powers of two
+        model (nn.Module): After `deploy_`, all of its scales powers of two
         example (Tensor): A batch of inputs, for their shape
         file (str|PathLike): Where to write, `*.h`; its name is that of the function
 
@@ -341,16 +599,12 @@ def to_c(
     """
     check_model(model, 'to_c')
     prefix = _checked_name(file)
-    if type(model) is not nn.Sequential:
-        raise ValueError(f'to_c: model must be an nn.Sequential, got {type(model).__name__}')
     check_input(example, 'to_c', 'example')
     if example.ndim < 2 or not example.numel():
         told = f'got shape {tuple(example.shape)}'
         raise ValueError(f'to_c: example must be a batch of inputs, {told}')
-    layers = [*_in_order(model)]
-    _check_kinds(layers)
-    made = _translated(layers, _shapes(layers, example), tuple(example.shape[1:]), prefix)
-    write_whole(file, [_as_text(made, prefix).encode('ascii')])
+    steps,last = _translated(_read(model, example), prefix)
+    write_whole(file, [_as_text(steps, last, prefix).encode('ascii')])
     return file
 
 # %% ../../nbs/deployment/50_hardware.ipynb #129a8d2c
@@ -443,6 +697,7 @@ def to_qonnx(
     """
     check_model(model, 'to_qonnx')
     check_path(file, 'to_qonnx', 'file')
+    check_exact(model, 'to_qonnx')
     inputs = example if isinstance(example, tuple) else (example,)
     for x in inputs: check_input(x, 'to_qonnx', 'example')
     nodes = _with_nodes(model)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
-from ..engine.arguments import check_count, check_input, what_came
-from ..engine.pieces import WHOLE_FLOATS
+from ..engine.arguments import check_count, check_input, is_strided, what_came
+from ..engine.core import straight_through
+from ..engine.pieces import PLAIN_TYPES, WHOLE_FLOATS
 from ..estimators.ste import round_ste
 from ..grids.floats import FORMAT_NAMES
 from ..quantization.fake_quantize import check_one_way
@@ -85,7 +86,7 @@ def _integers(t, fn, arg):
     "Raises where `t` is no tensor of integers."
     if not isinstance(t, Tensor):
         raise TypeError(f'{fn}: {arg} must be a torch.Tensor, got {what_came(t)}')
-    if nn.parameter.is_lazy(t) or t.layout != torch.strided:
+    if type(t) not in PLAIN_TYPES and nn.parameter.is_lazy(t) or not is_strided(t):
         raise TypeError(f'{fn}: {arg} must be dense and have a shape, got {type(t).__name__}')
     if t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
         raise TypeError(f'{fn}: {arg} must have an integer dtype, got {t.dtype}')
@@ -326,6 +327,7 @@ def padding_of(layer)->Any:
 class _Sums(Float32Buffers):
     "Codes in, exact sums, and values or codes out; and the same for the runtime."
     in_file = False
+    accumulator:Any = None           # that of `narrow_accumulators_`, or sums are exact
     kind:type
     options:dict
     packed:tuple|None
@@ -360,9 +362,21 @@ class _Sums(Float32Buffers):
         return codes - zero_point
 
     def _sums(self, q):
-        "Exact sums of integers, then one float each."
+        "Exact sums of integers, then one float each; or those of a narrow accumulator."
         bias = None if self.bias_codes is None else self.bias_codes.double()
-        return self._apply_to(q.double(), self._weight().double(), bias).float()
+        x,w = q.double(),self._weight().double()
+        exact = self._apply_to(x, w, bias).float()
+        return exact if self.accumulator is None else self._narrow(x, w, bias, exact)
+
+    def _narrow(self, x, w, bias, exact):
+        "Sums in the accumulator, in units of a product; the gradient is the exact sum's."
+        with torch.no_grad():
+            product = self.product.double()
+            unit = self._beside(product)
+            w = w*product.view(-1, *[1]*(w.ndim-1))
+            bias = 0*unit if bias is None else self._beside(bias)*unit
+            total = self.accumulator.sums(x, w, bias, self.options)
+        return straight_through((total/unit).float(), exact)
 
     def _leaving(self, total):
         "The sums as values: floats, or codes of what comes next times their scale."
@@ -385,6 +399,8 @@ class _Sums(Float32Buffers):
 
     def _in_onnx(self, x):
         "The pattern that the runtime replaces by QLinearConv and QGemm, or a Conv in floats."
+        if self.accumulator is not None:
+            raise ValueError('IntegerLayer: sums in a narrow accumulator cannot be exported')
         entering = self.input_scale,self.input_zero_point
         v = on_grid_in_onnx(x.float(), *entering, top=self.input_top)
         y = self._apply_to(v, *self._parameters_in_onnx())
@@ -595,4 +611,6 @@ class IntegerLayer(_Sums):
             IntegerLayer(Linear, int8, floats out)
         """
         shown = [self.kind.__name__, 'int8' if self.packed is None else 'int4']
-        return ', '.join([*shown, 'floats out' if self.out_scale is None else 'codes out'])
+        shown.append('floats out' if self.out_scale is None else 'codes out')
+        if self.accumulator is not None: shown.append(str(self.accumulator))
+        return ', '.join(shown)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import ParametrizationList
+from .accumulators import check_exact
 from .integer_layers import KERNEL_BLOCKS, Dequantize, unpack_int4
 from ..engine.arguments import check_count, check_flag, check_model, installed, what_came
 from ..engine.compat import has_vnni
@@ -73,6 +74,7 @@ def to_onnx(
     check_model(model, 'to_onnx')
     any_batch = check_flag(any_batch, 'to_onnx', 'any_batch')
     check_path(file, 'to_onnx', 'file')
+    check_exact(model, 'to_onnx')
     inputs,together = _checked_inputs(model, example, any_batch)
     axes = _checked_axes(dynamic, inputs, any_batch)
     examples = [inputs, dict(_one_shorter(inputs, axes))] if dynamic else [inputs]
