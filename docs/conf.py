@@ -44,7 +44,7 @@ literate_folders = dict(                                     # the groups of the
 literate_places = dict(                                      # pages of other folders; `...` is the rest of its own
     start=['first_network', 'which', 'straight_through_fails', 'try_it', ...],
     engine=[..., 'layers', 'flow', 'operations', 'attention', 'foreign_layers', 'report', 'proof', 'channels',
-        'integer_layers', 'integer_operations', 'harness', 'plots'],
+        'integer_layers', 'integer_operations', 'harness', 'demo', 'plots'],
 )
 literate_guidance = dict(                                    # at the head of a group
     start=(
