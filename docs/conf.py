@@ -116,6 +116,7 @@ literate_titles = dict(                                      # in the menu: the 
     tokenizers='Tokenizers: FSQ, LFQ, BSQ, VQ',
     hardware='For hardware',
     everywhere='Codec that decodes everywhere',
+    measurements='Speed: the table',
     few_levels='Ternary, binary, no zero',
     try_it='Try it: two side by side',
     widgets='Sliders: tune',
