@@ -44,7 +44,7 @@ literate_folders = dict(                                     # the groups of the
 literate_places = dict(                                      # pages of other folders; `...` is the rest of its own
     start=['first_network', 'which', 'straight_through_fails', 'try_it', ...],
     engine=[..., 'layers', 'flow', 'forwards', 'operations', 'attention', 'foreign_layers', 'proof', 'channels',
-        'integer_layers', 'integer_operations', 'harness', 'plots'],
+        'integer_layers', 'integer_operations', 'harness', 'demo', 'plots'],
 )
 literate_guidance = dict(                                    # at the head of a group
     start=(
@@ -118,6 +118,7 @@ literate_titles = dict(                                      # in the menu: the 
     accumulators='Accumulators: width, overflow',
     hardware='For hardware',
     everywhere='Codec that decodes everywhere',
+    measurements='Speed: the table',
     few_levels='Ternary, binary, no zero',
     try_it='Try it: two side by side',
     widgets='Sliders: tune',

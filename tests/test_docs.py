@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 import literate
 import nbformat
+import offline_math
 import pytest
 from measure import imported, modules
 from nbformat.v4 import new_markdown_cell
@@ -96,6 +97,23 @@ def test_formulas_are_written_for_tex(nb):
     for c in cells(nb):
         if c['cell_type'] != 'markdown': continue
         assert not re.search(r'\\\\[a-zA-Z]|[\t\f\v\a\b]', c['source']), c['id']
+
+def test_formulas_are_drawn():
+    "KaTeX takes every formula of every page, in HTML and MathML, and says what is wrong with one that it cannot draw."
+    from markdown_it import MarkdownIt
+    from mdit_py_plugins.dollarmath import dollarmath_plugin
+    read,found = MarkdownIt().use(dollarmath_plugin),set()
+    for nb in NBS:
+        tokens = [t for c in cells(nb, 'markdown')
+            for b in read.parse(literate.prose(c['source'], {})) for t in (b, *(b.children or ()))]
+        found |= {(t.content, t.type == 'math_block') for t in tokens if t.type.startswith('math')}
+    assert len(found) > 300
+    for tex,display in found:
+        made = offline_math.drawn(tex, display)
+        assert '<math' in made and 'katex-html' in made and '<annotation' not in made
+        assert ('display="block"' in made) == display
+    for wrong in (r'\frac{1}{', r'\nonsense', 'x^', 'é'):
+        with pytest.raises(Exception, match='KaTeX|strict|LaTeX'): offline_math.drawn(wrong)
 
 def test_references():
     """Every arXiv id that a page cites, and every "Name 1999", has its entry in references.bib. No entry is there for

@@ -607,9 +607,9 @@ def test_what_is_needed_stands_open():
     reader = 'def f(): return a, x1, x29'
     cells = as_page('#| export\na = 1', imports, helper, check, other, reader, '#| code-fold: true\nx2')
     assert [(c['source'].partition('\n')[0], is_folded(c)) for c in cells] == [('a = 1', True),
-        ('import math', False), ('import sys', True), ('a = math.pi', False), ('a = 2', True), ('b = sys.path', True),
+        ('import math', False), ('a = math.pi', False), ('a = 2', True), ('import sys', True), ('b = sys.path', True),
         (reader, False), ('x2', True)]
-    shown,rest = (c['source'] for c in cells[1:3])
+    shown,rest = (cells[i]['source'] for i in (1, 4))
     assert shown == 'import math\nfrom torch import x1, x29'
     assert rest.startswith('import sys\nfrom torch import (\n    x0, x2,') and max(map(len, rest.splitlines())) <= 88
     compile(rest, 'rest', 'exec')
@@ -624,8 +624,61 @@ def test_what_stands_on_a_fold():
     assert label('import math\nfrom torch import nn') == ('Imports of the checks',)*2
     assert label('#| code-fold: true\nx = 1\nassert x') == ('Check', 'Check')
     assert label('#| exporti\ndef _f():\n    assert True') == both('the source')
-    assert label('#| code-fold: true\n#| fig-alt: a line\nx = 1\nassert x') == both('the source')
+    assert label('#| code-fold: true\n#| fig-alt: a line\nx = 1\nassert x') == both('the code of this picture')
     assert label('#| code-fold: true\n#| code-summary: Show the proof\n1') == both('the proof')
+
+def on_page(nb):
+    "The cells of a page that one sees."
+    made = literate.convert(json.loads(nb.read_text('utf-8')), {}, 'shok_nb')['cells']
+    return [c for c in made if 'remove-cell' not in c['metadata'].get('tags', ())]
+
+@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
+def test_no_value_without_its_code(nb):
+    "What a page shows under a fold is a picture or a table, and the fold says so; a check is folded with its value."
+    for c in (c for c in on_page(nb) if c['cell_type'] == 'code' and c['outputs']):
+        tags,label = c['metadata']['tags'],c['metadata'].get('mystnb', {}).get('code_prompt_show', '')
+        if not {'hide-input', 'remove-input'} & {*tags} or {'hide-cell', 'remove-output'} & {*tags}: continue
+        assert re.search('of this (picture|table)$', label), (c['id'], label)
+
+def test_a_fold_says_what_it_shows():
+    "By what the cell has shown; the value of a check is in its fold, and where code was hidden it is folded."
+    def page(src, **data):
+        nb = notebook(src)
+        nb.cells[0].outputs = [dict(output_type='execute_result', data=data)] if data else []
+        cell = literate.convert(nb, {}, 'shok_nb')['cells'][-1]
+        return cell['metadata']['mystnb']['code_prompt_show'],'hide-cell' in cell['metadata']['tags']
+    assert page('#| code-fold: true\nassert 1\nf()', **{'image/png': ''}) == ('Show the code of this picture', False)
+    assert page('#| echo: false\nf()', **{'text/markdown': ''}) == ('Show the code of this table', False)
+    assert page('#| code-fold: true\nassert 1\n2', **{'text/plain': '2'}) == ('Check', True)
+
+@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
+def test_use_stands_before_reference(nb):
+    "No example follows an entry of the API or its source: between them stands what leads to another idea."
+    def kind(c):
+        return 'A' if literate.is_entry(c) else 's' if literate.is_source(c) else 'e' if literate.is_example(c) else 'm'
+    made = on_page(nb)
+    kinds = ''.join(map(kind, made))
+    late = [made[m.end()-1]['id'] for m in re.finditer('A[As]*e', kinds)]
+    assert not late, (kinds, late)
+
+def test_what_moves_behind_its_examples():
+    """An entry and its source, up to the next heading or the prose that leads to another entry; what runs stays where
+    it stood. Imports of checks stand before the first cell that reads them, those of all names where they were."""
+    def export(n): return f'#| export\ndef {n}(): pass'
+    text = new_markdown_cell
+    nb = notebook(text('# A'), '#| default_exp a', export('f'), 'f()', text('It is.'), 'f(1)', text('Next'),
+        export('g'), 'g()', text('## B'), export('h'), text('Why'), export('i'))
+    for i,c in enumerate(nb.cells): c.id = f'c{i}'
+    made = literate.convert(nb, {}, 'shok_nb')['cells']
+    def seen(cells): return [c['id'] for c in cells if 'remove-cell' not in c['metadata'].get('tags', ())]
+    assert seen(made) == ['c0', 'c3', 'c4', 'c5', 'api-f', 'c2-shown', 'c6', 'c8', 'api-g', 'c7-shown', 'c9', 'api-h',
+        'c10', 'c11', 'api-i', 'c12']
+    runs = [c['id'] for c in made if c['cell_type'] == 'code' and 'skip-execution' not in c['metadata']['tags']]
+    assert runs == ['c1', 'c2', 'c3', 'c5', 'c7', 'c8', 'c10', 'c12']
+    late = as_page('import os\nimport sys', 'os.name', 'assert os', 'assert sys')
+    assert [c['source'] for c in late] == ['import os', 'os.name', 'assert os', 'import sys', 'assert sys']
+    star = as_page('import os\nfrom sys import *', 'os.name', 'assert path')
+    assert [c['source'] for c in star] == ['import os', 'from sys import *', 'os.name', 'assert path']
 
 def test_a_page_runs_again(tmp_path):
     "When what it reads has changed: the library, or a file of figures that it names."

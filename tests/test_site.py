@@ -71,6 +71,13 @@ def test_pages_as_markdown(site):
         assert name == 'glossary' or '```python\n' in text, name
         assert parsed(site/f'{name}.html').select_one(f'link[rel=alternate][href="{name}.md"]'), name
 
+def test_formulas_need_no_script(site):
+    "They stand on the page as KaTeX has drawn them, with MathML for screen readers, and no KaTeX is loaded."
+    found = {p.stem: parsed(p).select('.math.notranslate') for p in site.glob('*.html')}
+    drawn = [e for all in found.values() for e in all]
+    assert len(drawn) > 400 and all(e.select_one('math') and e.select_one('.katex-html') for e in drawn)
+    assert not [*site.rglob('katex*.js')] and 'katex.min.js' not in (site/'soft.html').read_text('utf-8')
+
 # --- sentences and players
 def place(tag): return tag.sourceline,tag.sourcepos
 

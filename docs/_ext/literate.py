@@ -29,6 +29,7 @@ from examples import is_check, parts, symbols
 HIDDEN = {'hide', 'default_exp'}
 LONG = 20      # lines; a longer cell is folded
 WIDE = 88      # characters of a line of imports
+CHECKS_NEED = 'Imports of the checks'
 _directive = re.compile(r'\s*#\|\s*([\w-]+)\s*:?\s*(.*?)\s*$')
 
 def directives(src):
@@ -237,18 +238,21 @@ def _api(mod, node):
     kind = 'class' if isinstance(node, ast.ClassDef) else 'function'
     return _cell('markdown', f'api-{node.name}', f'```{{eval-rst}}\n.. auto{kind}:: {mod}.{node.name}\n```')
 
-def _label(d, code, public):
-    "What stands on the fold of a cell: its `code-summary`, or what it holds."
+def _label(d, code, public, kinds=frozenset()):
+    "What stands on the fold of a cell: its `code-summary`, or what it holds or, of these `kinds`, shows."
     if 'code-summary' in d: return d['code-summary']
     if 0 < len(public) < 3: return 'Show the source of ' + ' and '.join(n.name for n in public)
-    checks = not {'fig-alt', 'export', 'exports', 'exporti'} & d.keys() and any(map(is_check, ast.parse(code).body))
-    return 'Check' if checks else 'Show the source'
+    if not {'export', 'exports', 'exporti'} & d.keys():
+        if 'fig-alt' in d or kinds & {'image/png', 'text/html'}: return 'Show the code of this picture'
+        if 'text/markdown' in kinds: return 'Show the code of this table'
+        if any(map(is_check, ast.parse(code).body)): return 'Check'
+    return 'Show the source'
 
 def _fold(c, label):
     "The cell, folded under a label."
     meta = c['metadata']
     prompts = dict(code_prompt_show=label, code_prompt_hide=label.replace('Show', 'Hide'))
-    tags = sorted({*meta['tags'], 'hide-input'})
+    tags = sorted({*meta['tags'], 'hide-input', *['hide-cell']*(label == 'Check')})     # with what a check ends in
     return c | dict(metadata=meta | dict(tags=tags, mystnb=meta.get('mystnb', {}) | prompts))
 
 def _only_imports(body): return all(isinstance(n, (ast.Import, ast.ImportFrom)) for n in body)
@@ -258,7 +262,6 @@ def _code(c, mod):
     d,code = directives(''.join(c['source']))
     tags,api = set(c['metadata'].get('tags', [])),[]
     meta = {k: v for k,v in c['metadata'].items() if k == 'says'}
-    if d.get('echo') == 'false': tags.add('remove-input')
     if d.get('output') == 'false': tags.add('remove-output')
     if d.get('eval') == 'false': tags.add('skip-execution')
     before = []
@@ -266,7 +269,7 @@ def _code(c, mod):
         meta['mystnb'] = dict(image=dict(alt=d['fig-alt']))
         before = [_hidden(f"alt-{c['id']}", f"figures.alt({d['fig-alt']!r})")]
     show = shown(d) and bool(code)
-    fold = d.get('code-fold', str(len(code.splitlines()) > LONG).lower()) == 'true'
+    fold = d.get('code-fold', str(len(code.splitlines()) > LONG).lower()) == 'true' or d.get('echo') == 'false'
     if {'export', 'exports', 'exporti'} & d.keys():
         body = ast.parse(code).body
         public = [n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and not n.name.startswith('_')]
@@ -277,7 +280,8 @@ def _code(c, mod):
         meta['exported'] = True
     if not show: tags.add('remove-cell')                  # still runs, never seen
     made = c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))
-    return [*api, *before, _fold(made, _label(d, code, public if api else [])) if fold else made]
+    kinds = {k for o in c.get('outputs', ()) for k in o.get('data', ())}
+    return [*api, *before, _fold(made, _label(d, code, public if api else [], kinds)) if fold else made]
 
 def in_parts(c):
     "A code cell as those that the page has for it: examples, checks, and what must fail after the check that it does."
@@ -319,7 +323,7 @@ def convert(nb, syms, pkg, base='', terms=()):
     if ids := needed(cells):
         again = nb | dict(cells=[_opened(c, ids) for c in nb['cells']])
         cells = _pages_cells(again, syms, pkg, base, terms)
-    return nb | dict(cells=part_imports(cells))
+    return nb | dict(cells=use_first(late_imports(part_imports(cells))))
 
 @functools.cache
 def names(code):
@@ -338,17 +342,15 @@ def _is_folded(c): return 'hide-input' in c['metadata']['tags']
 def _unfolded(c):
     "The cell, standing open."
     meta = c['metadata']
-    tags,myst = [t for t in meta['tags'] if t != 'hide-input'],dict(meta.get('mystnb', {}))
+    tags,myst = [t for t in meta['tags'] if t not in ('hide-input', 'hide-cell')],dict(meta.get('mystnb', {}))
     for k in ('code_prompt_show', 'code_prompt_hide'): myst.pop(k, None)
     return c | dict(metadata=meta | dict(tags=tags) | (dict(mystnb=myst) if 'mystnb' in meta else {}))
 
 def needed(cells):
     """The folded cells that stand open, so that none which does reads what a folded one binds: of the examples above it
     that bind the name, the last."""
-    def is_example(c):
-        if not _is_seen(c) or 'exported' in c['metadata']: return False
-        return c['metadata'].get('mystnb', {}).get('code_prompt_show') != 'Check'
-    examples = [i for i,c in enumerate(cells) if is_example(c)]
+    def is_check(c): return c['metadata'].get('mystnb', {}).get('code_prompt_show') == 'Check'
+    examples = [i for i,c in enumerate(cells) if is_example(c) and not is_check(c)]
     uses = {i: names(cells[i]['source']) for i in examples}
     folded,found = {i for i in examples if _is_folded(cells[i])},set()
     todo = [i for i in examples if i not in folded]
@@ -392,7 +394,56 @@ def part_imports(cells):
         if shown: out.append(_unfolded(c) | dict(source=shown))
         if rest:
             id = f"{c['id']}-rest" if shown else c['id']
-            out.append(_fold(c | dict(id=id, source=rest), 'Imports of the checks'))
+            out.append(_fold(c | dict(id=id, source=rest), CHECKS_NEED))
+    return out
+
+def late_imports(cells):
+    "The folded imports stand before the first cell that reads what they bind."
+    out = [*cells]
+    for c in cells:
+        if c['metadata'].get('mystnb', {}).get('code_prompt_show') != CHECKS_NEED: continue
+        bound,_ = names(c['source'])
+        i = out.index(c)
+        def reads(later, bound=bound): return later['cell_type'] == 'code' and names(later['source'])[1] & bound
+        j = next((j for j in range(i+1, len(out)) if reads(out[j])), i+1)
+        while j > i+1 and 'remove-cell' in out[j-1]['metadata'].get('tags', ()): j -= 1    # those speak of the next one
+        if '*' not in c['source']: out.insert(j-1, out.pop(i))
+    return out
+
+def is_entry(c): return str(c['id']).startswith('api-')
+
+def is_source(c): return 'exported' in c['metadata'] and _is_seen(c)
+
+def is_example(c): return _is_seen(c) and 'exported' not in c['metadata']
+
+def _again(c):
+    "A copy of a cell that is seen and does not run."
+    tags = [*c['metadata']['tags'], 'skip-execution']
+    return c | dict(id=f"{c['id']}-shown", metadata=c['metadata'] | dict(tags=tags), outputs=[])
+
+def _unseen(c): return c | dict(metadata=c['metadata'] | dict(tags=[*c['metadata']['tags'], 'remove-cell']))
+
+def blocks(cells):
+    """The cells of a page in blocks: a heading begins one, and so does what stands before an entry of the API or a
+    source, with the prose that leads to it."""
+    found = [[]]
+    for i,c in enumerate(cells):
+        heads = c['cell_type'] == 'markdown' and ''.join(c['source']).startswith('#')
+        prose = c['cell_type'] == 'markdown' and not is_entry(c)
+        later = next((n for n in cells[i+1:] if 'remove-cell' not in n['metadata'].get('tags', ())), None)
+        leads = prose and later and (is_entry(later) or is_source(later))
+        if found[-1] and (heads or leads): found.append([])
+        found[-1].append(c)
+    return found
+
+def use_first(cells):
+    "In each block the entries of the API and their sources stand behind the examples; they run where they stood."
+    out = []
+    for block in blocks(cells):
+        uses = any(map(is_example, block)) and any(map(is_entry, block))
+        moves = [c for c in block if uses and (is_entry(c) or is_source(c))]
+        stay = [_unseen(c) if c in moves else c for c in block if not (c in moves and is_entry(c))]
+        out += stay + [c if is_entry(c) else _again(c) for c in moves]
     return out
 
 def installed():
