@@ -1,8 +1,8 @@
 """Bits of `seed=` through Dieharder (Robert G. Brown, with Marsaglia's and NIST's tests), in RANDOM.md.
 
-`python bench/random_bits.py` wants the program `dieharder` (a package of Debian), no GPU, and about an hour; `--only seeds`
-one way to read the numbers, `--quick` four tests. Each way goes through the same words in another order, so that what
-neighbours share would stand side by side."""
+`python bench/random_bits.py` needs the program `dieharder`, which Debian has as a package, and an hour. `--only
+seeds` is one way to read the bits, `--quick` four tests. Each way has other neighbours side by side, so that what they
+share shows."""
 import argparse
 import itertools
 import subprocess
@@ -10,12 +10,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np
-from shok_nb.engine.random import _COUNTS, _GOLDEN, _folded, _keys, _times, split_mix
+from shok_nb.engine.random import _GOLDEN, _folded, _keys, _times, split_mix
 
 # those that their author calls good, without 203: thirty-three more sums, and half of the time
 TESTS = 0, 1, 2, 3, 4, 8, 9, 10, 11, 12, 13, 15, 16, 17, 100, 101, 102, 200, 201, 202, 204, 205, 206, 207, 208, 209
 QUICK = 2, 15, 100, 205
-BLOCK = len(_COUNTS)
 
 def counts(at): return at*np.uint64(_GOLDEN)
 def words(at, seed=7, draw=0):
@@ -23,7 +22,11 @@ def words(at, seed=7, draw=0):
     first,second = _keys(seed, draw, _times)
     return split_mix(counts(at) ^ first, second)
 
-def blocks(): return (np.arange(BLOCK, dtype=np.uint64) + np.uint64(i*BLOCK) for i in itertools.count())
+def blocks():
+    "0, 1, 2 and so on."
+    first = np.arange(2**13, dtype=np.uint64)
+    return (first + np.uint64(i*len(first)) for i in itertools.count())
+
 def place(i): return np.full(1, i, dtype=np.uint64)
 
 def in_a_row():
@@ -33,7 +36,7 @@ def in_a_row():
 def by_columns():
     "One stream of a matrix with 4096 columns, column by column."
     for column in itertools.count():
-        for row in range(64): yield words((np.arange(BLOCK, dtype=np.uint64) + np.uint64(row*BLOCK))*2048 + np.uint64(column))
+        for rows in itertools.islice(blocks(), 64): yield words(rows*np.uint64(2048) + np.uint64(column))
 
 def seeds():
     "Seeds 0, 1, 2 and so on, the first words of each."
@@ -59,7 +62,7 @@ def folded():
         yield (made & np.uint64(2**32-1)).astype(np.uint32)
         yield (made >> np.uint64(31)).astype(np.uint32)
 
-WAYS = dict(in_a_row=in_a_row, by_columns=by_columns, seeds=seeds, sparse_seeds=sparse_seeds, draws=draws, folded=folded)
+WAYS = {f.__name__: f for f in (in_a_row, by_columns, seeds, sparse_seeds, draws, folded)}
 
 def feed(way):
     "Writes bits until nobody reads them."
@@ -69,21 +72,24 @@ def feed(way):
 
 def results(way, test):
     "Lines of one test: its name, its parameter, the p-value and what Dieharder says."
-    made = subprocess.Popen([sys.executable, __file__, '--feed', way], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    out = subprocess.run(['dieharder', '-g', '200', '-d', str(test)], stdin=made.stdout, capture_output=True, text=True).stdout
-    made.kill()
+    feeding = [sys.executable, __file__, '--feed', way]
+    with subprocess.Popen(feeding, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as made:
+        asked = ['dieharder', '-g', '200', '-d', str(test)]
+        out = subprocess.run(asked, stdin=made.stdout, capture_output=True, text=True).stdout
+        made.kill()
     lines = [[v.strip() for v in line.split('|')] for line in out.splitlines() if line.count('|') == 5]
     return [(name, n, float(p), said) for name,n,_,_,p,said in lines if name != 'test_name']
 
 def table(found):
-    head = ['# Dieharder on the bits of `seed=`', '', 'Written by `python bench/random_bits.py`. A good generator is called '
-        'weak by one result in 100, since p-values are then uniform; failed is below one in a million.', '',
+    head = ['# Dieharder on the bits of `seed=`', '', 'Written by `python bench/random_bits.py`. P-values of a good '
+        'generator are uniform: one result in 100 is called weak, one in a million failed.', '',
         '| read | results | passed | weak | failed | smallest p | largest p |', '|---|---|---|---|---|---|---|']
     for way,rows in found.items():
         said = [r[3] for r in rows]
         n = [said.count(word) for word in ('PASSED', 'WEAK', 'FAILED')]
         ps = [r[2] for r in rows]
-        head.append(f"| {WAYS[way].__doc__} | {len(rows)} | {' | '.join(map(str, n))} | {min(ps):.1g} | 1 - {1-max(ps):.1g} |")
+        ends = f'{min(ps):.1g} | 1 - {1-max(ps):.1g}'
+        head.append(f"| {WAYS[way].__doc__} | {len(rows)} | {' | '.join(map(str, n))} | {ends} |")
     weak = [f'- {way}: {name} {n}, p = {p:.3g}, {said.lower()}' for way,rows in found.items()
         for name,n,p,said in rows if said != 'PASSED']
     return '\n'.join([*head, '', *(['Not passed:', '', *weak, ''] if weak else [])])

@@ -928,6 +928,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'shok_nb.engine.pieces.wide_dtype': ('engine/pieces.html#wide_dtype', 'shok_nb/engine/pieces.py'),
                                        'shok_nb.engine.pieces.widen': ('engine/pieces.html#widen', 'shok_nb/engine/pieces.py')},
             'shok_nb.engine.random': { 'shok_nb.engine.random._address': ('engine/random.html#_address', 'shok_nb/engine/random.py'),
+                                       'shok_nb.engine.random._arrays': ('engine/random.html#_arrays', 'shok_nb/engine/random.py'),
                                        'shok_nb.engine.random._as_floats': ('engine/random.html#_as_floats', 'shok_nb/engine/random.py'),
                                        'shok_nb.engine.random._as_int64': ('engine/random.html#_as_int64', 'shok_nb/engine/random.py'),
                                        'shok_nb.engine.random._beforehand': ('engine/random.html#_beforehand', 'shok_nb/engine/random.py'),

@@ -129,6 +129,13 @@ def test_uniform_is_half_of_a_word(seed, shape):
         assert uniform_like(x.double(), seed=s, draw=draw).flatten()[seen].tolist() == wide
     assert uniform_like(x.bfloat16(), seed=s).dtype == torch.float32
 
+def test_without_numpy(monkeypatch):
+    "Torch makes the same numbers where torch has no NumPy."
+    x = torch.empty(1001)
+    want = [uniform_like(x, seed=SEED), uniform_like(x.double(), seed=SEED)]
+    monkeypatch.setattr('shok_nb.engine.random._arrays', lambda: None)
+    for u in want: assert torch.equal(uniform_like(x.to(u.dtype), seed=SEED), u)
+
 def test_where_the_upper_half_lies_first(monkeypatch):
     "On a machine with the other order of bytes, halves that are swapped in memory come out in order."
     from shok_nb.engine import random as module

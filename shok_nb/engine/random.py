@@ -10,8 +10,8 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Literal
-import numpy as np
 import torch
 from torch import Tensor
 from .arguments import (
@@ -119,7 +119,7 @@ def _keys(seed, number, times):
 def _as_floats(n, dtype):
     "Integers as floats, in an array or a Tensor."
     if isinstance(n, Tensor): return n.to(dtype)
-    return n.astype(np.float64 if dtype == torch.float64 else np.float32)
+    return n.astype('float64' if dtype == torch.float64 else 'float32')
 
 def _fraction(dtype, bits, more=None):
     "A number in [0, 1) made of the lower 32 bits of each."
@@ -146,14 +146,22 @@ def _one_by_one(x, seed, draw, dtype):
         return torch.where((i & 1) == 1, _right(words, 32), words)
     return _fraction(dtype, *map(bits, _streams(draw, dtype)))
 
-_COUNTS = np.arange(SMALL//2, dtype=np.uint64)*np.uint64(_GOLDEN)
-_MIX_ARRAYS = [np.array(n, dtype=np.uint64) for n in _MIX]
+@lru_cache
+def _arrays():
+    "The first counts and the numbers of the mix for NumPy; None where torch has no NumPy."
+    try:
+        import numpy as np
+        torch.from_numpy(np.zeros(1))
+    except (ImportError, RuntimeError): return None
+    counts = np.arange(SMALL//2, dtype='uint64')*np.uint64(_GOLDEN)
+    return counts,[np.array(n, dtype='uint64') for n in _MIX]
 
 def _in_arrays(n, dtype, streams):
     "`n` numbers by NumPy, whose calls take a third of the time where there are few."
-    counts = _COUNTS[:(n+1)//2]
-    words = [split_mix(counts ^ a, b, _times, _MIX_ARRAYS) for a,b in streams]
-    halves = [_little(w).view(np.uint32)[:n] for w in words]
+    counts,mix = _arrays()
+    counts = counts[:(n+1)//2]
+    words = [split_mix(counts ^ first, second, _times, mix) for first,second in streams]
+    halves = [_little(w).view('uint32')[:n] for w in words]
     return torch.from_numpy(_fraction(dtype, *halves))
 
 def _little(words):
@@ -169,7 +177,8 @@ def _in_order(x, seed, draw, dtype):
     # reading a seed that is elsewhere would wait for it
     seed = seed.item() & _WORD if seed.is_cpu else seed
     streams = [_keys(seed, number, _times) for number in numbers]
-    if x.is_cpu and n <= SMALL: return _in_arrays(n, dtype, streams).view(x.shape)
+    if x.is_cpu and n <= SMALL and _arrays():
+        return _in_arrays(n, dtype, streams).view(x.shape)
     if type(seed) is int: streams = [[*map(_signed, keys)] for keys in streams]
     def piece(start, stop):
         at = torch.arange(start//2, (stop+1)//2, device=x.device)
@@ -258,7 +267,7 @@ def uniform_like(
     draw:int=0,      # Which of 2**32 independent numbers of one seed
     fn:str='uniform_like' # Name of the function the user called, for messages
 )->Tensor:           # In [0, 1): float64 with 53 random bits if `x` is, else float32 with 24
-    """Uniform noise by position (Steele 2014). Raises ValueError for generator with seed.
+    """Uniform noise by position (Salmon 2011). Raises ValueError for generator with seed.
 
     Parameters:
         x (Tensor): Gives shape, device and sharding; floating dtype
