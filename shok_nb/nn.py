@@ -467,7 +467,7 @@ class StochasticRound(_Layer):
         >>> layer = R.nn.StochasticRound(seed=torch.tensor(0))
         >>> x = torch.tensor([0.5, 1.5, 2.5])
         >>> layer(x), layer.eval()(x)
-        (tensor([1., 1., 2.]), tensor([0., 2., 2.]))
+        (tensor([0., 2., 2.]), tensor([0., 2., 2.]))
     """
 
 # %% ../nbs/training/20_nn.ipynb #cd28566b

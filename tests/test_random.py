@@ -13,7 +13,17 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
 from shok_nb.catalog import catalog
 from shok_nb.checks import LAWS, _Seeded, near, same, slope
-from shok_nb.engine.random import _gaussian, _kumaraswamy, fold_in, noise_like, philox, uniform_like
+from shok_nb.engine.random import (
+    _gaussian,
+    _keys,
+    _kumaraswamy,
+    _times,
+    _without_overflow,
+    fold_in,
+    noise_like,
+    split_mix,
+    uniform_like,
+)
 from shok_nb.estimators.dither import expected_noise_grad
 from shok_nb.estimators.neighbours import local_expectation
 
@@ -34,32 +44,106 @@ def seeded(r, seed=SEED): return partial(r.f, seed=seed)
 def equal(r, a, b): return (same if r.on_grid else near)(a, b)
 
 # --- the stream
-def published(counter, key):
-    "Philox4x32-10 as its authors write it, with whole products."
-    c,k = list(counter),list(key)
-    for _ in range(10):
-        p,q = c[0]*0xD2511F53,c[2]*0xCD9E8D57
-        c = [(q>>32)^c[1]^k[0], q%2**32, (p>>32)^c[3]^k[1], p%2**32]
-        k = [(k[0]+0x9E3779B9)%2**32, (k[1]+0xBB67AE85)%2**32]
-    return c
+def mixed(z, key=0):
+    "SplitMix64's output function as its authors write it, on whole numbers; here with a word of key."
+    z = (z ^ z >> 30)*0xBF58476D1CE4E5B9 % 2**64 ^ key
+    z = (z ^ z >> 27)*0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
 
-def test_philox_against_whole_products():
-    words = torch.randint(0, 2**32, (6, 500), generator=generator())
-    got = torch.stack(philox(words[:4].unbind(), words[4:].unbind()))
-    assert got.t().tolist() == [published(w[:4], w[4:]) for w in words.t().tolist()]
+GOLDEN = 0x9E3779B97F4A7C15
+
+def keyed(seed, number):
+    "The two words of key of stream `number` of a seed."
+    seed %= 2**64
+    first = mixed(mixed(seed ^ GOLDEN) ^ number*GOLDEN % 2**64)
+    return first,mixed(first ^ seed)
+
+def half(seed, number, i):
+    "32 random bits for the address `i`."
+    first,second = keyed(seed, number)
+    return mixed(i//2*GOLDEN % 2**64 ^ first, second) >> 32*(i % 2) & 2**32-1
+
+def int64(n): return (n + 2**63) % 2**64 - 2**63
+
+WORDS = [0, 1, -1, 2**63-1, -2**63, 2**32, 2**32-1, -2**32, 2**31, -2**31, 2**62+12345]
+
+def some_words(n=500):
+    "Words with all signs of both halves, the extremes first."
+    return torch.cat([torch.tensor(WORDS), torch.randint(-2**63, 2**63-1, (n,), generator=generator())])
+
+@pytest.mark.parametrize('times', [_times, _without_overflow])
+def test_mixed_words_against_whole_numbers(times):
+    words,keys = some_words(),some_words().flip(0)
+    got = split_mix(words, keys, times).tolist()
+    assert got == [int64(mixed(w % 2**64, k % 2**64)) for w,k in zip(words.tolist(), keys.tolist())]
+
+def test_a_product_of_halves_never_overflows(monkeypatch):
+    """Each operation of a product by halves is done with Python's integers, which have no end, and stays within int64:
+    so it is defined in C++ too. The factors are those in use, and all corners."""
+    from shok_nb.engine import random as module
+    class Whole(int):
+        "An int that notices when it leaves int64."
+        def __new__(cls, n):
+            assert -2**63 <= n < 2**63
+            return super().__new__(cls, n)
+    for name in ('add', 'mul', 'sub', 'and', 'or', 'xor', 'rshift', 'radd', 'rmul', 'rand'):
+        f = getattr(int, f'__{name}__')
+        setattr(Whole, f'__{name}__', lambda a, b, f=f: Whole(f(a, b)))
+    factors = [*(module._MIX[i] for i in (1, 3)), module._GOLDEN, *(n % 2**64 for n in WORDS)]
+    for word,factor in itertools.product(some_words(100).tolist(), factors):
+        assert _without_overflow(Whole(word), factor) == int64(word*factor)
+
+def unshifted(y, n):
+    "The z of which y is z ^ z >> n."
+    z = y
+    for _ in range(64//n): z = y ^ z >> n
+    return z
+
+def undone(z, key=0):
+    "The word that `mixed` made `z` of."
+    z = unshifted(z, 31)*pow(0x94D049BB133111EB, -1, 2**64) % 2**64
+    z = (unshifted(z, 27) ^ key)*pow(0xBF58476D1CE4E5B9, -1, 2**64) % 2**64
+    return unshifted(z, 30)
+
+def test_no_two_words_give_the_same():
+    "The word, the seed and the number of a stream can be found again; so others have other words and other keys."
+    words = [w % 2**64 for w in some_words(100).tolist()]
+    for w,key in zip(words, reversed(words)): assert undone(split_mix(w, key), key) == w
+    for seed,number in itertools.product(words[:20], (0, 1, 2**32-1, 2**32+5)):
+        first,second = _keys(seed, number, _times)
+        assert undone(second) ^ first == seed
+        assert (undone(first) ^ mixed(seed ^ GOLDEN))*pow(GOLDEN, -1, 2**64) % 2**64 == number
 
 @pytest.mark.parametrize('seed', (0, 7, 2**62+12345, -1, -2**63))
-def test_uniform_is_the_addressed_word(seed):
-    "Element i is word i%4 at address i//4, the key is the seed: checked with Python ints, in both widths."
-    key = seed % 2**32, (seed >> 32) % 2**32
-    x,s = torch.empty(3, 7),torch.tensor(seed)
-    for draw in (0, 5):
-        high = [published((i//4, 0, draw, 0), key)[i%4] for i in range(21)]
-        low = [published((i//4, 0, draw, 1), key)[i%4] for i in range(21)]
-        assert uniform_like(x, seed=s, draw=draw).flatten().tolist() == [(h>>8)/2**24 for h in high]
-        wide = [((h>>5)*2**26+(l>>6))/2**53 for h,l in zip(high, low)]
-        assert uniform_like(x.double(), seed=s, draw=draw).flatten().tolist() == wide
+@pytest.mark.parametrize('shape', [(3, 7), (150, 111)], ids=str)          # by NumPy, and by torch
+def test_uniform_is_half_of_a_word(seed, shape):
+    "Element i is half i % 2 of word i//2, the key is made of seed and draw: with Python ints, in both widths."
+    x,s = torch.empty(shape),torch.tensor(seed)
+    n = x.numel()
+    seen = [0, 1, 2, 5, n//2, n-2, n-1]
+    for draw in (0, 5, 2**32-1):
+        high = [half(seed, draw, i) for i in seen]
+        low = [half(seed, draw + 2**32, i) for i in seen]
+        assert uniform_like(x, seed=s, draw=draw).flatten()[seen].tolist() == [(h>>8)/2**24 for h in high]
+        wide = [((h>>8)*2**29+(l>>3))/2**53 for h,l in zip(high, low)]
+        assert uniform_like(x.double(), seed=s, draw=draw).flatten()[seen].tolist() == wide
     assert uniform_like(x.bfloat16(), seed=s).dtype == torch.float32
+
+def test_without_numpy(monkeypatch):
+    "Torch makes the same numbers where torch has no NumPy."
+    x = torch.empty(1001)
+    want = [uniform_like(x, seed=SEED), uniform_like(x.double(), seed=SEED)]
+    monkeypatch.setattr('shok_nb.engine.random._arrays', lambda: None)
+    for u in want: assert torch.equal(uniform_like(x.to(u.dtype), seed=SEED), u)
+
+def test_where_the_upper_half_lies_first(monkeypatch):
+    "On a machine with the other order of bytes, halves that are swapped in memory come out in order."
+    from shok_nb.engine import random as module
+    words = some_words()
+    monkeypatch.setattr(module.sys, 'byteorder', 'big')
+    for w in (words, words.numpy().view('uint64')):
+        swapped = torch.as_tensor(module._little(w).view('int32' if w is not words else torch.int32))
+        assert torch.equal(swapped.view(-1, 2).flip(-1).flatten(), words.view(torch.int32))
 
 @pytest.mark.slow
 def test_seed_made_inside():
@@ -70,17 +154,17 @@ def test_seed_made_inside():
     assert same(inside(x), uniform_like(x, seed=torch.tensor(7)))
 
 def test_addresses_beyond_32_bits():
-    "The upper word of an address counts: 2**35 elements on are other numbers."
-    from shok_nb.engine.random import _keys, _numbers
-    for at in (0, 2**32-1, 2**32, 2**33+5):
-        got = _numbers(torch.tensor(at), _keys(SEED), 0, torch.float32)
-        assert [u.item() for u in got] == [(w>>8)/2**24 for w in published((at % 2**32, at >> 32, 0, 0), (7, 2**8))]
+    "The upper half of an address counts: 2**35 elements on are other numbers."
+    at,(first,second) = torch.tensor([0, 2**31, 2**32-1, 2**33+5, 2**61]),map(int64, keyed(7, 0))
+    got = split_mix(_times(at, GOLDEN) ^ first, second)
+    want = [half(7, 0, 2*i) | half(7, 0, 2*i+1) << 32 for i in at.tolist()]
+    assert [w % 2**64 for w in got.tolist()] == want
 
 def test_keys_stay_with_the_seed():
     "On its device; one without values stands for a GPU, and refuses to meet the CPU."
-    from shok_nb.engine.random import _keys
-    keys = _keys(torch.empty((), dtype=torch.int64, device='meta'))
-    assert len(keys) == 20 and all(k.is_meta for k in keys)
+    seed = torch.empty((), dtype=torch.int64, device='meta')
+    assert all(k.is_meta for times in (_times, _without_overflow) for k in _keys(seed, 1, times))
+    assert uniform_like(torch.empty(3, device='meta'), seed=seed).is_meta
 
 def test_addresses_of_a_sharded_tensor():
     "Those of the whole, here on a mesh of one process; several are for test_distributed.py."
@@ -132,6 +216,34 @@ def test_uniform_fills_its_cells():
     for v in (u, (u*2**16) % 1):
         counts = torch.histc(v.double(), 256, 0, 1)
         assert abs(((counts-4096)**2/4096).sum()-255) < 4.5*22.6
+
+N = 2**16
+def bits_of(seed, draw=0, n=N):
+    "The 24 bits of each number, as whole numbers."
+    return (uniform_like(torch.empty(n), seed=seed, draw=draw)*2**24).long()
+
+NEIGHBOURS = {f'{d} on': lambda d=d: bits_of(SEED, n=N+d)[d:] for d in (1, 2, 3, 256, 4096)}
+NEIGHBOURS |= {f'seed + {d}': lambda d=d: bits_of(SEED+d) for d in (1, 2, 256, 2**32, 2**62)}
+NEIGHBOURS |= {f'draw {d}': lambda d=d: bits_of(SEED, d) for d in (1, 2, 256, 2**31)}
+NEIGHBOURS |= {f'folded {d}': lambda d=d: bits_of(fold_in(SEED, d)) for d in (0, 1, 2)}
+NEIGHBOURS |= {'a seed and its children': lambda: bits_of(fold_in(SEED, 1)) ^ bits_of(fold_in(SEED, 0)),
+    'zero': lambda: 0, 'the golden ratio more': lambda: bits_of(SEED + int64(GOLDEN))}
+
+@pytest.mark.parametrize('other', NEIGHBOURS)
+def test_neighbours_share_no_bits(other):
+    """Each bit of a number is that of its neighbour in half of 2**16 cases: 2**15 ± 128. Beyond 4.5 deviations one of
+    24 bits of one of 19 neighbours is found in one stream of 320."""
+    differing = bits_of(SEED) ^ NEIGHBOURS[other]()
+    counts = torch.stack([(differing >> b & 1).sum() for b in range(24)])
+    assert ((counts-N/2).abs() < 4.5*N**.5/2).all()
+
+def test_first_numbers_of_seeds_in_a_row():
+    "Chi-square over 256 cells of the first two numbers of 2**16 seeds: 255 ± 22.6, 4.5 of those either way."
+    seeds = torch.arange(N)
+    u = torch.vmap(lambda s: uniform_like(torch.empty(2), seed=s))(seeds)
+    for v in (u[:, 0], u[:, 1], (u[:, 0]*2**16) % 1, (u[:, 0]+u[:, 1]) % 1):
+        counts = torch.histc(v.double(), 256, 0, 1)
+        assert abs(((counts-N/256)**2/(N/256)).sum()-255) < 4.5*22.6
 
 @pytest.mark.slow
 @pytest.mark.parametrize('backend', BACKENDS)
@@ -397,11 +509,11 @@ def test_cuda(r):
 FOLDS = (0, 0), (1, 0), (0, 1), (2**63-1, -1), (-5, 2**40+7), (3, torch.tensor(9))
 
 @pytest.mark.parametrize('seed,n', FOLDS, ids=str)
-def test_fold_in_is_philox(seed, n):
+def test_fold_in_against_whole_numbers(seed, n):
     "The same seed in every version: the numbers of a saved seed come again."
-    word,m = 2**32-1,int(n)
-    a,b,_,_ = philox((m & word, m >> 32 & word, 0, 2), (seed & word, seed >> 32 & word))
-    assert fold_in(torch.tensor(seed), n) == (a & (2**31-1))*2**32 + b
+    spread = mixed((seed ^ GOLDEN) % 2**64, 1)
+    assert fold_in(torch.tensor(seed), n) == mixed(spread ^ int(n) % 2**64*GOLDEN % 2**64, seed % 2**64) & 2**63-1
+    assert fold_in(torch.tensor(seed), torch.tensor(int(n))) == fold_in(torch.tensor(seed), int(n))
 
 def test_noise_of_a_large_learned_shape():
     "Both forms stand side by side for a tensor, and neither may overflow in the other's place."

@@ -254,7 +254,7 @@ def quantize_grad(
         >>> x = torch.tensor([1., 2., 3.], requires_grad=True)
         >>> y = R.quantize_grad(x, bits=2, seed=torch.tensor(0))
         >>> torch.autograd.grad((y**2).sum(), x)[0]
-        tensor([2., 2., 6.])
+        tensor([2., 6., 6.])
     """
     check_input(x, 'quantize_grad')
     bits = check_count(bits, 'quantize_grad', 'bits', 1, 24)

@@ -103,7 +103,7 @@ def reinmax_round(
     Example:
         >>> import torch, shok_nb as R
         >>> R.reinmax_round(torch.tensor([0.2, 1.7]), seed=torch.tensor(0))
-        tensor([0., 1.])
+        tensor([0., 2.])
     """
     step,offset = checked_grid(x, 'reinmax_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='reinmax_round')
@@ -230,7 +230,7 @@ def sga_round(
     Example:
         >>> import torch, shok_nb as R
         >>> R.sga_round(torch.tensor([0.2, 1.7]), 0.5, seed=torch.tensor(0))
-        tensor([0.0121, 1.9980])
+        tensor([0.1648, 1.0993])
     """
     step,offset = checked_grid(x, 'sga_round', step, offset)
     check_choice(kind, 'sga_round', 'kind', _CHANCES)

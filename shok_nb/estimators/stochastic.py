@@ -46,7 +46,7 @@ def stochastic_round(
     Example:
         >>> import torch, shok_nb as R
         >>> R.stochastic_round(torch.full((5,), 0.5), seed=torch.tensor(0))
-        tensor([1., 0., 0., 0., 0.])
+        tensor([0., 1., 0., 1., 0.])
     """
     fn = 'stochastic_round'
     step,offset = checked_grid(x, fn, step, offset)

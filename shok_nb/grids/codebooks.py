@@ -259,7 +259,7 @@ def levels_softmax(
         >>> R.levels_softmax(x, [-1., 0., 0.5], 0.05)
         tensor([-1.0000,  0.0237,  0.5000])
         >>> R.levels_softmax(x, [-1., 0., 0.5], 0., 5., noise=True, seed=torch.tensor(0))
-        tensor([-1.0000,  0.0000,  0.5000])
+        tensor([-1.0000,  0.5000,  0.5000])
     """
     fn = 'levels_softmax'
     check_input(x, fn)

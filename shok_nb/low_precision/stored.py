@@ -41,7 +41,7 @@ def stochastic_cast(
     Example:
         >>> import torch, shok_nb as R
         >>> R.stochastic_cast(torch.full((4,), 1.003), torch.bfloat16, seed=torch.tensor(0))
-        tensor([1., 1., 1., 1.], dtype=torch.bfloat16)
+        tensor([1.0000, 1.0078, 1.0000, 1.0000], dtype=torch.bfloat16)
     """
     fn = 'stochastic_cast'
     check_input(x, fn)
@@ -112,7 +112,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         >>> w.grad = torch.full_like(w, 0.1)
         >>> optimizer.step()
         >>> w.data
-        tensor([0.9883, 0.9922, 0.9883, 0.9922], dtype=torch.bfloat16)
+        tensor([0.9922, 0.9922, 0.9883, 0.9883], dtype=torch.bfloat16)
     """
     def __init__(self,
         params:Any,             # As for the optimizer: parameters, or groups of them
