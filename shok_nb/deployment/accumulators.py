@@ -19,9 +19,9 @@ from .integer_layers import CONVOLVE, IntegerLayer, padding_of
 from .weight_codes import quantized_weight, weight_quantizer
 from ..engine.arguments import check_choice, check_model, what_came
 from ..engine.core import straight_through
+from ..engine.report import LayerReport, names_in_words
 from ..grids.fixed_point import FixedFormat, mode_of
 from ..networks.layers import own_part_or_hook
-from ..networks.report import LayerReport, names_in_words
 from ..quantization.quantizer import Quantizer
 After = Literal['product', 'sum']
 
