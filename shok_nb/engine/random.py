@@ -131,16 +131,18 @@ def _streams(draw, dtype):
     "Numbers of the streams that a draw reads: a second one for float64."
     return [draw + half*2**32 for half in range(2 if dtype == torch.float64 else 1)]
 
-def _beforehand(keys):
-    "The keys as a sum, which Inductor works out once and not for each element."
-    both = torch.stack(keys)
-    return torch.stack([both, torch.zeros_like(both)]).cumsum(0)[0].unbind()
+def _beforehand(*numbers):
+    "These as sums, which Inductor works out once and not for each element."
+    row = torch.stack(numbers)
+    return torch.stack([row, torch.zeros_like(row)]).cumsum(0)[0].unbind()
 
 def _one_by_one(x, seed, draw, dtype):
     "As one formula: each element makes a word and takes its half."
     i = _address(x)
+    # without the first sum a seed that is a constant takes minutes to compile
+    seed, = _beforehand(seed)
     def bits(number):
-        keys = _beforehand(_keys(seed, number, _without_overflow))
+        keys = _beforehand(*_keys(seed, number, _without_overflow))
         counts = _without_overflow(_right(i, 1), _GOLDEN)
         words = split_mix(counts ^ keys[0], keys[1], _without_overflow)
         return torch.where((i & 1) == 1, _right(words, 32), words)
