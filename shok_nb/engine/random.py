@@ -58,8 +58,8 @@ def _without_overflow(word, factor):
     top,bottom = _right(word, 32),word & _HALF
     product = bottom*low
     carried = (bottom*high & _HALF) + top*low + _right(product, 32)
-    carried = ((carried & _HALF) ^ 2**31) - 2**31       # modulo 2**32, with a sign
-    return carried*2**32 | product & _HALF
+    # a shift to the left is one of unsigned words, in C++ too
+    return carried.bitwise_left_shift(32) | product & _HALF
 
 def split_mix(
     word:Any,        # 64 bits: an int or an array of them from 0 on, or an int64 Tensor
