@@ -45,7 +45,8 @@ def _stored(m, layer, name, pack):
     q = weight_quantizer(m, name)
     w,value = quantized_weight(m, name)
     if not w.isfinite().all(): return None,'floats: a weight that is no finite number'
-    codes,how,word = (_of_format if q.format else _of_integers)(q, w, pack)
+    made:Any = (_of_format if q.format else _of_integers)(q, w, pack)
+    codes,how,word = made
     if codes is None: return None,word
     weight = Dequantize(**how, dtype=value.dtype)
     if not alike(weight(codes), value):

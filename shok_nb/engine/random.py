@@ -149,7 +149,7 @@ def _one_by_one(x, seed, draw, dtype):
     return _fraction(dtype, *map(bits, _streams(draw, dtype)))
 
 @lru_cache
-def _arrays():
+def _arrays()->Any:
     "The first counts and the numbers of the mix for NumPy; None where torch has no NumPy."
     try:
         import numpy as np
@@ -352,7 +352,7 @@ def fold_in(
     elif type(n) is not int or not -2**63 <= n < 2**63:
         n = check_count(n, 'fold_in', 'n', -2**63, 2**63-1)
     if type(n) is int and seed.is_cpu and is_ordinary(seed):
-        return torch.tensor(_folded(seed.item() & _WORD, n & _WORD, _times))
+        return torch.tensor(_folded(int(seed) & _WORD, n & _WORD, _times))
     return _folded(seed, n, _without_overflow)
 
 # %% ../../nbs/engine/60_random.ipynb #8a4fde0a
