@@ -18,11 +18,10 @@ NUMBERS = 0, 1, 2, 3, 4, 8, 9, 10, 11, 12, 13, 15, 16, 17, 100, 101, 102, 200, 2
 TESTS = [(test, size) for test in NUMBERS for size in SIZES.get(test, [0])]
 QUICK = [(test, 0) for test in (2, 15, 100, 205)]
 
-def counts(at): return at*np.uint64(_GOLDEN)
 def words(at, seed=7, draw=0):
-    "Words of streams at these places; one of the three is an array."
+    "Words of streams at these places; each of the three may be an array."
     first,second = _keys(seed, draw, _times)
-    return split_mix(counts(at) ^ first, second)
+    return split_mix(at*np.uint64(_GOLDEN) ^ first, second)
 
 def blocks():
     "0, 1, 2 and so on."
@@ -53,9 +52,8 @@ def sparse_seeds():
 
 def draws():
     "A word of each draw of one seed, and then the next word."
-    some = [_keys(7, d, _times) for d in range(4096)]
-    first,second = (np.array(k, dtype=np.uint64) for k in zip(*some))
-    return (split_mix(counts(place(i)) ^ first, second) for i in itertools.count())
+    some = np.arange(4096, dtype=np.uint64)
+    return (words(place(i), draw=some) for i in itertools.count())
 
 def folded():
     "What `fold_in` makes of one seed and 0, 1, 2 and so on: its lower 32 bits, and those above."

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
-from .integer_layers import CONVOLVE, IntegerLayer, padding_of
+from .integer_layers import CONVOLVE, IntegerLayer, options_of, padding_of
 from .weight_codes import quantized_weight, weight_quantizer
 from ..engine.arguments import check_choice, check_model, what_came
 from ..engine.core import straight_through
@@ -202,12 +202,16 @@ def _of_integers(m):
     bits = 7 if m.packed is None else 3
     return _Terms(codes, bias, m.product.double(), -zero, top-zero, bits)
 
+def _product(q, entering):
+    "What 1 stands for in the sums of a quantized layer, a number or one of each output."
+    return (entering.grid()[0].float()*q.grid()[0].float()).detach().double()
+
 def _of_quantized(m, q, entering):
     "Of a quantized layer, with the bias as `deploy_` rounds it."
     codes = q.to_codes(quantized_weight(m, 'weight')[0]).long()
-    (scale,code),(low,high) = entering.grid(),entering.range()
+    (_,code),(low,high) = entering.grid(),entering.range()
     zero = 0 if code is None else int(code)
-    product = (scale.float()*q.grid()[0].float()).detach().double().expand(len(codes))
+    product = _product(q, entering).expand(len(codes))
     bias = torch.zeros_like(product) if m.bias is None else m.bias.detach().double()
     whole = (bias/product).round().long()
     bits = max(-q.range()[0]-1, q.range()[1]).bit_length()
@@ -335,13 +339,10 @@ def _leaves(m:Any, args, kwargs, out):
     x = args[0] if args else kwargs['input']
     q,entering = weight_quantizer(m, 'weight'),m.input_quantizer
     with torch.no_grad():
-        options = {}
-        if not isinstance(m, nn.Linear):
-            keys = 'stride','dilation','groups'
-            options = {k: getattr(m, k) for k in keys} | dict(padding=padding_of(m))
+        options = {} if isinstance(m, nn.Linear) else options_of(m)
         w = m.weight.double()
         beside = [-1]+[1]*(w.ndim-2)
-        product = (entering.grid()[0].float()*q.grid()[0].float()).double()
+        product = _product(q, entering)
         bias = w.new_zeros(len(w)) if m.bias is None else m.bias.double()
         whole = ((bias/product).round()*product).view(beside)
         alone = bool(options) and x.ndim < w.ndim

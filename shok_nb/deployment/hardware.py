@@ -181,7 +181,7 @@ def _held(f):
     low,high = f.ends
     if f.overflow == 'SAT_ZERO': return f'return n < {low} || n > {high} ? 0 : (int32_t)n;'
     if f.overflow != 'WRAP':
-        return f'return n < {low} ? {low} : n > {high} ? {high} : (int32_t)n;'
+        return f'return @_clamp(n, {low}, {high});'
     period = high-low+1
     m = f'int64_t m = (int64_t)((uint64_t)n & {period-1}u);'
     return f'{m}\n    return (int32_t)(m > {high} ? m - {period} : m);'

@@ -323,6 +323,11 @@ def padding_of(layer)->Any:
     both = [d*(k-1) for k,d in zip(layer.kernel_size, layer.dilation)]
     return None if any(n % 2 for n in both) else tuple(n//2 for n in both)
 
+def options_of(layer):
+    "How a convolution goes over its input, with its padding in numbers."
+    keys = 'stride', 'padding', 'dilation', 'groups'
+    return {k: getattr(layer, k) for k in keys} | dict(padding=padding_of(layer))
+
 # %% ../../nbs/deployment/30_integer_layers.ipynb #b41790b5
 class _Sums(Float32Buffers):
     "Codes in, exact sums, and values or codes out; and the same for the runtime."
@@ -451,9 +456,7 @@ class IntegerLayer(_Sums):
         for k in ('in_features', 'out_features', 'in_channels', 'out_channels', 'kernel_size'):
             if hasattr(layer, k): setattr(self, k, getattr(layer, k))
         if self.kind is not nn.Linear:
-            keys = 'stride', 'padding', 'dilation', 'groups'
-            self.options = {k: getattr(layer, k) for k in keys}
-            self.options['padding'] = padding_of(layer)
+            self.options = options_of(layer)
             for k,v in self.options.items(): setattr(self, k, v)
         values = dict(codes=codes, scale=scale, bias_codes=bias, product=input_scale*scale)
         values |= dict(input_scale=input_scale, input_zero_point=input_zero_point)

@@ -45,10 +45,11 @@ def _upper(word, n):
 
 def _signed(n, bits=64): return (n + 2**(bits-1)) % 2**bits - 2**(bits-1)
 
+def _beside(word, n): return _signed(n) if isinstance(word, Tensor) else n
+
 def _times(word, factor):
     "Modulo 2**64, by a number; only an int of Python does not wrap by itself."
-    if isinstance(word, Tensor): return word*_signed(factor)
-    product = word*factor
+    product = word*_beside(word, factor)
     return product & _WORD if type(product) is int else product
 
 def _without_overflow(word, factor):
@@ -110,10 +111,8 @@ def _address(x):
 
 def _keys(seed, number, times):
     "The two words of key of a stream; `number` is an int that counts the streams of a seed."
-    place = _times(number, _GOLDEN)
-    if isinstance(seed, Tensor): golden,place = _signed(_GOLDEN),_signed(place)
-    else: golden = _GOLDEN
-    first = split_mix(split_mix(seed ^ golden, 0, times) ^ place, 0, times)
+    spread = split_mix(seed ^ _beside(seed, _GOLDEN), 0, times)
+    first = split_mix(spread ^ _beside(seed, _times(number, _GOLDEN)), 0, times)
     return first,split_mix(first ^ seed, 0, times)
 
 def _as_floats(n, dtype):
@@ -320,8 +319,7 @@ def _as_int64(n, seed):
 
 def _folded(seed, n, times):
     "Made of both, by other steps than the keys of noise; not negative."
-    golden = _signed(_GOLDEN) if isinstance(seed, Tensor) else _GOLDEN
-    spread = split_mix(seed ^ golden, 1, times)
+    spread = split_mix(seed ^ _beside(seed, _GOLDEN), 1, times)
     return split_mix(spread ^ times(n, _GOLDEN), seed, times) & 2**63-1
 
 # %% ../../nbs/engine/60_random.ipynb #6459913b
