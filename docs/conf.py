@@ -43,8 +43,8 @@ literate_folders = dict(                                     # the groups of the
 )
 literate_places = dict(                                      # pages of other folders; `...` is the rest of its own
     start=['first_network', 'which', 'straight_through_fails', 'try_it', ...],
-    engine=[..., 'layers', 'flow', 'forwards', 'operations', 'attention', 'foreign_layers', 'proof', 'channels',
-        'integer_layers', 'integer_operations', 'harness', 'demo', 'plots'],
+    engine=[..., 'layers', 'flow', 'forwards', 'operations', 'attention', 'foreign_layers', 'channels',
+        'integer_layers', 'integer_operations', 'harness', 'demo'],
 )
 literate_guidance = dict(                                    # at the head of a group
     start=(

@@ -564,12 +564,14 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
     assert not (tmp_path/'d.ipynb').exists() and not (tmp_path/'stray.md').exists()
 
 def test_the_menu_has_every_page_once():
+    "And no group is longer than a screen, as test_page_on_a_screen sees it."
     titles,places = (conf()[f'literate_{k}'] for k in ('folders', 'places'))
     menu = literate.by_reader({f: FOLDERS[f] for f in titles if f in FOLDERS}, places)
     pages = [slug(p) for pages in menu.values() for p in pages]
     assert sorted(pages) == sorted(slug(nb) for nb in NBS if nb.stem != 'index')
     assert {n for names in places.values() for n in names} - {...} <= {*pages}
     assert conf()['literate_guidance'].keys() == menu.keys()
+    assert max(map(len, menu.values())) <= max(map(len, FOLDERS.values())) + 2
 
 def test_links_between_pages():
     "In a notebook they are paths, for who reads it in Jupyter or in a repository; each is of a file that is there."
