@@ -267,6 +267,16 @@ def test_fold_in_compiled(backend):
     n = torch.tensor(5)
     assert torch.equal(compiled(fold_in, backend)(SEED, n), fold_in(SEED, n))
 
+class Plain(torch.Tensor): pass
+
+@pytest.mark.parametrize('n', (3, 4, -5, 2**63-1, -2**63))
+def test_fold_in_of_a_whole_number_in_every_mode(n):
+    "The number of a layer is an int of Python in a graph, a batch of seeds and a class of somebody else too."
+    want = fold_in(SEED, n)
+    assert torch.equal(compiled(fold_in)(SEED, n), want)
+    assert torch.equal(torch.func.vmap(lambda s: fold_in(s, n))(torch.stack([SEED, SEED+1]))[0], want)
+    assert torch.equal(fold_in(SEED.as_subclass(Plain), n).as_subclass(torch.Tensor), want)
+
 # --- every random estimator
 @lumped(laws(), lambda law, r, dtype: law.name)
 @pytest.mark.slow

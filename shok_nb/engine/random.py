@@ -351,6 +351,7 @@ def fold_in(
         n = check_count(n, 'fold_in', 'n', -2**63, 2**63-1)
     if type(n) is int and seed.is_cpu and is_ordinary(seed):
         return torch.tensor(_folded(int(seed) & _WORD, n & _WORD, _times))
+    if not isinstance(n, Tensor): n = torch.full_like(seed, n)
     return _folded(seed, n, _without_overflow)
 
 # %% ../../nbs/engine/60_random.ipynb #8a4fde0a
