@@ -5,6 +5,8 @@ back, for it needs it too. Bounds: 1e-5 of the largest slope, as in `test_probes
 operations round differently from a Function."""
 import importlib
 import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 import pytest
@@ -209,3 +211,12 @@ def test_mode():
     assert seen == ['eager', *['transform']*5]
     def g(x): return x+1 if shok_nb.engine.compat.mode() == 'compile' else x-1
     assert torch.equal(compiled(g, 'eager')(X), X+1)
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(torch.utils.backend_registration, '_setup_privateuseone_for_python_backend'),
+    reason='this torch has no devices made of Python')
+def test_a_device_without_float64():
+    "In a process of its own, which would keep it: what `tests/far` has."
+    command = [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', ROOT/'tests'/'far']
+    r = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert r.returncode == 0 and ' passed' in r.stdout, r.stdout[-4000:]+r.stderr[-1000:]

@@ -18,9 +18,11 @@ from torch.nn.utils import parametrize
 from .integer_layers import CONVOLVE, IntegerLayer, options_of, padding_of
 from .weight_codes import quantized_weight, weight_quantizer
 from ..engine.arguments import check_choice, check_model, what_came
+from ..engine.compat import exact
 from ..engine.core import straight_through
 from ..engine.report import LayerReport, names_in_words
 from ..grids.fixed_point import FixedFormat, mode_of
+from ..networks.flow import in_float64
 from ..networks.layers import own_part_or_hook
 from ..quantization.quantizer import Quantizer
 
@@ -38,6 +40,7 @@ class Narrowed(NamedTuple):
     overflow:str    # 'never' or 'can': is there an input whose sum leaves the accumulator?
 
 # %% ../../nbs/deployment/45_accumulators.ipynb #a49d3332
+@in_float64
 def narrow_accumulators_(
     model:nn.Module, # Quantized with `scale='po2'`, or after `deploy_`; or a layer of it
     # The numbers of the accumulator, as hls4ml's `accum_t`; None: sums are exact again
@@ -93,6 +96,7 @@ class Bits(NamedTuple):
     integer:Any  # Its bits before the point
 
 # %% ../../nbs/deployment/45_accumulators.ipynb #635d9d8a
+@in_float64
 def accumulator_bits(
     model:nn.Module # Quantized, with weights and activations; or after `deploy_`
 )->LayerReport:     # A line for each layer that adds integers
@@ -204,7 +208,7 @@ def _of_integers(m):
 
 def _product(q, entering):
     "What 1 stands for in the sums of a quantized layer, a number or one of each output."
-    return (entering.grid()[0].float()*q.grid()[0].float()).detach().double()
+    return exact((entering.grid()[0].float()*q.grid()[0].float()).detach())
 
 def _of_quantized(m, q, entering):
     "Of a quantized layer, with the bias as `deploy_` rounds it."
@@ -340,15 +344,15 @@ def _leaves(m:Any, args, kwargs, out):
     q,entering = weight_quantizer(m, 'weight'),m.input_quantizer
     with torch.no_grad():
         options = {} if isinstance(m, nn.Linear) else options_of(m)
-        w = m.weight.double()
+        w = exact(m.weight)
         beside = [-1]+[1]*(w.ndim-2)
         product = _product(q, entering)
-        bias = w.new_zeros(len(w)) if m.bias is None else m.bias.double()
+        bias = w.new_zeros(len(w)) if m.bias is None else exact(m.bias)
         whole = ((bias/product).round()*product).view(beside)
         alone = bool(options) and x.ndim < w.ndim
         held:Any = m.accumulator
-        total = held.sums((x[None] if alone else x).double(), w, whole, options)
-    return straight_through((total[0] if alone else total).to(out.dtype), out)
+        total = held.sums(exact(x[None] if alone else x), w, whole, options)
+    return straight_through((total[0] if alone else total).to(out), out)
 
 def hold_sums(m, accumulator):
     "Let sums of this layer be in such an accumulator, or be exact."

@@ -52,6 +52,7 @@ from ..networks.flow import (
     fields_of,
     first_line,
     flow_of,
+    in_float64,
     largest_gap,
     norm_behind,
 )
@@ -78,6 +79,7 @@ from ..networks.operations import (
 from ..quantization.quantizer import Quantizer
 
 # %% ../../nbs/deployment/10_deploy.ipynb #59a00010
+@in_float64
 def deploy_(
     model:nn.Module,   # What `quantize_model_` has quantized and you have trained; in place
     # A batch, as the model takes it, all of a tuple: shows what feeds what, and proves it

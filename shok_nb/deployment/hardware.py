@@ -28,7 +28,7 @@ from .runtime import check_path, without_traces
 from ..engine.arguments import check_input, check_model, installed
 from ..engine.parts import by_mode
 from ..grids.files import write_whole
-from ..networks.flow import evaluating, first_line, quietly
+from ..networks.flow import evaluating, first_line, in_float64, quietly
 from ..quantization.quantizer import Quantizer
 
 # %% ../../nbs/deployment/50_hardware.ipynb #5cc00009
@@ -571,6 +571,7 @@ def _checked_name(file):
     return path.stem
 
 # %% ../../nbs/deployment/50_hardware.ipynb #5cc0000e
+@in_float64
 def to_c(
     model:nn.Module,     # After `deploy_`, all of its scales powers of two
     example:Tensor,      # A batch of inputs, for their shape

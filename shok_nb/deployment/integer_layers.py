@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from ..engine.arguments import check_count, check_input, is_strided, what_came
+from ..engine.compat import exact
 from ..engine.core import straight_through
 from ..engine.pieces import PLAIN_TYPES, WHOLE_FLOATS
 from ..estimators.ste import round_ste
@@ -368,20 +369,20 @@ class _Sums(Float32Buffers):
 
     def _sums(self, q):
         "Exact sums of integers, then one float each; or those of a narrow accumulator."
-        bias = None if self.bias_codes is None else self.bias_codes.double()
-        x,w = q.double(),self._weight().double()
-        exact = self._apply_to(x, w, bias).float()
-        return exact if self.accumulator is None else self._narrow(x, w, bias, exact)
+        bias = None if self.bias_codes is None else exact(self.bias_codes)
+        x,w = exact(q),exact(self._weight())
+        total = self._apply_to(x, w, bias).to(q.device, torch.float32)
+        return total if self.accumulator is None else self._narrow(x, w, bias, total)
 
-    def _narrow(self, x, w, bias, exact):
+    def _narrow(self, x, w, bias, whole):
         "Sums in the accumulator, in units of a product; the gradient is the exact sum's."
         with torch.no_grad():
-            product = self.product.double()
+            product = exact(self.product)
             unit = self._beside(product)
             w = w*product.view(-1, *[1]*(w.ndim-1))
             bias = 0*unit if bias is None else self._beside(bias)*unit
             total = self.accumulator.sums(x, w, bias, self.options)
-        return straight_through((total/unit).float(), exact)
+        return straight_through((total/unit).to(whole), whole)
 
     def _leaving(self, total):
         "The sums as values: floats, or codes of what comes next times their scale."

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from .integer_layers import check_code_grid, clamp_codes, stored_top
 from ..engine.arguments import check_count, check_input, check_model, what_came
+from ..engine.compat import exact
 from ..estimators.ste import round_ste
 from ..networks.layers import as_pair
 from ..quantization.quantizer import Float32Buffers, on_grid_in_onnx
@@ -20,7 +21,7 @@ from ..quantization.quantizer import Float32Buffers, on_grid_in_onnx
 # %% ../../nbs/deployment/40_integer_operations.ipynb #5ac00007
 def _fma(a, b, c):
     "a*b + c in float32 with one rounding, as one instruction of the processor has it."
-    return (a.double()*b.double() + c.double()).float()
+    return (exact(a)*exact(b) + exact(c)).to(a.device, torch.float32)
 
 def _check_pair(grid, fn, arg):
     "Raises unless it has the length of a grid."
@@ -288,7 +289,8 @@ class IntegerMean(_Operator):
     def _codes(self, x):
         scale,zero_point = self._grid()
         many = float(x.shape[2]*x.shape[3])
-        total = (x-zero_point.float()).double().sum((2, 3), keepdim=True).float()
+        total = exact(x-zero_point.float()).sum((2, 3), keepdim=True)
+        total = total.to(x.device, torch.float32)
         return round_ste(total*(scale/(self.out_scale*many))) + self.out_zero_point.float()
 
     def forward(self,

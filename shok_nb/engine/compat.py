@@ -117,6 +117,18 @@ def constant(value):
     get._dynamo_marked_constant = True                  # type: ignore[attr-defined]
     return get
 
+# %% ../../nbs/engine/70_compat.ipynb #c04a0031
+_NO_FLOAT64 = {'mps'}
+
+def exact_device(device):
+    "Where numbers of this device are computed in float64."
+    return torch.device('cpu') if device.type in _NO_FLOAT64 else device
+
+def exact(t):
+    "In float64, on the CPU if its device has none."
+    near = t if exact_device(t.device) == t.device else t.cpu()
+    return near.double()
+
 # %% ../../nbs/engine/70_compat.ipynb #c04a0019
 # a subclass with this sees operations only below autograd
 no_torch_function:Any = torch.nn.Parameter.__torch_function__

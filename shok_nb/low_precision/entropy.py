@@ -16,6 +16,7 @@ from ..engine.arguments import (
     check_step,
     real_tensor,
 )
+from ..engine.compat import exact
 from ..engine.pieces import wide_dtype
 from ..estimators.soft import soft_round
 from ..quantization.fake_quantize import BitWidth, code_range, scale_groups
@@ -26,11 +27,11 @@ def _whole(codes, fn):
     t = real_tensor(codes, fn, 'codes', torch.int64)
     given = torch.as_tensor(codes)
     if not given.is_floating_point(): return t
-    other = t.double() != given.double()
-    if not other.any(): return t
+    given = exact(given)
+    other = given[given != exact(t)]
+    if not len(other): return t
     told = 'use Quantizer.to_codes, or round them'
-    raise ValueError(f'{fn}: codes must be whole numbers, got {given[other][0].item():g}; '
-        f'{told}')
+    raise ValueError(f'{fn}: codes must be whole numbers, got {other[0].item():g}; {told}')
 
 @torch.no_grad()
 def code_entropy(

@@ -16,16 +16,18 @@ import operator
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
+from functools import wraps
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from ..engine.compat import may_compile
+from ..engine.compat import exact, exact_device, may_compile
 
 # %% ../../nbs/networks/30_flow.ipynb #59e00006
 if not hasattr(torch.ops.shok_nb, 'here'):       # once, though this may be loaded again
@@ -262,6 +264,51 @@ def inputs_of(model, batch):
         return [part(given) for part in order],{k: part(given) for k,part in names.items()}
     return found,together
 
+# %% ../../nbs/networks/30_flow.ipynb #59e00031
+_HELD = str,bytes,list,tuple,set,Mapping,nn.Module
+
+def _there(t, device):
+    "On that device, in float32 if it was float64 and there is none."
+    wide = t.dtype == torch.float64 and exact_device(device) != device
+    return t.to(device, torch.float32 if wide else t.dtype)
+
+def _brought(value, device):
+    "It, with its tensors on that device; the batches of an iterable as they are asked for."
+    found = {}
+    again = taken_apart(value, 'x', found)
+    if found: return again({k: _there(t, device) for k,t in found.items()})
+    if isinstance(value, Iterator): return (_brought(batch, device) for batch in value)
+    loader = hasattr(value, '__iter__') and not isinstance(value, _HELD)
+    return _Brought(value, device) if loader else value
+
+class _Brought:
+    "A loader whose batches are brought to a device."
+    def __init__(self, loader, device): self.loader,self.device = loader,device
+    def __iter__(self): return (_brought(batch, self.device) for batch in self.loader)
+
+def _place(v):
+    "The device of a tensor or of a model; None of what has none."
+    if isinstance(v, nn.Module): v = next(chain(v.parameters(), v.buffers()), None)
+    return v.device if isinstance(v, Tensor) else None
+
+_F = TypeVar('_F', bound=Callable)
+
+def in_float64(f:_F)->_F:
+    "A function of models or tensors that computes in float64, for every device."
+    @wraps(f)
+    def brought(*args, **kwargs):
+        given = [*args, *kwargs.values()]
+        places = [d for d in map(_place, given) if d is not None]
+        far = next((d for d in places if exact_device(d) != d), None)
+        if far is None: return f(*args, **kwargs)
+        models = [m for m in given if isinstance(m, nn.Module)]
+        def near(v): return v.cpu() if isinstance(v, nn.Module) else _brought(v, 'cpu')
+        try: made = f(*map(near, args), **{k: near(v) for k,v in kwargs.items()})
+        finally:
+            for m in models: m.to(far)
+        return _brought(made, far)
+    return brought                                      # type: ignore[return-value]
+
 # %% ../../nbs/networks/30_flow.ipynb #59e00008
 _PLAIN = str,bytes,int,float,bool,complex,type(None)
 
@@ -289,7 +336,7 @@ def largest_gap(a, b):
     "The largest difference, over the largest value of the second; inf where shapes differ."
     if a.shape != b.shape: return math.inf
     if not a.numel(): return 0.
-    a,b = a.double(),b.double()
+    a,b = exact(a),exact(b)
     apart = torch.where(where_same(a, b), 0., (a-b).abs()).nan_to_num(math.inf, math.inf)
     most = torch.where(b.isfinite(), b.abs(), 0.).amax().clamp(min=1e-30)
     return (apart.amax()/most).item()

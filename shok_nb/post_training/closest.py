@@ -14,6 +14,7 @@ from torch import Tensor
 from ..engine.arguments import check_count, check_flag, check_input, check_knob
 from ..engine.pieces import wide_dtype
 from ..low_precision.entropy import code_entropy
+from ..networks.flow import in_float64
 from ..quantization.fake_quantize import BitWidth, check_values, code_range
 
 # %% ../../nbs/post_training/50_closest.ipynb #62f00006
@@ -222,6 +223,7 @@ def best_kept(lattice, factor, weight, beam):
     return lattice.near((target-best).mT, slice(None)),spent.amin(1)
 
 # %% ../../nbs/post_training/50_closest.ipynb #62f00010
+@in_float64
 def gptq(
     w:Tensor,                  # Weights, (rows, columns): a row for each output
     gram:Tensor,               # `x.mT@x` of the inputs `x`, (columns, columns)
@@ -338,6 +340,7 @@ def _descended(lattice, gram, point, sweeps):
     return point
 
 # %% ../../nbs/post_training/50_closest.ipynb #62f00015
+@in_float64
 def coordinate_descent(
     w:Tensor,                  # Weights, (rows, columns): a row for each output
     gram:Tensor,               # `x.mT@x` of the inputs `x`, (columns, columns)
@@ -419,6 +422,7 @@ def best_point(lattice, gram, near):
     return points[spent.argmin()]
 
 # %% ../../nbs/post_training/50_closest.ipynb #5ca1e002
+@in_float64
 def column_scale(
     gram:Tensor,       # As for `gptq`
     scale:float=1.,    # Geometric mean of the steps > 0: each halving costs a bit per weight
@@ -473,6 +477,7 @@ class ColumnCodes(NamedTuple):
     codes:Tensor # int32, of the shape of the weights
     scale:Tensor # One for each column, (columns,)
 
+@in_float64
 def watersic(
     w:Tensor,          # Weights, (rows, columns): a row for each output
     gram:Tensor,       # As for `gptq`

@@ -14,7 +14,13 @@ from torch import nn
 from ..engine.arguments import check_choice, check_knob, check_model
 from ..engine.pieces import wide_dtype
 from ..engine.report import LayerReport, names_in_words
-from ..networks.flow import call_of_example, evaluating, largest_gap, norm_behind
+from ..networks.flow import (
+    call_of_example,
+    evaluating,
+    in_float64,
+    largest_gap,
+    norm_behind,
+)
 from ..networks.layers import LINEAR, TRANSPOSED, is_foldable_norm, is_layer
 from ..networks.models import check_batches, checked_batch, first_of
 from .channels import (
@@ -51,6 +57,7 @@ def _smoothed(source, names, seen, alpha, undo):
     return _row(source, names, spread_of(most), spread_of(most/factor))
 
 # %% ../../nbs/post_training/20_equalize.ipynb #45cc94d3
+@in_float64
 def smooth_(
     model:nn.Module,    # Any float model, changed in place
     # Batches, as a loader's: of a tuple the first parts, as many as forward needs, and not the
@@ -94,6 +101,7 @@ def smooth_(
     return change_or_undo('smooth_', model, 'calibrate', first, change)
 
 # %% ../../nbs/post_training/20_equalize.ipynb #6106c0cd
+@in_float64
 def equalize_(
     model:nn.Module, # Any float model, changed in place
     example:object,  # A batch as the model takes it: shows what feeds what, and proves it

@@ -31,6 +31,7 @@ from ..networks.flow import (
     check_steady,
     evaluating,
     feed,
+    in_float64,
     tensors_of,
 )
 from ..networks.foreign_layers import take_apart
@@ -51,6 +52,7 @@ from .relaxed import learn_codes
 from ..quantization.quantizer import Quantizer
 
 # %% ../../nbs/post_training/10_reconstruct.ipynb #64f00019
+@in_float64
 def reconstruct_(
     model:nn.Module,    # What `quantize_model_` has prepared; its weights change in place
     # Batches, as a loader's: of a tuple the first parts, as many as forward needs, and not the

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_callable, check_choice, check_count, check_knob
 from ..estimators.ste import round_ste
+from ..networks.flow import in_float64
 from .closest import check_damping, checked_gram, damped_gram, lattice_of
 from ..quantization.fake_quantize import BitWidth
 from ..quantization.learned import (
@@ -90,6 +91,7 @@ def _learn(lattice, gram, way, lr, steps, penalty):
     return loss.best
 
 # %% ../../nbs/post_training/60_relaxed.ipynb #63f00008
+@in_float64
 def learn_codes(
     w:Tensor,                  # Weights, (rows, columns): a row for each output
     gram:Tensor,               # `x.mT@x` of the inputs `x`, (columns, columns)

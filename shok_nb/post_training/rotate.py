@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx.node import map_arg
 from ..engine.arguments import check_callable, check_choice, check_count, check_model
 from ..engine.report import LayerReport, names_in_words
-from ..networks.flow import call_of_example, here_op, packet
+from ..networks.flow import call_of_example, here_op, in_float64, packet
 from ..networks.layers import channel_axis, is_layer
 from ..networks.models import weight_maker
 from .channels import (
@@ -405,6 +405,7 @@ def _line(m, names, found, before, after):
     return Equalized(names[m], kind, told, was, now, note)
 
 # %% ../../nbs/post_training/30_rotate.ipynb #fae3919f
+@in_float64
 def rotate_(
     model:nn.Module, # Any float model, changed in place
     example:object,  # A batch as the model takes it: shows what feeds what, and proves it

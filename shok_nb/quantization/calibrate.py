@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from ..engine.arguments import check_choice, check_flag, check_input, check_knob
+from ..engine.compat import exact_device
 from ..engine.pieces import wide_dtype
 from .fake_quantize import (
     AxisLike,
@@ -395,7 +396,7 @@ class ValueObserver(_Observer):
     def _start(self):
         "From now on values are counted; `rows` are the ends."
         rows,self.rows = self.rows,[torch.stack([self.low, self.high])]
-        zeros = torch.zeros(2*_HALF, device=self.low.device)
+        zeros = torch.zeros(2*_HALF, device=exact_device(self.low.device))
         self.counts,self.sums = zeros.long(),zeros.double()
         for r in rows: self._count(r)
 
@@ -416,7 +417,7 @@ class ValueObserver(_Observer):
         reach = 2.**max(math.frexp(most)[1], -100)
         if reach > self.reach: self._widen(reach)
         for v in values.flatten().split(_COUNTED):
-            v = v.to(wide_dtype(v.dtype))
+            v = v.to(self.counts.device, wide_dtype(v.dtype))
             at = (v*(_HALF/self.reach)).floor().clamp(-_HALF, _HALF-1).long() + _HALF
             self.counts += torch.bincount(at, minlength=2*_HALF)
             self.sums += torch.bincount(at, v.double(), minlength=2*_HALF)
@@ -438,14 +439,16 @@ class ValueObserver(_Observer):
         if self.counts is None: return torch.cat(self.rows)
         ends,total = self.rows[0],self.counts.sum()
         if not ends.isfinite().all(): return ends
-        places = (torch.arange(_KEPT//2, device=ends.device)+.5)*(total/(_KEPT//2))
+        places = torch.arange(_KEPT//2, device=total.device)+.5
+        places = places*(total/(_KEPT//2))
         bins = torch.searchsorted(self.counts.cumsum(0).double(), places.double(), right=True)
-        return torch.cat([self._means()[bins], ends])
+        return torch.cat([self._means()[bins].to(ends), ends])
 
     def _means(self):
         "The mean of each bin."
         means = self.sums/self.counts.clamp(min=1)
-        return means.to(self.low.dtype).clamp(self.low, self.high)
+        low,high = (e.to(means.device) for e in (self.low, self.high))
+        return means.to(low.dtype).clamp(low, high)
 
     def in_parts(self):
         "The means of a histogram and the ends, and which part of all values each is."
@@ -453,4 +456,5 @@ class ValueObserver(_Observer):
         met = self.counts > 0
         parts = (self.counts[met].double()/self.counts.sum()).float()
         ends = self.rows[0]
-        return torch.cat([self._means()[met], ends]),torch.cat([parts, parts.new_zeros(2)])
+        values = torch.cat([self._means()[met].to(ends), ends])
+        return values,torch.cat([parts, parts.new_zeros(2)]).to(ends.device)

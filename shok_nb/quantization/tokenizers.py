@@ -18,6 +18,7 @@ from ..engine.arguments import (
     check_input,
     check_knob,
 )
+from ..engine.compat import exact
 from ..engine.core import straight_through
 from ..engine.parts import sign_of
 from ..engine.pieces import wide_dtype
@@ -77,7 +78,7 @@ def code_usage(
         wanted = f'index must be from 0 to {size-1}, or -1'
         raise ValueError(f'code_usage: {wanted}, got {beyond[0].item()}')
     lost = int(counts[codes < 0].sum())
-    counts = counts[codes >= 0].double()
+    counts = exact(counts[codes >= 0])
     p = counts/counts.sum()
     entropy = -(p*p.log()).sum().item()
     used = len(counts)
