@@ -13,6 +13,7 @@ from shok_nb.catalog import catalog
 from shok_nb.engine import compat
 from shok_nb.studies.jpeg import jpeg
 
+
 @pytest.fixture
 def far(monkeypatch):
     monkeypatch.setattr(compat, '_NO_FLOAT64', {NAME})
