@@ -66,10 +66,15 @@ def ran(tmp_path_factory):
     return cache_of(tmp_path_factory.getbasetemp())
 
 @pytest.fixture(scope='session')
-def site():
-    "The whole site, for tests of the group `site`."
-    from pages import build_site
-    return build_site()
+def site(ran):
+    "The whole site: the worker that asks first builds it, the others wait."
+    from pages import HTML, build_site, lock
+    built = ran/'site'
+    with lock(ran, 'site'):
+        if not built.exists():
+            build_site()
+            built.touch()
+    return HTML
 
 @pytest.fixture(scope='module')
 def started(tmp_path_factory):

@@ -1078,7 +1078,6 @@ def test_sentences_that_set_a_player():
 URLS = dict(none='', other='https://example.org/somebody/shok_nb', github='https://github.com/somebody/shok_nb')
 
 @pytest.mark.slow
-@site_group
 @pytest.mark.parametrize('url', URLS.values(), ids=URLS)
 def test_links_only_where_configured(url, tmp_path):
     "A page links to its notebook once there is a repository, and to Colab where Colab can open it."
