@@ -623,7 +623,7 @@ def test_what_stands_on_a_fold():
     def both(what): return f'Show {what}',f'Hide {what}'
     assert label('#| export\ndef f(): pass\ndef g(): pass') == both('the source of f and g')
     assert label('#| exporti\ndef _f(): pass') == label('#| code-fold: true\nx = 1') == both('the source')
-    assert label('import math\nfrom torch import nn') == ('Imports of the checks',)*2
+    assert label('import math\nfrom torch import nn') == ('Imports of the folded code',)*2
     assert label('#| code-fold: true\nx = 1\nassert x') == ('Check', 'Check')
     assert label('#| exporti\ndef _f():\n    assert True') == both('the source')
     assert label('#| code-fold: true\n#| fig-alt: a line\nx = 1\nassert x') == both('the code of this picture')

@@ -29,7 +29,7 @@ from examples import is_check, parts, symbols
 HIDDEN = {'hide', 'default_exp'}
 LONG = 20      # lines; a longer cell is folded
 WIDE = 88      # characters of a line of imports
-CHECKS_NEED = 'Imports of the checks'
+FOLDS_NEED = 'Imports of the folded code'
 _directive = re.compile(r'\s*#\|\s*([\w-]+)\s*:?\s*(.*?)\s*$')
 
 def directives(src):
@@ -394,14 +394,14 @@ def part_imports(cells):
         if shown: out.append(_unfolded(c) | dict(source=shown))
         if rest:
             id = f"{c['id']}-rest" if shown else c['id']
-            out.append(_fold(c | dict(id=id, source=rest), CHECKS_NEED))
+            out.append(_fold(c | dict(id=id, source=rest), FOLDS_NEED))
     return out
 
 def late_imports(cells):
     "The folded imports stand before the first cell that reads what they bind."
     out = [*cells]
     for c in cells:
-        if c['metadata'].get('mystnb', {}).get('code_prompt_show') != CHECKS_NEED: continue
+        if c['metadata'].get('mystnb', {}).get('code_prompt_show') != FOLDS_NEED: continue
         bound,_ = names(c['source'])
         i = out.index(c)
         def reads(later, bound=bound): return later['cell_type'] == 'code' and names(later['source'])[1] & bound
