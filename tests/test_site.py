@@ -34,7 +34,8 @@ from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
 
 PLAYER = '[data-shok], [data-shok-explore], [data-shok-watch]'
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('site')]
+pytestmark = pytest.mark.slow
+reading = pytest.mark.xdist_group('site')      # where the site is built, at first; then every process walks through it
 
 PAGES = sorted({*map(slug, NBS), *FOLDERS, 'api', 'genindex', 'search'})
 ESTIMATORS = [n for n in map(slug, FOLDERS['estimators']) if n != 'checks']
@@ -53,6 +54,7 @@ class Marks(HTMLParser):
         if tag in ('a', 'area') and 'href' in a: self.links.append(a['href'])
         if tag == 'link' and a.get('rel') == 'alternate': self.others.append(a['href'])
 
+@reading
 def test_every_link_leads_somewhere(site):
     "To a file that is there, to an anchor that is on it; and no page has an anchor twice."
     pages = {p.name: Marks(p) for p in site.glob('*.html')}
@@ -69,6 +71,7 @@ def test_every_link_leads_somewhere(site):
     assert not lost, '\n'.join(lost)
     assert sum(len(p.links) for p in pages.values()) > 50*len(pages)
 
+@reading
 def test_pages_as_markdown(site):
     "Each notebook's page is there as Markdown with its code, says so in its head, and stands once in llms.txt."
     listed = re.findall(r'(?m)^- \[[^\]]+\]\((\w+)\.md\): .{20}', (site/'llms.txt').read_text('utf-8'))
@@ -82,6 +85,7 @@ def test_pages_as_markdown(site):
         assert name == 'glossary' or '```python\n' in text, name
         assert f'{name}.md' in Marks(site/f'{name}.html').others, name
 
+@reading
 def test_formulas_need_no_script(site):
     "They stand on the page as KaTeX has drawn them, with MathML for screen readers, and no KaTeX is loaded."
     drawn = [e for p in site.glob('*.html') for e in p.read_text('utf-8').split('class="math notranslate')[1:]]
@@ -124,6 +128,7 @@ def shows(player):
     slopes = re.fullmatch(r'(\S+) to (\S+?)(?:, mean (\S+))?', text).groups()
     return player.start | dict(zip(MEASURED, (*slopes, near)))
 
+@reading
 @pytest.mark.parametrize('page', [n for n in map(slug, NBS) if n != 'try_it'])
 def test_sentences_and_their_players(site, page):
     """A link that sets a player names knobs and stops that it has; a number that follows one is what it shows at first.
@@ -165,7 +170,6 @@ HERE = """const seen = e => e.checkVisibility(), all = what => [...document.quer
         all('.toctree-l2').filter(seen).length]"""
 
 @needs_browser
-@pytest.mark.xdist_group('screens')             # a process for each, once the site is there
 @each_page
 def test_page_on_a_screen(browser, site, page):
     """It does not scroll sideways, its folds shut or open; no line of code is cut; the menu shows where the reader is,
@@ -193,7 +197,6 @@ APART = """const icons = [...document.querySelectorAll('.mobile-header .header-r
     return [innerWidth-icons[icons.length-1].right, ...icons.slice(1).map((r, i) => r.left-icons[i].right)]"""
 
 @needs_browser
-@pytest.mark.xdist_group('phones')
 @each_page
 def test_page_on_a_phone(browser, site, page):
     """It does not scroll sideways; what stands alone is at least 24 pixels wide and high, so that a finger hits it, and
@@ -307,13 +310,13 @@ def plays(nb, what='tune|explore|watch'):
     return re.search(rf'"((R|widgets|try_it)\.)?({what})\(', nb.read_text('utf-8'))
 PLAYERS = [slug(nb) for nb in NBS if plays(nb)]
 
+@reading
 def test_pages_with_players(site):
     "Those whose notebooks call for one, which the walk tries."
     want = sorted(slug(nb) for nb in NBS if plays(nb, 'tune|explore|watch|tiles'))
     assert sorted(p.stem for p in site.glob('*.html') if '<div data-shok' in p.read_text('utf-8')) == want
 
 @needs_browser
-@pytest.mark.xdist_group('controls')
 @pytest.mark.parametrize('page', PLAYERS)
 def test_every_control_answers(browser, site, page):
     "To the mouse and to a key: each of each player, those too that another control brings."
