@@ -72,7 +72,7 @@ def site(ran):
     built = ran/'site'
     with lock(ran, 'site'):
         if not built.exists():
-            build_site()
+            build_site(ran)
             built.touch()
     return HTML
 
