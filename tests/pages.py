@@ -194,8 +194,8 @@ def sphinx(src, out, *args):
     return out
 
 def build_site(ran):
-    """The whole site, as `make docs` builds it: from the pages that `make test` ran, if they are as they were. Others run
-    now, and are in `ran` for the tests."""
+    """The whole site, as `make docs` builds it: from the pages that `make test` ran, if they are as they were. Others
+    run now, and are in `ran` for the tests."""
     written(CACHE)
     with mock.patch.dict(os.environ, for_kernels()):
         for nb in NBS:
