@@ -202,15 +202,15 @@ def test_the_best_way_of_each():
 
 # --- the lattice
 def test_the_local_search_ends_where_no_move_gains():
-    tasks = lattice._tasks(range(6))
-    z = lattice._descend(tasks, lattice._starts(tasks, 3).round())
+    tasks = lattice.draw_tasks(range(6))
+    z = lattice.descend(tasks, lattice.draw_starts(tasks, 3).round())
     cost = lattice._cost(tasks, z)
     for k in range(8):
         for by in (-1, 1):
             moved = z.clone()
             moved[..., k] += by
             assert (lattice._cost(tasks, moved) >= cost-1e-9).all()
-    assert (cost <= lattice._cost(tasks, lattice._starts(tasks, 3).round())+1e-9).all()
+    assert (cost <= lattice._cost(tasks, lattice.draw_starts(tasks, 3).round())+1e-9).all()
 
 @pytest.mark.slow
 def test_each_study_in_miniature():

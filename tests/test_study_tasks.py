@@ -83,8 +83,8 @@ def test_ideal_code_against_another_optimizer(source, price):
 def test_what_is_sent_is_what_is_sent():
     """Bits and error by sums over cells, against half a million numbers drawn: a mean is off by about 1/700, so .01
     is far away for any seed."""
-    at = coding._train(lambda x, t: x + (x.round()-x).detach(), .01, (2,), 100)
-    bits,error = coding._sent(at)
+    at = coding.train_codes(lambda x, t: x + (x.round()-x).detach(), .01, (2,), 100)
+    bits,error = coding.as_sent(at)
     g = torch.Generator().manual_seed(0)
     u = torch.rand(1, 500_000, generator=g)
     for i in (0, 3, 6, 9):
@@ -99,7 +99,7 @@ def test_what_is_sent_is_what_is_sent():
 # --- binary networks
 @pytest.mark.slow
 def test_binary_weights_are_kept_within_one():
-    w = signs._train(lambda x, t: x + (signs._ones(x)-x).detach(), .3, (0, 1), 5)
+    w = signs.train_signs(lambda x, t: x + (signs.plus_minus_ones(x)-x).detach(), .3, (0, 1), 5)
     assert w.inner.abs().max() <= 1 and w.outer.abs().max() <= 1 and w.hidden.abs().max() > 1
 
 def test_a_rounding_as_a_sign():
@@ -155,7 +155,7 @@ def test_updates_are_stored_in_bfloat16():
     g = torch.Generator().manual_seed(0)                                        # any seed: it holds for every number
     w,change = torch.randn(1000, generator=g).bfloat16().float(),.01*torch.randn(1000, generator=g)
     for f in (round_ste, stochastic_round, lambda x: soft_round(x, 5.), sga_round):
-        new,_ = low._through(lambda x, t, f=f: f(x))(w, change, 0., None)
+        new,_ = low.through(lambda x, t, f=f: f(x))(w, change, 0., None)
         assert torch.equal(new, new.bfloat16().float())
         assert ((new-w-change).abs() <= low._ulp(w+change)*1.01).all()
     nearest,_ = low._METHODS['nearest'].update(w, change, 0., None)
@@ -183,7 +183,7 @@ def test_updates_in_miniature():
 def scenes():
     pytest.importorskip('sklearn')
     pytest.importorskip('matplotlib')
-    return marks._scenes(range(2))
+    return marks.draw_scenes(range(2))
 
 @pytest.mark.slow
 def test_a_move_costs_what_it_takes_to_the_tie(scenes):

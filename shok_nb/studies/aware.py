@@ -16,8 +16,8 @@ from .harness import Study, images_of_digits
 from .source_coding import whole_line_row
 
 # %% ../../nbs/studies/34_aware.ipynb #34000005
-_NETWORKS = [(task, bits) for task in ('digits', 'teacher') for bits in (2, 3, 4)]
-_DATA = (0, 0, 0, 1, 2, 3)        # which data each of these has: digits, or a teacher's
+NETWORKS = [(task, bits) for task in ('digits', 'teacher') for bits in (2, 3, 4)]
+DATA = (0, 0, 0, 1, 2, 3)        # which data each of these has: digits, or a teacher's
 _INPUTS,_HIDDEN,_BATCH,_LEARN = 16,16,64,2048
 
 class _Tasks(NamedTuple):
@@ -74,7 +74,7 @@ def _of_seed(seed):
     return [torch.stack(k) for k in zip(*found, strict=True)]
 
 @functools.lru_cache(4)
-def _tasks(seeds):
+def draw_tasks(seeds):
     return _Tasks(*(torch.stack(k) for k in zip(*map(_of_seed, seeds), strict=True)))
 
 # %% ../../nbs/studies/34_aware.ipynb #34000007
@@ -94,7 +94,7 @@ def _random(seeds):
     return _Weights(drawn(_HIDDEN, _INPUTS)*.35, torch.zeros(n, 1, _HIDDEN),
         drawn(10, _HIDDEN)*.35, torch.zeros(n, 1, 10))
 
-def _plain(w, x):
+def plain_forward(w, x):
     h = torch.baddbmm(w.hidden, x, w.inner.mT).relu()
     return torch.baddbmm(w.out, h, w.outer.mT)
 
@@ -111,16 +111,16 @@ def _fit(learned, forward, x, wanted, rate, steps):
         adam.step()
 
 @functools.lru_cache(4)
-def _floats(seeds):
+def float_networks(seeds):
     "Networks trained in floats, (seeds*4, ...)."
-    w,tasks = _Weights(*(t.requires_grad_() for t in _random(seeds))),_tasks(seeds)
+    w,tasks = _Weights(*(t.requires_grad_() for t in _random(seeds))),draw_tasks(seeds)
     x,wanted = tasks.x.flatten(0, 1),tasks.wanted.flatten(0, 1)
-    _fit(w, lambda x, t: _plain(w, x), x, wanted, .02, 600)
+    _fit(w, lambda x, t: plain_forward(w, x), x, wanted, .02, 600)
     return _Weights(*(t.detach() for t in w))
 
-def _wrong(logits, seeds, which):
+def wrong_share(logits, seeds, which):
     "Share of the test that is wrong, (seeds, networks)."
-    labels = _tasks(seeds).labels[:, which].flatten(0, 1)
+    labels = draw_tasks(seeds).labels[:, which].flatten(0, 1)
     return (logits.argmax(-1) != labels).double().mean(-1).view(len(seeds), -1)
 
 # %% ../../nbs/studies/34_aware.ipynb #34000009
@@ -145,13 +145,13 @@ def _best_steps(w, low, high):
     error = ((w/s).round().clamp(low, high)*s-w).square().sum(-1, keepdim=True)
     return s.gather(0, error.argmin(0, keepdim=True))[0]
 
-def _start(seeds):
+def first_steps(seeds):
     "Float weights, and the steps that go with them, of the six networks of each seed."
-    which = (torch.arange(len(seeds))[:, None]*4 + torch.tensor(_DATA)).flatten()
-    w = _Weights(*(t[which] for t in _floats(seeds)))
-    bits = torch.tensor([b for _,b in _NETWORKS]*len(seeds)).view(-1, 1, 1).float()
+    which = (torch.arange(len(seeds))[:, None]*4 + torch.tensor(DATA)).flatten()
+    w = _Weights(*(t[which] for t in float_networks(seeds)))
+    bits = torch.tensor([b for _,b in NETWORKS]*len(seeds)).view(-1, 1, 1).float()
     low,high,top = -2**(bits-1),2**(bits-1)-1,2**bits-1
-    x = _tasks(seeds).x.flatten(0, 1)[which, :256]
+    x = draw_tasks(seeds).x.flatten(0, 1)[which, :256]
     h = torch.baddbmm(w.hidden, x, w.inner.mT).relu()
     between = h.flatten(1).quantile(.99, 1).view(-1, 1, 1)/top
     inner,outer = (_best_steps(t, low, high).log() for t in (w.inner, w.outer))
@@ -161,7 +161,7 @@ def _between(v, low, high, f):
     "`f(v)`, and an end beyond it."
     return torch.where(v < low, low, torch.where(v > high, high, f(v)))
 
-def _of_weights(w, log, s, f, how):
+def weight_rounding(w, log, s, f, how):
     if how == 'DoReFa':
         n = s.high-s.low
         t = w.tanh()
@@ -179,41 +179,41 @@ def _of_activations(h, s, f, how):
 
 def _forward(w, s, x, f, how='learned'):
     "Logits of the quantized networks."
-    inner = _of_weights(w.inner, s.inner, s, f, how)
-    outer = _of_weights(w.outer, s.outer, s, f, how)
+    inner = weight_rounding(w.inner, s.inner, s, f, how)
+    outer = weight_rounding(w.outer, s.outer, s, f, how)
     h = torch.baddbmm(w.hidden, x, inner.mT).relu()
     return torch.baddbmm(w.out, _of_activations(h, s, f, how), outer.mT)
 
 # %% ../../nbs/studies/34_aware.ipynb #34000010
-def _train(f, rate, seeds, steps):
+def train_networks(f, rate, seeds, steps):
     "The networks after training through `f`, and their steps."
     how = f.steps if isinstance(f, _Through) else 'learned'
-    w,s = _start(seeds)
+    w,s = first_steps(seeds)
     w,s = _Weights(*(t.clone().requires_grad_() for t in w)),_Steps(*(t.clone() for t in s))
     learns = dict(learned=s[:3], PACT=[s.between]).get(how, [])
-    tasks,which = _tasks(seeds),torch.tensor(_DATA)
+    tasks,which = draw_tasks(seeds),torch.tensor(DATA)
     x,wanted = (t[:, which].flatten(0, 1) for t in (tasks.x, tasks.wanted))
     def forward(x, t): return _forward(w, s, x, lambda v: f(v, t), how)
     _fit([*w, *(t.requires_grad_() for t in learns)], forward, x, wanted, rate, steps)
     return _Weights(*(t.detach() for t in w)),_Steps(*(t.detach() for t in s)),how
 
-def _errors(w, s, how, seeds, f=torch.round):
+def errors_of(w, s, how, seeds, f=torch.round):
     "With plain codes: share of the test that is wrong, (seeds, networks)."
-    which = torch.tensor(_DATA)
-    x = _tasks(seeds).test[:, which].flatten(0, 1)
-    return _wrong(_forward(w, s, x, f, how), seeds, which)
+    which = torch.tensor(DATA)
+    x = draw_tasks(seeds).test[:, which].flatten(0, 1)
+    return wrong_share(_forward(w, s, x, f, how), seeds, which)
 
 def _run(f, rate, seeds, steps):
     "The mean error over the six networks of each seed."
     seeds = tuple(seeds)
-    return _errors(*_train(f, rate, seeds, steps), seeds).mean(1)
+    return errors_of(*train_networks(f, rate, seeds, steps), seeds).mean(1)
 
 def _ends(seeds):
     "Nearest codes; and float networks for the digits, no error at all for the teachers."
     seeds = tuple(seeds)
-    nearest = _errors(*_start(seeds), 'learned', seeds).mean(1)
-    test = _tasks(seeds).test.flatten(0, 1)
-    floats = _wrong(_plain(_floats(seeds), test), seeds, torch.arange(4))
+    nearest = errors_of(*first_steps(seeds), 'learned', seeds).mean(1)
+    test = draw_tasks(seeds).test.flatten(0, 1)
+    floats = wrong_share(plain_forward(float_networks(seeds), test), seeds, torch.arange(4))
     return nearest,floats[:, 0]/2
 
 def _others(way):
@@ -229,5 +229,6 @@ def _ways(row):
     whole = [w for w in found if w.name == 'hard' or w.name == 'as it is' and row.on_grid]
     return found + [other for w in whole for other in _others(w)]
 
+# %% ../../nbs/studies/34_aware.ipynb #a3a40001
 aware = Study('aware', 'Quantization-aware training', _run, _ends, _ways, baselines={},
     rates=(.001, .003, .01, .03, .1), steps=100, tuning=range(1000, 1004), reported=range(12))

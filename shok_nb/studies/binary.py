@@ -27,7 +27,7 @@ class _Tasks(NamedTuple):
     right:Tensor
 
 @functools.lru_cache(1)
-def _tasks():
+def draw_tasks():
     cases = torch.cartesian_prod(*_BITS*[torch.tensor([-1., 1.])])
     odd = (cases > 0).sum(-1)%2
     cases = F.pad(cases, (0, _INPUTS-_BITS))
@@ -39,7 +39,7 @@ def _tasks():
         (cases.repeat(many, 1), 3*x[learn]), (odd.repeat(many), labels[learn]),
         (cases.repeat(many, 1), 3*x[test]), (odd.repeat(many), labels[test]))))
 
-class _Weights(NamedTuple):
+class BinaryWeights(NamedTuple):
     "Of many networks, one in each row: those of a seed after one another."
     inner:Tensor       # (networks, hidden, inputs), real numbers whose sign counts
     hidden:Tensor      # (networks, 1, hidden): the bias
@@ -55,13 +55,13 @@ def _random(seeds):
     n = 2*len(seeds)
     w = (drawn(_HIDDEN, _INPUTS)/2, drawn(1, _HIDDEN), drawn(10, _HIDDEN)/2,
         torch.zeros(n, 1, 10), torch.zeros(n, 1, 1))
-    return _Weights(*(t.requires_grad_() for t in w))
+    return BinaryWeights(*(t.requires_grad_() for t in w))
 
-def _ones(x, t=1.):
+def plus_minus_ones(x, t=1.):
     "The sign as it is deployed."
     return torch.where(x >= 0, 1., -1.)
 
-def _forward(w, x, weight, activation):
+def scores_of(w, x, weight, activation):
     "Logits, with functions of weights and of activations."
     h = torch.baddbmm(w.hidden, x, weight(w.inner).mT)/_INPUTS**.5*2
     y = activation(h)@weight(w.outer).mT
@@ -70,7 +70,7 @@ def _forward(w, x, weight, activation):
 # %% ../../nbs/studies/35_binary.ipynb #35000009
 def _fit(w, forward, rate, seeds, steps):
     "Adam on the cross entropy of all networks; the rate falls over the second half."
-    tasks,many = _tasks(),len(seeds)
+    tasks,many = draw_tasks(),len(seeds)
     g = [torch.Generator().manual_seed(s+7) for s in seeds]
     pick = torch.stack([torch.randint(896, (steps, _BATCH), generator=one) for one in g], 1)
     adam = torch.optim.Adam(w, rate)
@@ -86,38 +86,38 @@ def _fit(w, forward, rate, seeds, steps):
         adam.step()
         yield
 
-def _train(f, rate, seeds, steps):
+def train_signs(f, rate, seeds, steps):
     "Binary networks, trained through `f(x, t)`; weights are kept in [-1, 1]."
     w = _random(seeds)
-    def forward(x, t): return _forward(w, x, lambda v: f(v, t), lambda v: f(v, t))
+    def forward(x, t): return scores_of(w, x, lambda v: f(v, t), lambda v: f(v, t))
     for _ in _fit(w, forward, rate, seeds, steps):
         with torch.no_grad():
             for latent in (w.inner, w.outer): latent.clamp_(-1, 1)
-    return _Weights(*(t.detach() for t in w))
+    return BinaryWeights(*(t.detach() for t in w))
 
-def _errors(w, weight=_ones, activation=_ones):
+def errors_of(w, weight=plus_minus_ones, activation=plus_minus_ones):
     "Share of the test that is wrong, (seeds, 2): parity, and digits."
-    tasks = _tasks()
+    tasks = draw_tasks()
     many = len(w.inner)//2
-    logits = _forward(w, tasks.test.repeat(many, 1, 1), weight, activation)
+    logits = scores_of(w, tasks.test.repeat(many, 1, 1), weight, activation)
     wrong = logits.argmax(-1) != tasks.right.repeat(many, 1)
     return wrong.double().mean(-1).view(-1, 2)
 
-def _as_it_is(x): return x
+def as_it_is(x): return x
 
 @functools.lru_cache(4)
-def _floats(seeds):
+def float_networks(seeds):
     "The same networks with float weights and tanh."
     w = _random(seeds)
-    for _ in _fit(w, lambda x, t: _forward(w, x, _as_it_is, torch.tanh), .02, seeds, 300): pass
-    return _Weights(*(t.detach() for t in w))
+    for _ in _fit(w, lambda x, t: scores_of(w, x, as_it_is, torch.tanh), .02, seeds, 300): pass
+    return BinaryWeights(*(t.detach() for t in w))
 
 # %% ../../nbs/studies/35_binary.ipynb #35000011
-def _run(f, rate, seeds, steps): return _errors(_train(f, rate, seeds, steps)).mean(1)
+def _run(f, rate, seeds, steps): return errors_of(train_signs(f, rate, seeds, steps)).mean(1)
 
 def _ends(seeds):
-    w = _floats(tuple(seeds))
-    return _errors(w).mean(1),_errors(w, _as_it_is, torch.tanh)[:, 1]/2
+    w = float_networks(tuple(seeds))
+    return errors_of(w).mean(1),errors_of(w, as_it_is, torch.tanh)[:, 1]/2
 
 # where a slope that becomes steeper begins, and where it may end
 _STEEPER = dict(clipped_sign=(3., (1., .3)), ede_sign=(.1, (10., 3., 1.)),

@@ -636,7 +636,7 @@ def best_records(records):
         if place not in found or r['score'] > found[place]['score']: found[place] = r
     return found
 
-def _titled(record):
+def titled(record):
     "Estimator and way, or the name of a baseline."
     named = record['estimator'],'' if record['way'] == 'as it is' else record['way']
     return ', '.join(filter(None, named))
@@ -677,7 +677,7 @@ def plot_scores(
         marker,color = ('D', '#d55e00') if r['estimator'] in marked else ('o', '#0072b2')
         span = [[r['score']-r['low']], [r['high']-r['score']]]
         ax.errorbar(r['score'], i, xerr=span, fmt=marker, color=color, ms=4)
-    ax.set_yticks(range(len(shown)), map(_titled, shown))
+    ax.set_yticks(range(len(shown)), map(titled, shown))
     ax.set(ylim=(len(shown)-.5, -.5))
     ax.tick_params(labelsize='small')
     ax.grid(axis='x', alpha=.25)

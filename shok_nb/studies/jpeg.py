@@ -174,7 +174,8 @@ def _tilt(p, by):
 
 def _halve(p): return F.avg_pool2d(_pad(p, 2, 16), 2)
 
-def _double(p, rows, cols):
+def double_size(p, rows, cols):
+    "Twice as large, neighbours blended 3:1, and cut to so many rows and columns."
     p = p[..., :(rows+1)//2, :(cols+1)//2]
     p = F.interpolate(p, scale_factor=2, mode='bilinear' if p.shape[-1] > 2 else 'nearest')
     return p[..., :rows, :cols]
@@ -243,7 +244,7 @@ def jpeg(
         luma,chroma = tables.unbind(-3)
         of = zip(planes, (luma, chroma, chroma))
         planes = [_plane(p, table, rounding, whole) for p,table in of]
-        if half: planes[1:] = [whole(_double(p, *x.shape[2:]), -1/32) for p in planes[1:]]
+        if half: planes[1:] = [whole(double_size(p, *x.shape[2:]), -1/32) for p in planes[1:]]
         return saturate(whole(_rgb(*planes)), 0., 255.).to(images.dtype)
 
 # %% ../../nbs/studies/10_jpeg.ipynb #1c0bebbd

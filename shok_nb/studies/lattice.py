@@ -36,7 +36,7 @@ def _instance(seed):
     return A,A@(3*normal(n))
 
 @functools.lru_cache(8)
-def _tasks(seeds):
+def draw_tasks(seeds):
     "The instances of a range of seeds."
     A = torch.zeros(len(seeds), _MOST, _MOST, dtype=torch.float64)
     b,unknowns = torch.zeros(len(seeds), _MOST, dtype=torch.float64),[]
@@ -78,8 +78,8 @@ def _decoded(r, t, least):
 @functools.lru_cache(8)
 def _optimum(seeds):
     "The least cost of each instance."
-    tasks,best = _tasks(seeds),[]
-    near = _cost(tasks, _descend(tasks, _nearest_plane(tasks)))
+    tasks,best = draw_tasks(seeds),[]
+    near = _cost(tasks, descend(tasks, _nearest_plane(tasks)))
     for A,b,n,bound in zip(tasks.A, tasks.b, tasks.unknowns, near.tolist()):
         q,r = torch.linalg.qr(A[:n, :n])
         best.append(_decoded(r.tolist(), (q.mT@b[:n]).tolist(), bound*(1+1e-9)))
@@ -96,7 +96,7 @@ def _nearest_plane(tasks):
         z[:, k] = torch.where(used, rest/torch.where(used, r[:, k, k], 1.), 0.).round()
     return z
 
-def _descend(tasks, z, moves=60):
+def descend(tasks, z, moves=60):
     "Single unknowns by one, the best move of all, until no move gains."
     several = z.ndim == 3
     z = z.clone() if several else z[:, None].clone()
@@ -113,7 +113,7 @@ def _descend(tasks, z, moves=60):
         g += row*move
     return z if several else z[:, 0]
 
-def _starts(tasks, count):
+def draw_starts(tasks, count):
     "Real solutions, each with noise of half a unit; the first without."
     g = torch.Generator().manual_seed(5)
     noise = torch.randn(len(tasks.b), count, _MOST, generator=g, dtype=torch.float64)
@@ -121,20 +121,20 @@ def _starts(tasks, count):
     used = torch.tensor([[i < n for i in range(_MOST)] for n in tasks.unknowns])
     return (_relaxed(tasks).mT + .5*noise)*used[:, None]
 
-def _babai(seeds, steps): return _cost(_tasks(seeds), _nearest_plane(_tasks(seeds)))
+def _babai(seeds, steps): return _cost(draw_tasks(seeds), _nearest_plane(draw_tasks(seeds)))
 
 def _babai_search(seeds, steps):
-    tasks = _tasks(seeds)
-    return _cost(tasks, _descend(tasks, _nearest_plane(tasks)))
+    tasks = draw_tasks(seeds)
+    return _cost(tasks, descend(tasks, _nearest_plane(tasks)))
 
 def _random_search(count):
     def losses(seeds, steps):
-        tasks = _tasks(seeds)
-        return _cost(tasks, _descend(tasks, _starts(tasks, count).round())).amin(1)
+        tasks = draw_tasks(seeds)
+        return _cost(tasks, descend(tasks, draw_starts(tasks, count).round())).amin(1)
     return losses
 
 def _ends(seeds):
-    tasks = _tasks(seeds)
+    tasks = draw_tasks(seeds)
     return _cost(tasks, _relaxed(tasks)[..., 0].round()),_optimum(seeds)
 
 # %% ../../nbs/studies/31_lattice.ipynb #54990287
@@ -147,7 +147,7 @@ class _ThenSearch(NamedTuple):
 
 def _learn(tasks, f, rate, steps):
     "The best integer point that each start visits."
-    z = _starts(tasks, _STARTS).requires_grad_()
+    z = draw_starts(tasks, _STARTS).requires_grad_()
     adam = torch.optim.Adam([z], rate)
     best = torch.full(z.shape[:2], math.inf, dtype=torch.float64)
     at = z.detach().round()
@@ -163,9 +163,9 @@ def _learn(tasks, f, rate, steps):
     return best,at
 
 def _run(f, rate, seeds, steps):
-    tasks = _tasks(seeds)
+    tasks = draw_tasks(seeds)
     best,at = _learn(tasks, f, rate, steps)
-    if isinstance(f, _ThenSearch): best = _cost(tasks, _descend(tasks, at.nan_to_num()))
+    if isinstance(f, _ThenSearch): best = _cost(tasks, descend(tasks, at.nan_to_num()))
     return best.amin(1)
 
 def _searched(way):

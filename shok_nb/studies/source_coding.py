@@ -32,14 +32,18 @@ def _laplacian_upto(t):
     moment = torch.where(below, square, 1-square)
     return torch.where(below, tail, 1-tail),-tail*(q+.5**.5),moment
 
-_upto = dict(gaussian=_gaussian_upto, laplacian=_laplacian_upto)
+mass_upto = dict(gaussian=_gaussian_upto, laplacian=_laplacian_upto)
 
 def _cells(source, edges):
     "Probability, first and second moment of the cells between `edges`."
     end = edges.new_tensor([math.inf])
-    return [m.diff() for m in _upto[source](torch.cat([-end, edges, end]))]
+    return [m.diff() for m in mass_upto[source](torch.cat([-end, edges, end]))]
 
 def _entropy(p): return -torch.special.xlogy(p, p).sum(-1)/math.log(2)
+
+def bits_of(code, price):
+    "What a code costs: its rate, and its error at that price of a bit."
+    return code.rate + code.distortion/price
 
 # %% ../../nbs/studies/32_source_coding.ipynb #32000007
 class ScalarCode(NamedTuple):
@@ -69,8 +73,6 @@ def _code(source, edges, levels=None, cells=None):
     error = (square - 2*levels*mean + levels*levels*p).sum()
     return ScalarCode(edges, levels, _entropy(p).item(), error.item())
 
-def _bits(code, price): return code.rate + code.distortion/price
-
 def _step(price): return math.sqrt(6*price/math.log(2))
 
 def _even(price, shift=0.):
@@ -91,7 +93,7 @@ def _descended(source, price, edges):
         edges = (levels[1:]+levels[:-1])/2 + price/2*bits.diff()/levels.diff()
         cells = _cells(source, edges)
         code = _code(source, edges, cells=cells)
-        now = _bits(code, price)
+        now = bits_of(code, price)
         if now > least-1e-11: break
         least = now
     return code
@@ -99,7 +101,7 @@ def _descended(source, price, edges):
 @functools.lru_cache(64)
 def _ideal(source, price):
     found = [_descended(source, price, _even(price, s)[0]) for s in (0., .5)]
-    return min(found, key=lambda c: _bits(c, price))
+    return min(found, key=lambda c: bits_of(c, price))
 
 def ideal_code(
     source:Literal['gaussian', 'laplacian'], # A density of variance 1
@@ -120,12 +122,12 @@ def ideal_code(
         >>> round(code.rate, 2), round(code.distortion, 3)
         (0.87, 0.308)
     """
-    check_choice(source, 'ideal_code', 'source', tuple(_upto))
+    check_choice(source, 'ideal_code', 'source', tuple(mass_upto))
     return _ideal(source, float(check_knob(price, None, 'ideal_code', 'price', .001, 2.)))
 
 # %% ../../nbs/studies/32_source_coding.ipynb #32000013
 _PRICES = .62,.38,.11,.028,.007
-_PROBLEMS = [(s, v) for s in _upto for v in _PRICES]
+_PROBLEMS = [(s, v) for s in mass_upto for v in _PRICES]
 _MANY = 48           # numbers that a learner sees in each iteration
 _WIDTHS = .4,1.2,3.  # of the bends
 
@@ -172,7 +174,7 @@ def _numbers(at, u):
     laplacian = -(u-.5).sign()*torch.log1p(-2*(u-.5).abs())*.5**.5
     return torch.where(at.laplacian, laplacian, gaussian)
 
-def _objective(at, f, t, u, noise):
+def objective(at, f, t, u, noise):
     "Bits + error/price of each problem as the learner sees it."
     x = _numbers(at, u)
     y = _encode(at, x)
@@ -187,7 +189,7 @@ class _NoisyRate(NamedTuple):
     def __call__(self, x, t): return self.f(x, t)
 
 # %% ../../nbs/studies/32_source_coding.ipynb #32000016
-def _train(f, rate, seeds, steps):
+def train_codes(f, rate, seeds, steps):
     "The learned codes of all problems, for each seed."
     at,of = _start(len(seeds)),len(_PROBLEMS)
     adam = torch.optim.Adam(at[2:], rate, betas=(.9, .99))
@@ -198,15 +200,15 @@ def _train(f, rate, seeds, steps):
     for i in range(steps):
         u,noise = (spread+drawn[i, :, 0])/_MANY,drawn[i, :, 1]
         adam.zero_grad()
-        _objective(at, f, i/steps, u, noise).sum().backward()
+        objective(at, f, i/steps, u, noise).sum().backward()
         adam.param_groups[0]['lr'] = rate*min(1., 2-2*i/steps)
         adam.step()
     return _Learned(*(k.detach() for k in at))
 
-def _sent(at):
+def as_sent(at):
     "Rate and distortion of what is sent, (seeds, problems); the source in cells of 0.01."
     edges = .01*torch.arange(-1400, 1401, dtype=torch.float64)
-    cells = {s: _cells(s, edges) for s in _upto}
+    cells = {s: _cells(s, edges) for s in mass_upto}
     many = len(at.price)//len(_PROBLEMS)
     moments = (torch.stack([cells[s][k] for s,_ in _PROBLEMS]) for k in range(3))
     x = torch.cat([edges[:1], edges+.01])-.005
@@ -222,17 +224,17 @@ def _sent(at):
 # %% ../../nbs/studies/32_source_coding.ipynb #32000017
 def _run(f, rate, seeds, steps):
     "Bits + error/price of what is sent, the mean over the problems."
-    at = _train(f, rate, seeds, steps)
-    bits,error = _sent(at)
+    at = train_codes(f, rate, seeds, steps)
+    bits,error = as_sent(at)
     return (bits + error/at.price.view(len(seeds), -1)).mean(1)
 
-def _textbook(source, price): return _code(source, *_even(price))
+def textbook_code(source, price): return _code(source, *_even(price))
 
 def _mean_bits(make, seeds):
-    found = [_bits(make(s, v), v) for s,v in _PROBLEMS]
+    found = [bits_of(make(s, v), v) for s,v in _PROBLEMS]
     return torch.full((len(seeds),), sum(found)/len(found), dtype=torch.float64)
 
-def _ends(seeds): return tuple(_mean_bits(make, seeds) for make in (_textbook, ideal_code))
+def _ends(seeds): return tuple(_mean_bits(make, seeds) for make in (textbook_code, ideal_code))
 
 def _with_means(seeds, steps):
     return _mean_bits(lambda s, v: _code(s, _even(v)[0]), seeds)
@@ -241,7 +243,7 @@ def _best_step(seeds, steps):
     "The even code whose step is best, among 60."
     def best(source, price):
         tried = [_code(source, *_even(price*1.03**k)) for k in range(-20, 40)]
-        return min(tried, key=lambda c: _bits(c, price))
+        return min(tried, key=lambda c: bits_of(c, price))
     return _mean_bits(best, seeds)
 
 _FALLING = dict(noisy_soft_round=(.5, (5., 12.2, 30.)), sga_round=(1., (.1, .224, .5)))

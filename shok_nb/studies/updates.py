@@ -53,7 +53,7 @@ def _ulp(x):
     "Distance of the neighbours in bfloat16, where `x` is."
     return torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent.clamp(min=-125)-8)
 
-def _through(f):
+def through(f):
     "What bfloat16 holds of the new weights, after `f` has rounded them in steps of their ulp."
     def update(w, change, t, lost):
         new = w+change
@@ -77,7 +77,7 @@ class _Method(NamedTuple):
 
 _METHODS = {
     'float32': _Method(_exact, lambda w: w), 'float32, rounded at the end': _Method(_exact),
-    'nearest': _Method(_through(lambda x, t: x)), 'Kahan sum': _Method(_compensated),
+    'nearest': _Method(through(lambda x, t: x)), 'Kahan sum': _Method(_compensated),
 }
 
 def _batches(seeds, steps):
@@ -109,7 +109,7 @@ def _exactly(seeds, steps):
     return _trained(_METHODS['float32'], _RATE, seeds, steps)
 
 def _run(f, rate, seeds, steps):
-    method = f if isinstance(f, _Method) else _Method(_through(f))
+    method = f if isinstance(f, _Method) else _Method(through(f))
     w = _trained(method, rate, seeds, steps)
     with torch.no_grad(): return _divergence(w, _exactly(seeds, steps))
 

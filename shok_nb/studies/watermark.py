@@ -70,7 +70,7 @@ class _Scenes(NamedTuple):
     tables:Tensor       # (scenes, 2, 8, 8)
 
 @functools.lru_cache(8)
-def _scenes(seeds):
+def draw_scenes(seeds):
     def one(seed):
         g = torch.Generator().manual_seed(seed)
         photo = _photos()[seed%5]
@@ -91,7 +91,7 @@ def _within(mark):
     energy = mark.square().sum((1, 2, 3), keepdim=True)
     return mark*(_ENERGY/energy.clamp(min=_ENERGY)).sqrt()
 
-def _read(scenes, mark):
+def read_bits(scenes, mark):
     "Is each bit right, read from a file that Pillow wrote? (scenes, 36)"
     qualities = _QUALITIES*(len(mark)//len(_QUALITIES))
     marked = scenes.images+mark
@@ -100,9 +100,9 @@ def _read(scenes, mark):
 
 def _wrong(scenes, mark):
     "The share of bits that are lost, for each seed."
-    return 1 - _read(scenes, mark).float().unflatten(0, (-1, len(_QUALITIES))).mean((1, 2))
+    return 1 - read_bits(scenes, mark).float().unflatten(0, (-1, len(_QUALITIES))).mean((1, 2))
 
-def _spread(scenes):
+def spread_spectrum(scenes):
     "The pattern itself, as loud as it may be."
     signs = F.interpolate(scenes.signs, scale_factor=8)
     return _within(1e3*signs*scenes.pattern)
@@ -123,7 +123,7 @@ def _learned(scenes, f, rate, steps):
     return mark.detach().nan_to_num()
 
 def _run(f, rate, seeds, steps):
-    scenes = _scenes(seeds)
+    scenes = draw_scenes(seeds)
     return _wrong(scenes, _learned(scenes, f, rate, steps))
 
 # %% ../../nbs/studies/36_watermark.ipynb #36f0000c
@@ -156,7 +156,7 @@ def _cheapest(moves):
     order = (energy/gain.clamp(min=1e-9)).argsort(-1)
     return order,energy.gather(-1, order).cumsum(-1),gain.gather(-1, order).cumsum(-1)
 
-def _least_energy(scenes):
+def least_energy(scenes):
     "No change of fewer squared grey levels makes a bit right (scenes, blocks): a bound."
     moves = _moves(scenes)
     _,energy,gain = _cheapest(moves)
@@ -172,7 +172,7 @@ def _least_energy(scenes):
 
 def _lost_at_least(scenes):
     "The share of bits that no mark of this energy saves, for each seed."
-    spent = _least_energy(scenes).sort(-1).values.cumsum(-1)
+    spent = least_energy(scenes).sort(-1).values.cumsum(-1)
     lost = (spent > _ENERGY*(1+1e-6)).float().mean(-1)
     return lost.unflatten(0, (-1, len(_QUALITIES))).mean(1)
 
@@ -188,7 +188,7 @@ def _counted(moves, spare):
     least,at = alone.min(-1, keepdim=True)
     return torch.where(least < cost, torch.zeros_like(counts).scatter(-1, at, 1.), counts)
 
-def _written(scenes, spare=.8):
+def written_bits(scenes, spare=.8):
     "Coefficients moved to `spare` grey levels past a tie; the cheapest bits while they fit."
     moves,K = _moves(scenes),cosine_waves(scenes.images)
     counts = _counted(moves, min(spare, .1))
@@ -201,20 +201,20 @@ def _written(scenes, spare=.8):
     size = size*torch.zeros_like(cost).scatter(-1, order, fits.float())[..., None]
     n = _SIDE//8
     return from_blocks(((moves.towards*size)@K).unflatten(1, (1, n, n)))
-def _best_written(scenes):
+def best_written(scenes):
     "The writer reads the file too: of four distances, the one that loses fewest bits."
-    marks = [_written(scenes, spare) for spare in (.8, 1.5, 3., 5.)]
-    right = torch.stack([_read(scenes, mark).sum(1) for mark in marks])
+    marks = [written_bits(scenes, spare) for spare in (.8, 1.5, 3., 5.)]
+    right = torch.stack([read_bits(scenes, mark).sum(1) for mark in marks])
     return torch.stack(marks)[right.argmax(0), torch.arange(right.shape[1])]
 
 # %% ../../nbs/studies/36_watermark.ipynb #36f00010
 def _ends(seeds):
-    scenes = _scenes(seeds)
-    return _wrong(scenes, _spread(scenes)),_lost_at_least(scenes)
+    scenes = draw_scenes(seeds)
+    return _wrong(scenes, spread_spectrum(scenes)),_lost_at_least(scenes)
 
 # %% ../../nbs/studies/36_watermark.ipynb #36f00011
 watermark = Study('watermark', 'A mark through a JPEG', _run, _ends, ways,
     {'coefficients, moved one by one': lambda seeds, steps: _wrong(
-        _scenes(seeds), _best_written(_scenes(seeds)))},
+        draw_scenes(seeds), best_written(draw_scenes(seeds)))},
     rates=(.3, 1., 3., 10., 30., 100.), steps=60, tuning=range(300, 305), reported=range(25),
     version=2)

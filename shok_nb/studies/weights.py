@@ -64,22 +64,22 @@ def _drawn(seed):
     x = x + x.roll(1, 1) + x.roll(2, 1)
     return torch.randn(8, 16, generator=g, dtype=torch.float64),x.mT@x
 
-def _digits():
+def shuffled_digits():
     "1200 images of digits to train on, with their labels, then 597 others."
     images,labels = images_of_digits('weights')
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
     return images[order],labels[order]
 
-def _through(x, weights, biases):
+def pass_through(x, weights, biases):
     "What goes into each layer of a batch of networks, and what comes out of the last."
     out = [x.expand(len(weights[0]), *x.shape)]
     for w,b in zip(weights, biases): out.append(F.relu(out[-1])@w.mT + b)
     return [out[0], *map(F.relu, out[1:-1]), out[-1]]
 
 @functools.lru_cache(8)
-def _networks(seeds):
+def networks_of(seeds):
     "Weights and biases of digits networks 64-16-16-10, a seed each, all trained at once."
-    x,y = (t[:1200] for t in _digits())
+    x,y = (t[:1200] for t in shuffled_digits())
     of = [torch.Generator().manual_seed(s) for s in seeds]
     def drawn(i, o):
         w = [torch.randn(o, i, generator=g, dtype=x.dtype)*(2/i)**.5 for g in of]
@@ -91,7 +91,7 @@ def _networks(seeds):
     for _ in range(400):
         i = torch.randint(len(x), (128,), generator=batches)
         with torch.enable_grad():
-            out = _through(x[i], weights, biases)[-1].flatten(0, 1)
+            out = pass_through(x[i], weights, biases)[-1].flatten(0, 1)
             loss = F.cross_entropy(out, y[i].repeat(len(of)), reduction='sum')/128
         adam.zero_grad()
         loss.backward()
@@ -100,13 +100,13 @@ def _networks(seeds):
 
 def _trained(seeds):
     "Eight rows of the middle layer of each network, and the Gram matrices of their inputs."
-    weights,biases = _networks(seeds)
-    inputs = _through(_digits()[0][:1200], weights, biases)[1]
+    weights,biases = networks_of(seeds)
+    inputs = pass_through(shuffled_digits()[0][:1200], weights, biases)[1]
     return weights[1][:, :8],inputs.mT@inputs
 
 # %% ../../nbs/studies/33_weights.ipynb #33f00007
 @functools.lru_cache(8)
-def _layers(seeds):
+def layers_of(seeds):
     "For each seed a layer that is drawn; behind them, for each seed, one of a network."
     w,gram = (torch.cat([torch.stack(a), b]) for a,b in
         zip(zip(*map(_drawn, seeds)), _trained(seeds)))
@@ -115,12 +115,12 @@ def _layers(seeds):
 @functools.lru_cache(8)
 def _unit(seeds):
     "Errors of the nearest codes, which are 1."
-    layers = _layers(seeds)
+    layers = layers_of(seeds)
     return layers.errors(layers.near(layers.target))
 
 def _losses(seeds, codes):
     "Mean over the rows of error over that of the nearest codes, for each seed."
-    share = _layers(seeds).errors(codes)/_unit(seeds)
+    share = layers_of(seeds).errors(codes)/_unit(seeds)
     return share.unflatten(0, (2, -1)).mean((0, 2))
 
 # %% ../../nbs/studies/33_weights.ipynb #33f0000a
@@ -164,7 +164,7 @@ def _corners(layers):
     return out
 
 def _ends(seeds):
-    one = _losses(seeds, _optimum(_layers(seeds)))
+    one = _losses(seeds, _optimum(layers_of(seeds)))
     return torch.ones_like(one),one
 
 # %% ../../nbs/studies/33_weights.ipynb #33f0000d
@@ -204,7 +204,7 @@ def _learned(layers, method, rate, steps):
 
 def _run(f, rate, seeds, steps):
     method = f if isinstance(f, _Method) else _plain(f)
-    return _losses(seeds, _learned(_layers(seeds), method, rate, steps))
+    return _losses(seeds, _learned(layers_of(seeds), method, rate, steps))
 
 # %% ../../nbs/studies/33_weights.ipynb #33f0000e
 def _adaround(penalty):
@@ -249,7 +249,7 @@ def _both(w, gram, *grid, **kw):
     return coordinate_descent(w, gram, *grid, start=gptq(w, gram, *grid, **kw), **kw)
 
 def _searched(f):
-    return lambda seeds, steps: _losses(seeds, _each(_layers(seeds), f))
+    return lambda seeds, steps: _losses(seeds, _each(layers_of(seeds), f))
 
 def _best_draw(layers, tries):
     "The best of some draws of `stochastic_round`; nothing is learned."
@@ -265,7 +265,7 @@ def _best_draw(layers, tries):
 
 def _draws(seeds, steps):
     "As many points as an estimator looks at: two for each iteration."
-    return _losses(seeds, _best_draw(_layers(seeds), 2*steps))
+    return _losses(seeds, _best_draw(layers_of(seeds), 2*steps))
 
 # %% ../../nbs/studies/33_weights.ipynb #33f00011
 def _between(way):
@@ -287,8 +287,9 @@ def _ways(row):
 weights = Study('weights', 'Rounding the weights of a layer', _run, _ends, _ways, {
         'GPTQ': _searched(gptq), 'descent': _searched(coordinate_descent),
         'GPTQ, then descent': _searched(_both),
-        'beam of 16': lambda seeds, steps: _losses(seeds, _beam(_layers(seeds), 16)),
+        'beam of 16': lambda seeds, steps: _losses(seeds, _beam(layers_of(seeds), 16)),
         'draws, the best kept': _draws,
-        'up or down, all tried': lambda seeds, steps: _losses(seeds, _corners(_layers(seeds))),
+        'up or down, all tried':
+            lambda seeds, steps: _losses(seeds, _corners(layers_of(seeds))),
     } | {name: _tuned(name) for name in _METHODS},
     rates=(.003, .01, .03, .1, .3, 1.), steps=200, tuning=range(100, 105), reported=range(16))
