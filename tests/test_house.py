@@ -999,7 +999,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'FP4 training': 'four_bits', 'low bit training': 'four_bits low_precision', 'differentiable jpeg': 'jpeg',
     'which rounding should I use': 'which', 'binary neural network': 'binary signs', 'gguf export': 'files',
     'bfloat16 weights stop moving': 'updates stored', 'torch.round gradient': 'ste index',
-    'learned compression': 'source_coding dither', 'money': 'decimals', 'round to cents': 'decimals',
+    'learned compression': 'source_coding quantization_recipes', 'money': 'decimals', 'round to cents': 'decimals',
     'fp8 training': 'products low_precision', 'train in fp8': 'products low_precision',
     'integer optimization': 'design programs lattice', 'gear teeth': 'design', 'integer design variables': 'design',
     'mixed integer': 'design programs', 'replace torch.round': 'replace recipes',
