@@ -34,7 +34,23 @@ from estimators import batches, grouped, lumped, variants
 from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import FOLDERS, LATE, NBS, ROOT, cells, conf, execute, is_folded, notebook, played, ready, slug, sphinx
+from pages import (
+    FOLDERS,
+    LATE,
+    NBS,
+    ROOT,
+    SOURCE,
+    cells,
+    conf,
+    execute,
+    is_folded,
+    notebook,
+    played,
+    ready,
+    slug,
+    sphinx,
+    written,
+)
 import shok_nb
 from docs.docstrings import exported
 from shok_nb.catalog import catalog, table
@@ -572,6 +588,18 @@ def test_the_menu_has_every_page_once():
     assert {n for names in places.values() for n in names} - {...} <= {*pages}
     assert conf()['literate_guidance'].keys() == menu.keys()
     assert max(map(len, menu.values())) <= max(map(len, FOLDERS.values())) + 2
+
+def test_readers_see_no_private_name(ran):
+    "The imports that a page shows are public; how it is made is for those who change it."
+    written(ran)
+    menu = literate.by_reader({f: FOLDERS[f] for f in conf()['literate_folders']}, conf()['literate_places'])
+    inside = {slug(p) for p in menu['engine']}
+    for nb in NBS:
+        if slug(nb) in inside: continue
+        for c in cells(SOURCE/f'{slug(nb)}.ipynb', 'code'):
+            if is_folded(c) or 'remove-cell' in c['metadata']['tags'] or 'exported' in c['metadata']: continue
+            for names in re.findall(r'(?ms)^from shok_nb[\w.]* import (\(.*?\)|[^\n]*)', c['source']):
+                assert not re.findall(r'\b_\w+', names), f'{nb.stem}: {names}'
 
 def test_links_between_pages():
     "In a notebook they are paths, for who reads it in Jupyter or in a repository; each is of a file that is there."

@@ -8,7 +8,7 @@ from test_equalize import Elsewhere, MyNorm, drawn, failing, mapped, notes, unev
 from torch import nn
 from torch.nn import functional as F
 import shok_nb as R
-from shok_nb.post_training.rotate import _hadamard, _keeping_the_sum, _orthogonal
+from shok_nb.post_training.rotate import _orthogonal, hadamard_matrix, keeping_the_sum
 
 
 class Language(nn.Module):
@@ -88,16 +88,16 @@ def test_a_pair_turns_by_one_matrix():
     torch.testing.assert_close(model[1].weight.detach(), b@q)
 
 @pytest.mark.parametrize('n', [1, 2, 12, 33, 64])
-@pytest.mark.parametrize('make', [_hadamard, _orthogonal])
+@pytest.mark.parametrize('make', [hadamard_matrix, _orthogonal])
 def test_matrices(make, n):
     "Orthogonal, with the reflection too, which keeps sums; of a power of 2, every entry has one size. Any seed."
     q = make(n, torch.Generator().manual_seed(n))
     eye,ones = torch.eye(n, dtype=torch.float64),torch.ones(n, dtype=torch.float64)
-    kept = _keeping_the_sum(q)
+    kept = keeping_the_sum(q)
     for m in (q, kept): torch.testing.assert_close(m@m.mT, eye)
     torch.testing.assert_close(kept@ones, ones)
-    torch.testing.assert_close(_keeping_the_sum(kept), kept)
-    if make is _hadamard and n in (1, 2, 64): torch.testing.assert_close(q.abs(), torch.full_like(q, n**-.5))
+    torch.testing.assert_close(keeping_the_sum(kept), kept)
+    if make is hadamard_matrix and n in (1, 2, 64): torch.testing.assert_close(q.abs(), torch.full_like(q, n**-.5))
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same():

@@ -50,7 +50,7 @@ def _orthogonal(n, g):
     q,r = torch.linalg.qr(torch.randn(n, n, generator=g, dtype=torch.float64))
     return q*r.diagonal().sign()
 
-def _hadamard(n, g):
+def hadamard_matrix(n, g):
     "Of the largest power of 2 in `n`, with random signs; a uniform one for what is left."
     h = torch.ones(1, 1, dtype=torch.float64)
     while n % (2*len(h)) == 0:
@@ -58,7 +58,7 @@ def _hadamard(n, g):
     rows,columns = torch.randint(2, (2, n), generator=g).double()*2-1
     return rows[:, None]*torch.kron(h, _orthogonal(n//len(h), g).contiguous())*columns
 
-def _keeping_the_sum(q):
+def keeping_the_sum(q):
     "A reflection behind a rotation, so that the sum of the channels stays."
     ones = torch.ones(len(q), dtype=q.dtype)
     apart = ones@q-ones
@@ -147,7 +147,7 @@ class _Stream:
         self.flow,self.model,self.names,self.width = flow,model,names,width
         self.shared,self.keeps_sum = weights_taken_twice(flow, model),False
         general = _orthogonal(width, torch.Generator().manual_seed(1))
-        self.trials = [general, _keeping_the_sum(general)][:1+(width > 2)]
+        self.trials = [general, keeping_the_sum(general)][:1+(width > 2)]
         self.axes,self.todo = {},[]
         self.writers,self.readers,self.norms,self.parameters = {},{},{},{}
     def grow(self, m):
@@ -349,7 +349,7 @@ def _turn_all(stream, q, undo):
     for m in stream.readers: _turn(m.weight.data, grouped_weight(m, m.weight.data), 2, q, undo)
 
 # %% ../../nbs/post_training/30_rotate.ipynb #a898162d
-_ROTATIONS = {'hadamard': _hadamard, 'orthogonal': _orthogonal}
+_ROTATIONS = {'hadamard': hadamard_matrix, 'orthogonal': _orthogonal}
 
 def _matrix_of(how, stream, g):
     "An orthogonal matrix for a stream."
@@ -366,7 +366,7 @@ def _matrix_of(how, stream, g):
         if not apart < 1e-4:
             raise ValueError(f'rotate_: rotation({n}) is not orthogonal: q@q.T is {apart:.1e} '
                 'from the identity')
-    return _keeping_the_sum(q) if stream.keeps_sum else q
+    return keeping_the_sum(q) if stream.keeps_sum else q
 
 def _streams(flow, model, names):
     "For each layer that writes, its stream or the reason why it has none."
