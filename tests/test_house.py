@@ -1025,6 +1025,8 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'entropy model': 'everywhere', 'c header': 'hardware', 'qonnx': 'hardware', 'finn': 'hardware',
     'fp8': 'floats glossary', 'mxfp4': 'blocks', 'codebook': 'codebooks',
     'FP4 training': 'four_bits', 'low bit training': 'four_bits low_precision', 'differentiable jpeg': 'jpeg',
+    'W4A16': 'quantization_recipes', 'NVFP4 training': 'four_bits products', 'quantize gradients': 'products gradient',
+    'torch.round has no gradient': 'ste index', 'differentiable floor': 'ste', 'ceil gradient': 'ste',
     'which rounding should I use': 'which', 'binary neural network': 'binary signs', 'gguf export': 'files',
     'bfloat16 weights stop moving': 'updates stored', 'torch.round gradient': 'ste index',
     'learned compression': 'source_coding quantization_recipes', 'money': 'decimals', 'round to cents': 'decimals',
