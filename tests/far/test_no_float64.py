@@ -121,7 +121,7 @@ def calibrated(m, x, bits=8):
 
 PASSES = dict(deploy_=lambda m, x: R.deploy_(calibrated(m, x), x), equalize_=lambda m, x: R.equalize_(m, x),
     smooth_=lambda m, x: R.smooth_(m, [x]), rotate_=lambda m, x: R.rotate_(m, x),
-    reconstruct_=lambda m, x: R.reconstruct_(calibrated(m, x), [x]),
+    reconstruct_=lambda m, x: R.reconstruct_(calibrated(m, x), [x], steps=10, fits=1),
     narrow_accumulators_=lambda m, x: R.narrow_accumulators_(calibrated(m, x, R.Quantizer(8, scale='po2')),
         R.FixedFormat(24, 14)))
 
