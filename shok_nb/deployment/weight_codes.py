@@ -15,7 +15,14 @@ from .proof import Differs
 from ..engine.pieces import wide_dtype
 from ..grids.blocks import MXGrid
 from ..grids.codebooks import NF4
-from ..grids.files import E2M1, e2m1_codes, elements_of, mxfp4_grid, nvfp4_grid
+from ..grids.files import (
+    E2M1,
+    around_quantizer,
+    e2m1_codes,
+    elements_of,
+    mxfp4_grid,
+    nvfp4_grid,
+)
 from ..grids.floats import FORMATS, grid_of
 from ..networks.flow import alike
 from ..quantization.quantizer import Quantizer, dtype_of
@@ -29,11 +36,7 @@ def weight_quantizer(m, name)->Any:
 
 def quantized_weight(m, name):
     "What enters the quantizer of a weight, and what leaves it."
-    q,seen = weight_quantizer(m, name),[]
-    hook = q.register_forward_pre_hook(lambda q, args: seen.append(args[0].detach()))
-    try: value = getattr(m, name).detach()
-    finally: hook.remove()
-    return seen[-1],value
+    return around_quantizer(m, weight_quantizer(m, name), name)
 
 def _kind_of_codes(low, high):
     if -128 <= low and high <= 127: return torch.int8

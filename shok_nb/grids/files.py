@@ -578,13 +578,13 @@ def _quantizer_of(m):
     last = m.parametrizations.weight[-1]
     return last if hasattr(last, 'to_codes') else None
 
-def _before(m, q):
+def around_quantizer(m, q, name='weight'):
     "What enters the quantizer of a weight, and what leaves it."
     seen = []
     hook = q.register_forward_pre_hook(lambda q, args: seen.append(args[0].detach()))
-    try: value = m.weight.detach()
+    try: value = getattr(m, name).detach()
     finally: hook.remove()
-    return seen[-1].float().cpu(),value.float().cpu()
+    return seen[-1],value
 
 nvfp4_grid = NVFP4Grid(element=grid_of(FORMATS['e2m1']), whole=True,
     block=16, gradient='ste')
@@ -602,7 +602,7 @@ def _compressed(model):
             raise ValueError(f'{fn}: {told}: quantize_model_(activations=None)')
         q = _quantizer_of(m)
         if q is None: continue
-        w,value = _before(m, q)
+        w,value = (t.float().cpu() for t in around_quantizer(m, q))
         key = f'{name}.weight' if name else 'weight'
         if told := _no_place(q, w): raise ValueError(f'{fn}: {key} {told}')
         q = copy.deepcopy(q).cpu().eval()
