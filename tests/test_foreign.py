@@ -250,12 +250,12 @@ def test_no_share_is_left_out(kw):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('axis', [0, None])
-def test_sixty_million_weights(axis):
-    "In ten seconds of one thread that has a core to itself."
-    w = torch.randn(15_000, 4000, generator=generator())
+def test_fifteen_million_weights(axis):
+    "In three seconds of one thread that has a core to itself."
+    w = torch.randn(15_000, 1000, generator=generator())
     began = time.process_time()
     mse_init(w, 4, axis=axis)
-    assert time.process_time()-began < 30
+    assert time.process_time()-began < 9
 
 # --- optimizers
 def test_parameter_groups():
