@@ -1,6 +1,6 @@
 """Networks made at random: the deployed one computes what the quantized one does, and ONNX Runtime what the deployed
 one does. A failure is reduced to the smallest network that still fails, and printed as data for `judge`. A thousand
-take twenty minutes of a core: `make test-all` has 240, and all of them with NETWORKS=1000 in its environment."""
+take twenty minutes of a core: `make test-all` has 160, and all of them with NETWORKS=1000 in its environment."""
 import collections
 import copy
 import os
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")        # 
 # The seeds are fixed: a failure comes again, and one found today is not lost tomorrow. They are the first of all, none
 # was left out. Others are run by hand: `judge(drawn(seed))`.
 QUICK,GROUP,ALL = 5,20,1000
-JUDGED = int(os.environ.get('NETWORKS', 240))
+JUDGED = int(os.environ.get('NETWORKS', 160))
 GROUPS = [range(QUICK), range(QUICK, GROUP), *(range(i, i+GROUP) for i in range(GROUP, JUDGED, GROUP))]
 EXPORTED = 1                        # networks of a group that go through the runtime, as an export takes seconds
 REFUSED = .02                       # share of networks that `deploy_` may refuse, naming the layer
