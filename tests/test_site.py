@@ -222,7 +222,8 @@ CONTRAST = """const [theme, done] = arguments; document.body.dataset.theme = the
         r => done(r.violations.flatMap(v => v.nodes.map(said))), e => done([`${e}`]))"""
 
 class Kinds(HTMLParser):
-    "The kinds of text on a page: what it stands in, as a style sheet tells things apart, and a colour of its own."
+    """The kinds of text on a page: what it stands in, as a style sheet tells things apart, and a colour of its own. The
+    parts of a formula have the colour of what is around it."""
     def __init__(self, page):
         super().__init__()
         self.found,self.open = set(),[]
@@ -240,7 +241,7 @@ class Kinds(HTMLParser):
         while self.open and self.open.pop()[0] != tag: pass
 
     def handle_data(self, text):
-        if not text.strip() or len(self.open) < 2: return
+        if not text.strip() or len(self.open) < 2 or any('katex' in what for _,what,*_ in self.open): return
         (_,around,*_),(_,what,folded,given,colours) = self.open[-2:]
         self.found.add((what, around, bool(folded), bool(given), colours))
 
