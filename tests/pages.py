@@ -196,7 +196,7 @@ def sphinx(src, out, *args):
 def build_site(ran):
     """The whole site, as `make docs` builds it: from the pages that `make test` ran, if they are as they were. Others
     run now, and are in `ran` for the tests."""
-    written(CACHE)
+    written(ran)
     with mock.patch.dict(os.environ, for_kernels()):
         for nb in NBS:
             if not has_run(nbformat.read(SOURCE/f'{slug(nb)}.ipynb', 4), CACHE): execute(nb, ran)

@@ -223,7 +223,7 @@ CONTRAST = """const [theme, done] = arguments; document.body.dataset.theme = the
 
 class Kinds(HTMLParser):
     """The kinds of text on a page: what it stands in, as a style sheet tells things apart, and a colour of its own. The
-    parts of a formula have the colour of what is around it."""
+    parts of a formula are of one kind."""
     def __init__(self, page):
         super().__init__()
         self.found,self.open = set(),[]
@@ -241,9 +241,10 @@ class Kinds(HTMLParser):
         while self.open and self.open.pop()[0] != tag: pass
 
     def handle_data(self, text):
-        if not text.strip() or len(self.open) < 2 or any('katex' in what for _,what,*_ in self.open): return
+        if not text.strip() or len(self.open) < 2: return
         (_,around,*_),(_,what,folded,given,colours) = self.open[-2:]
-        self.found.add((what, around, bool(folded), bool(given), colours))
+        formula = any('katex' in what for _,what,*_ in self.open)
+        self.found.add('a formula' if formula else (what, around, bool(folded), bool(given), colours))
 
 VOID = set('area base br col embed hr img input link meta param source track wbr'.split())
 

@@ -120,14 +120,11 @@ def constant(value):
 # %% ../../nbs/engine/70_compat.ipynb #c04a0031
 _NO_FLOAT64 = {'mps'}
 
-def exact_device(device):
-    "Where numbers of this device are computed in float64."
-    return torch.device('cpu') if device.type in _NO_FLOAT64 else device
+def has_float64(device): return device.type not in _NO_FLOAT64
 
 def exact(t):
     "In float64, on the CPU if its device has none."
-    near = t if exact_device(t.device) == t.device else t.cpu()
-    return near.double()
+    return (t if has_float64(t.device) else t.cpu()).double()
 
 # %% ../../nbs/engine/70_compat.ipynb #c04a0019
 # a subclass with this sees operations only below autograd

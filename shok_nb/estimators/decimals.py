@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 from ..engine.arguments import check_choice, check_count, check_input
-from ..engine.compat import exact_device
+from ..engine.compat import has_float64
 from ..engine.core import estimator
 from ..engine.parts import addcmul, as_scalar, cached, either, nan_to_zero
 
@@ -77,7 +77,7 @@ def _of_decimals(d, ties, halves, dtype):
     limit = 2.**53                          # from there on a step is less than a last bit
     def nearest(n): return _over(n, d).to(dtype).double()
     def value(v):
-        if exact_device(v.device) != v.device: return value(v.cpu()).to(v.device)
+        if not has_float64(v.device): return value(v.cpu()).to(v.device)
         x = v.double().abs()
         fine = _times(x, d)[0] < limit
         x = torch.where(fine, x, 0.)

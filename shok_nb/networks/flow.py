@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from ..engine.compat import exact, exact_device, may_compile
+from ..engine.compat import exact, has_float64, may_compile
 
 # %% ../../nbs/networks/30_flow.ipynb #59e00006
 if not hasattr(torch.ops.shok_nb, 'here'):       # once, though this may be loaded again
@@ -265,11 +265,11 @@ def inputs_of(model, batch):
     return found,together
 
 # %% ../../nbs/networks/30_flow.ipynb #59e00031
-_HELD = str,bytes,list,tuple,set,Mapping,nn.Module
+_HELD,_CPU = (str, bytes, list, tuple, set, Mapping, nn.Module),torch.device('cpu')
 
 def _there(t, device):
     "On that device, in float32 if it was float64 and there is none."
-    wide = t.dtype == torch.float64 and exact_device(device) != device
+    wide = t.dtype == torch.float64 and not has_float64(device)
     return t.to(device, torch.float32 if wide else t.dtype)
 
 def _brought(value, device):
@@ -299,10 +299,10 @@ def in_float64(f:_F)->_F:
     def brought(*args, **kwargs):
         given = [*args, *kwargs.values()]
         places = [d for d in map(_place, given) if d is not None]
-        far = next((d for d in places if exact_device(d) != d), None)
+        far = next((d for d in places if not has_float64(d)), None)
         if far is None: return f(*args, **kwargs)
         models = [m for m in given if isinstance(m, nn.Module)]
-        def near(v): return v.cpu() if isinstance(v, nn.Module) else _brought(v, 'cpu')
+        def near(v): return v.cpu() if isinstance(v, nn.Module) else _brought(v, _CPU)
         try: made = f(*map(near, args), **{k: near(v) for k,v in kwargs.items()})
         finally:
             for m in models: m.to(far)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from ..engine.arguments import check_choice, check_flag, check_input, check_knob
-from ..engine.compat import exact_device
+from ..engine.compat import exact
 from ..engine.pieces import wide_dtype
 from .fake_quantize import (
     AxisLike,
@@ -396,8 +396,8 @@ class ValueObserver(_Observer):
     def _start(self):
         "From now on values are counted; `rows` are the ends."
         rows,self.rows = self.rows,[torch.stack([self.low, self.high])]
-        zeros = torch.zeros(2*_HALF, device=exact_device(self.low.device))
-        self.counts,self.sums = zeros.long(),zeros.double()
+        self.sums = exact(torch.zeros(2*_HALF, device=self.low.device))
+        self.counts = self.sums.long()
         for r in rows: self._count(r)
 
     def _widen(self, reach):

@@ -106,6 +106,11 @@ def test_matrices(f, far):
         assert isinstance(a, Far)
         assert torch.equal(near(a), b.to(a.dtype))               # a scale of float64 is float32 there
 
+def test_float64_beside_it(far):
+    "What was given in float64 on the CPU stays as exact; what is made lies where the first tensor does."
+    made = R.gptq(WEIGHTS.to(far), GRAM.double(), STEPS.to(far), bits=4)
+    assert torch.equal(near(made), R.gptq(WEIGHTS, GRAM.double(), STEPS, bits=4))
+
 def net():
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
