@@ -45,6 +45,36 @@ def give_gradients(params, i):
     g = generator(i)
     for p in params: p.grad = torch.randn(p.shape, generator=g).to(torch.bfloat16).to(p.dtype)
 
+def test_bits_that_carry_are_the_toss():
+    """Whole numbers give what `float_round` gives, bit for bit, for any pattern: the largest, infinities and nan
+    among them, in pieces that have such and in those that have none, and in any layout."""
+    g = generator()
+    # 2**17: beyond a piece, and odd
+    patterns = torch.randint(-2**31, 2**31-1, (2**17+77,), generator=g).to(torch.int32)
+    ends = torch.tensor([0, 1, 0x8000, 0xFFFF, 0x10000, 0x3F800000, 0x7F7EFFFF, 0x7F7F0000, 0x7F7F0001, 0x7F7F8000,
+        0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FFFFFFF]).to(torch.int32)
+    patterns[:28] = torch.cat([ends, ends | -2**31])
+    calm = torch.randn(300, 401, generator=g)*torch.logspace(-44, 38, 401)
+    def written(y): return torch.where(y.isnan(), torch.nan, y).view(torch.int16)
+    for x in (patterns.view(torch.float32), calm, calm.t(), calm[::2, 1:], torch.empty(0), torch.tensor(-1.003)):
+        for n in (0, -7):
+            want = R.float_round(x, 'bfloat16', R.stochastic_round, seed=torch.tensor(n))
+            want = torch.where(x.isfinite(), want, x).to(torch.bfloat16)
+            got = R.stochastic_cast(x, torch.bfloat16, seed=torch.tensor(n))
+            assert got.shape == x.shape and torch.equal(written(got), written(want))
+
+def test_bits_that_carry_leave_the_rest_to_floats():
+    "Compiled, mapped, with a gradient and in float64 the numbers are those of the toss too."
+    x,seed = torch.randn(1000, generator=generator()),torch.tensor(3)
+    def cast(x): return R.stochastic_cast(x, torch.bfloat16, seed=seed)
+    want = cast(x)
+    assert torch.equal(torch.compile(cast, backend='aot_eager', fullgraph=True)(x), want)
+    assert torch.equal(torch.vmap(cast)(x[None])[0], want)
+    leaf = x.clone().requires_grad_()
+    assert torch.equal(cast(leaf), want) and cast(leaf).requires_grad
+    wide = torch.full((9000,), 1.003, dtype=torch.float64)
+    assert cast(wide).unique().tolist() == [1., 1.0078125]
+
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_each_step_is_that_of_float32(name):
     "Three steps of every optimizer: in float32 from what is stored, then cast with the seed of its place."

@@ -117,12 +117,15 @@ def test_no_two_words_give_the_same():
         assert (undone(first) ^ mixed(seed ^ GOLDEN))*pow(GOLDEN, -1, 2**64) % 2**64 == number
 
 @pytest.mark.parametrize('seed', (0, 7, 2**62+12345, -1, -2**63))
-@pytest.mark.parametrize('shape', [(3, 7), (150, 111)], ids=str)          # by NumPy, and by torch
-def test_uniform_is_half_of_a_word(seed, shape):
+@pytest.mark.parametrize('shape', [(3, 7), (150, 111), (3, 2**16+1)], ids=str)  # the last: more pieces than one
+@pytest.mark.parametrize('threads', [2, 3])             # by NumPy, and by torch from 2**14 on
+def test_uniform_is_half_of_a_word(seed, shape, threads, monkeypatch):
     "Element i is half i % 2 of word i//2, the key is made of seed and draw: with Python ints, in both widths."
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: threads)
     x,s = torch.empty(shape),torch.tensor(seed)
     n = x.numel()
     seen = [0, 1, 2, 5, n//2, n-2, n-1]
+    seen += [i for i in (2**16-1, 2**16, 2**17+1) if i < n]
     for draw in (0, 5, 2**32-1):
         high = [half(seed, draw, i) for i in seen]
         low = [half(seed, draw + 2**32, i) for i in seen]
@@ -133,7 +136,7 @@ def test_uniform_is_half_of_a_word(seed, shape):
 
 def test_without_numpy(monkeypatch):
     "Torch makes the same numbers where torch has no NumPy."
-    x = torch.empty(1001)
+    x = torch.empty(2**17+1)
     want = [uniform_like(x, seed=SEED), uniform_like(x.double(), seed=SEED)]
     monkeypatch.setattr('shok_nb.engine.random._arrays', lambda: None)
     for u in want: assert torch.equal(uniform_like(x.to(u.dtype), seed=SEED), u)

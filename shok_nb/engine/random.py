@@ -154,41 +154,54 @@ def _arrays()->Any:
         import numpy as np
         torch.from_numpy(np.zeros(1))
     except (ImportError, RuntimeError): return None
-    counts = np.arange(SMALL//2, dtype='uint64')*np.uint64(_GOLDEN)
+    counts = np.arange(PIECE//2, dtype='uint64')*np.uint64(_GOLDEN)
     return counts,[np.array(n, dtype='uint64') for n in _MIX]
-
-def _in_arrays(n, dtype, streams):
-    "`n` numbers by NumPy, whose calls take a third of the time where there are few."
-    counts,mix = _arrays()
-    counts = counts[:(n+1)//2]
-    words = [split_mix(counts ^ first, second, _times, mix) for first,second in streams]
-    halves = [_little(w).view('uint32')[:n] for w in words]
-    return torch.from_numpy(_fraction(dtype, *halves))
 
 def _little(words):
     "`words` so that in memory the lower half of each comes first."
     if sys.byteorder == 'little': return words
     return (words & _HALF)*2**32 | _upper(words, 32)
 
+def _in_arrays(keys, start, stop):
+    "Halves `start` to `stop` of the words of a stream, at most `PIECE` of them, by NumPy."
+    counts,mix = _arrays()
+    at = counts[:(stop-start+1)//2]
+    if start: at = at + _times(start//2, _GOLDEN)
+    first,second = keys
+    return _little(split_mix(at ^ first, second, _times, mix)).view('uint32')[:stop-start]
+
+def _in_tensors(keys, start, stop, device):
+    "The same by torch."
+    first,second = [_signed(k) if type(k) is int else k for k in keys]
+    at = torch.arange(start//2, (stop+1)//2, device=device)
+    words = split_mix(_times(at, _GOLDEN) ^ first, second)
+    return _little(words).view(torch.int32)[:stop-start]
+
+def bits_in_pieces(x, seed, *numbers):
+    """Start, stop, and 32 random bits for each element between them, of each stream: in
+    arrays where NumPy is faster, for few numbers and on one or two threads."""
+    # reading a seed that is elsewhere would wait for it
+    seed = seed.item() & _WORD if seed.is_cpu else seed
+    streams = [_keys(seed, number, _times) for number in numbers]
+    n,threads = x.numel(),torch.get_num_threads()
+    arrays = x.is_cpu and (n <= SMALL or threads < 3) and _arrays()
+    size = PIECE if arrays else PIECE*threads if x.is_cpu else 2**22
+    for i in range(0, n, size):
+        j = min(i+size, n)
+        if arrays: yield i,j,*[_in_arrays(keys, i, j) for keys in streams]
+        else: yield i,j,*[_in_tensors(keys, i, j, x.device) for keys in streams]
+
 def _in_order(x, seed, draw, dtype):
     "Two from a word, and in pieces."
     plain = type(x) in PLAIN_TYPES and is_ordinary(seed) and not torch.jit.is_tracing()
     if not (plain and x.numel()): return _one_by_one(x, seed, draw, dtype)
-    n,numbers = x.numel(),_streams(draw, dtype)
-    # reading a seed that is elsewhere would wait for it
-    seed = seed.item() & _WORD if seed.is_cpu else seed
-    streams = [_keys(seed, number, _times) for number in numbers]
-    if x.is_cpu and n <= SMALL and _arrays():
-        return _in_arrays(n, dtype, streams).view(x.shape)
-    if type(seed) is int: streams = [[*map(_signed, keys)] for keys in streams]
-    def piece(start, stop):
-        at = torch.arange(start//2, (stop+1)//2, device=x.device)
-        words = [split_mix(_times(at, _GOLDEN) ^ a, b) for a,b in streams]
-        halves = [_little(w).view(torch.int32)[:stop-start] for w in words]
-        return _fraction(dtype, *halves)
-    size = PIECE*torch.get_num_threads() if x.is_cpu else 2**22
-    u = torch.empty(n, dtype=dtype, device=x.device)
-    for i in range(0, n, size): u[i:i+size] = piece(i, min(i+size, n))
+    pieces = bits_in_pieces(x, seed, *_streams(draw, dtype))
+    u:Any = None
+    for i,j,*bits in pieces:
+        piece = torch.as_tensor(_fraction(dtype, *bits))
+        if len(piece) == x.numel(): return piece.view(x.shape)
+        if u is None: u = torch.empty(x.numel(), dtype=dtype, device=x.device)
+        u[i:j] = piece
     return u.view(x.shape)
 
 _look_up = either(_in_order, _one_by_one)           # a number in [0, 1) for each element

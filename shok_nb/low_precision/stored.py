@@ -11,12 +11,37 @@ from typing import Any
 import torch
 from torch import Tensor
 from ..engine.arguments import check_callable, check_count, check_input, what_came
-from ..engine.pieces import wide_dtype
-from ..engine.random import check_random, fold_in, takes_seed
+from ..engine.pieces import is_ordinary, wide_dtype
+from ..engine.random import bits_in_pieces, check_random, fold_in, takes_seed
 from ..estimators.stochastic import stochastic_round
 from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
 
 # %% ../../nbs/low_precision/10_stored.ipynb #10570009
+_MOST = torch.finfo(torch.bfloat16).max
+
+def _carried(x, seed):
+    "`x` with random bits added below those of bfloat16, which keeps the upper half of each."
+    v = x.contiguous().view(-1)
+    y = torch.empty(v.shape, dtype=torch.bfloat16)
+    for i,j,bits in bits_in_pieces(v, seed, 0):
+        some,to = v[i:j],y[i:j]
+        mine,bits = (torch.as_tensor(t).view(torch.int32) for t in (some, bits))
+        # the upper half of the bits, turned around where `x` is positive: up is up
+        more = (mine >> 31).bitwise_xor_(bits).bitwise_not_()
+        more.bitwise_right_shift_(16).bitwise_and_(0xFFFF).add_(mine).bitwise_right_shift_(16)
+        to.view(torch.int16).copy_(more)
+        low,high = some.aminmax()
+        if -_MOST < low and high < _MOST: continue
+        held = torch.where(torch.isfinite(some), some.clamp(-_MOST, _MOST), some)
+        to.copy_(torch.where(some.abs() < _MOST, to, held.bfloat16()))
+    return y.view(x.shape)
+
+def _adds_bits(x, dtype, seed, random_bits):
+    "Is it a plain float32 tensor on a CPU, to become bfloat16 by a seed?"
+    if dtype != torch.bfloat16 or seed is None or random_bits is not None: return False
+    if x.dtype != torch.float32 or not x.is_cpu or torch.jit.is_tracing(): return False
+    return is_ordinary(x, seed)
+
 def stochastic_cast(
     x:Tensor,          # Values; any shape, floating dtype
     dtype:torch.dtype, # bfloat16, float16 or a float8; beyond its largest number is that one
@@ -51,6 +76,7 @@ def stochastic_cast(
         raise TypeError(f'{fn}: dtype must be one of torch.{names}, got {got}')
     check_random(x, generator, seed, fn)
     if random_bits is not None: check_count(random_bits, fn, 'random_bits', 1, 23)
+    if _adds_bits(x, dtype, seed, random_bits): return _carried(x, seed)
     wide = x.to(wide_dtype(x.dtype))
     y = float_round(wide, dtype, stochastic_round, generator=generator, seed=seed,
         random_bits=random_bits)
@@ -188,6 +214,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
         format = self.format if part == 0 else None
         if format is None: format = FORMAT_NAMES.get(dtype)
         if format is None: return v.to(dtype)
+        if self.rounding is stochastic_round and FORMAT_NAMES.get(dtype) == format:
+            y = stochastic_cast(v, dtype, **self._draws(i, part))
+            if not hasattr(y, 'placements'): return y
         y = float_round(v, format, self.rounding, **self._draws(i, part))
         y:Any = torch.where(torch.isfinite(v), y, v).to(dtype)
         if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
