@@ -45,9 +45,11 @@ def give_gradients(params, i):
     g = generator(i)
     for p in params: p.grad = torch.randn(p.shape, generator=g).to(torch.bfloat16).to(p.dtype)
 
-def test_bits_that_carry_are_the_toss():
+@pytest.mark.parametrize('threads', [1, 3])                # by NumPy, and by torch
+def test_bits_that_carry_are_the_toss(threads, monkeypatch):
     """Whole numbers give what `float_round` gives, bit for bit, for any pattern: the largest, infinities and nan
     among them, in pieces that have such and in those that have none, and in any layout."""
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: threads)
     g = generator()
     # 2**17: beyond a piece, and odd
     patterns = torch.randint(-2**31, 2**31-1, (2**17+77,), generator=g).to(torch.int32)

@@ -25,11 +25,18 @@ def _carried(x, seed):
     y = torch.empty(v.shape, dtype=torch.bfloat16)
     for i,j,bits in bits_in_pieces(v, seed, 0):
         some,to = v[i:j],y[i:j]
-        mine,bits = (torch.as_tensor(t).view(torch.int32) for t in (some, bits))
+        mine,upper = some.view(torch.int32),to.view(torch.int16)
+        if not isinstance(bits, Tensor):                    # of NumPy, and so are the rest
+            mine,upper,bits = mine.numpy(),upper.numpy(),bits.view('int32')
         # the upper half of the bits, turned around where `x` is positive: up is up
-        more = (mine >> 31).bitwise_xor_(bits).bitwise_not_()
-        more.bitwise_right_shift_(16).bitwise_and_(0xFFFF).add_(mine).bitwise_right_shift_(16)
-        to.view(torch.int16).copy_(more)
+        more = mine >> 31
+        more ^= bits
+        more >>= 16
+        more &= 0xFFFF
+        more ^= 0xFFFF
+        more += mine
+        more >>= 16
+        upper[:] = more
         low,high = some.aminmax()
         if -_MOST < low and high < _MOST: continue
         held = torch.where(torch.isfinite(some), some.clamp(-_MOST, _MOST), some)
