@@ -1,5 +1,6 @@
 """Training in few bits: stored weights, and the operands of products, against a second way to write them."""
 import copy
+import pickle
 from functools import partial
 import pytest
 import torch
@@ -65,6 +66,7 @@ def test_bits_that_carry_are_the_toss(threads, monkeypatch):
             got = R.stochastic_cast(x, torch.bfloat16, seed=torch.tensor(n))
             assert got.shape == x.shape and torch.equal(written(got), written(want))
 
+@pytest.mark.slow
 def test_bits_that_carry_leave_the_rest_to_floats():
     "Compiled, mapped, with a gradient and in float64 the numbers are those of the toss too."
     x,seed = torch.randn(1000, generator=generator()),torch.tensor(3)
@@ -149,6 +151,101 @@ def test_what_fails_leaves_dtypes_and_gradients():
     opt.inner.step = broken
     with pytest.raises(RuntimeError, match='no'): opt.step()
     for p,g,v in zip(params, grads, values): assert p.grad is g and p.dtype == g.dtype and torch.equal(p, v)
+
+def resumed(make, shape, **kw):
+    "A parameter that went on, and one that was loaded after four steps and went on."
+    g = generator()
+    def gradient(): return torch.randn(shape, generator=g).bfloat16()
+    w = nn.Parameter(gradient())
+    first = R.RoundedOptimizer([w], make, **kw)
+    for _ in range(4):
+        w.grad = gradient()
+        first.step()
+    v = nn.Parameter(w.detach().clone())
+    second = R.RoundedOptimizer([v], make, **kw)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for _ in range(5):
+        w.grad = gradient()
+        v.grad = w.grad.clone()
+        first.step()
+        second.step()
+    return w,v
+
+EVERY = OPTIMIZERS | dict(asgd=partial(torch.optim.ASGD, lr=.01, t0=0), nadam=partial(torch.optim.NAdam, lr=.05),
+    fused=partial(ADAMW, fused=True), foreach=partial(ADAMW, foreach=True))
+@pytest.mark.parametrize('shape', [(40, 6), (5,), ()], ids=str)
+@pytest.mark.parametrize('name', EVERY)
+def test_a_resume_of_every_optimizer(name, shape):
+    "States of another shape than the parameter, and those of a single number, keep their dtype too."
+    assert same(*([t] for t in resumed(EVERY[name], shape)))
+
+@pytest.mark.parametrize('dtype', [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_states_of_eight_bits(dtype):
+    """A scale for each row and no second moment of 0: weights go where float32 states lead them, not a hundred times as
+    far; a resume goes on bit for bit."""
+    def moved(states):
+        g = generator()
+        w = nn.Parameter(torch.zeros(16, 256).bfloat16())
+        opt = R.RoundedOptimizer([w], partial(torch.optim.AdamW, lr=1e-3), states=states)
+        for _ in range(20):
+            w.grad = (torch.logspace(-6, 0, 16)[:, None]*torch.randn(16, 256, generator=g)).bfloat16()
+            opt.step()
+        return w.detach().float(),opt.state[w]
+    (want,_),(got,state) = moved(None),moved(dtype)
+    # Adam's step is at most about the rate: 20 of them are .02; a cosine is a direction
+    assert got.abs().max() < .04 and torch.cosine_similarity(got.flatten(), want.flatten(), 0) > .9
+    assert state['exp_avg'].dtype == dtype and state['exp_avg_scale'].shape == (16,)
+    for shape in ((40, 6), (7, 1), (5,)): assert same(*([t] for t in resumed(ADAMW, shape, states=dtype)))
+
+def test_copied_and_pickled():
+    "A copy goes on as the optimizer does, and so does one that was written down."
+    params = some()
+    opt = R.RoundedOptimizer(params, ADAMW, seed=3)
+    give_gradients(params, 0)
+    opt.step()
+    for again in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        others = again.param_groups[0]['params']
+        assert repr(again) == repr(opt) and same(params, others) and again.iteration == 1
+        now = [p.detach().clone() for p in params]
+        give_gradients(params, 1)
+        give_gradients(others, 1)
+        before = copy.deepcopy(opt)
+        give_gradients(before.param_groups[0]['params'], 1)
+        before.step()
+        again.step()
+        assert same(before.param_groups[0]['params'], others) and not same(now, others) and same(now, params)
+
+def test_a_step_that_fails_moves_nothing():
+    "A layout that the optimizer refuses is found before the first chunk, and the states stay small."
+    for make,layout in ((ADAMW, 'sparse_coo'), (torch.optim.SparseAdam, 'strided')):
+        params = some(sizes=((4, 4), (4, 4)))
+        opt = R.RoundedOptimizer(params, make, at_once=1)
+        give_gradients(params, 0)
+        for i,p in enumerate(params):
+            if (i == 1) == (layout == 'sparse_coo'): p.grad = p.grad.to_sparse()
+        before = [p.detach().clone() for p in params]
+        with pytest.raises(TypeError, match=f'params must have (dense|sparse) gradients for .*{layout}'): opt.step()
+        assert same(before, params) and opt.iteration == 0
+    params = some()
+    opt = R.RoundedOptimizer(params, ADAMW, states=torch.bfloat16)
+    give_gradients(params, 0)
+    opt.step()
+    before,states = [p.detach().clone() for p in params],[{**opt.state[p]} for p in params]
+    opt.param_groups[0]['betas'] = None
+    with pytest.raises(TypeError): opt.step()
+    assert same(before, params) and opt.iteration == 1
+    assert all(opt.state[p][k] is v for p,was in zip(params, states) for k,v in was.items())
+
+def test_hooks_on_the_state():
+    params,seen = some(),[]
+    opt = R.RoundedOptimizer(params, ADAMW)
+    opt.register_state_dict_pre_hook(lambda o: seen.append('saves'))
+    opt.register_state_dict_post_hook(lambda o, state: seen.append('saved'))
+    state = opt.state_dict()
+    opt.register_load_state_dict_pre_hook(lambda o, state: seen.append('loads'))
+    opt.register_load_state_dict_post_hook(lambda o: seen.append('loaded'))
+    opt.load_state_dict(state)
+    assert seen == ['saves', 'saved', 'loads', 'loaded']
 
 def test_a_closure_and_a_new_group():
     params = some()
@@ -845,6 +942,108 @@ OP = R.Operand('e4m3')
 def test_low_precision_refuses(call, kind, told):
     with pytest.raises(kind) as e: call()
     assert str(e.value).startswith(told), e.value
+
+# --- what strangers do
+@pytest.mark.parametrize('recipe', R.RECIPES)
+@pytest.mark.filterwarnings('ignore:Initializing zero-element')
+def test_nothing_and_one_row(recipe):
+    "No rows, no inputs, and one row without a batch, as an nn.Linear takes them; the gradient of nothing is 0."
+    m = made(recipe, model=nn.Linear(32, 16))
+    y = m(torch.zeros(0, 32))
+    y.sum().backward()
+    assert y.shape == (0, 16) and not m.weight.grad.any()
+    assert m(torch.zeros(2, 0, 32)).shape == (2, 0, 16) and m(torch.randn(32)).shape == (16,)
+    m,x = made(recipe, model=nn.Linear(0, 4)),torch.zeros(3, 0, requires_grad=True)
+    y = m(x)
+    y.sum().backward()
+    assert torch.equal(y, m.bias.expand(3, 4)) and x.grad.shape == (3, 0)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('recipe', ['mxfp8', 'quartet_ii'])
+def test_one_graph_without_gradients(recipe):
+    "A frozen layer, as beside LoRA, and evaluation compile as one graph and give the same."
+    m,x = made(recipe, model=nn.Linear(32, 16)).eval(),torch.randn(4, 32, generator=generator())
+    m.requires_grad_(False)
+    want = m(x)
+    for _ in (0, 1):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(m, backend='eager', fullgraph=True)(x), want)
+        m.requires_grad_()
+        torch.set_grad_enabled(False)
+    torch.set_grad_enabled(True)
+
+def test_a_convolution_keeps_the_layout():
+    "Rows that lie in memory as before, so that view goes on; channels_last stays that."
+    m,x = made('mxfp8', model=nn.Conv2d(3, 8, 3, padding=1)),torch.randn(2, 3, 8, 8, generator=generator())
+    assert m(x).view(2, -1).shape == (2, 512)
+    last = m(x.contiguous(memory_format=torch.channels_last))
+    assert last.is_contiguous(memory_format=torch.channels_last) and torch.allclose(last, m(x), atol=1e-5)
+
+def test_the_seed_survives_the_meta_device():
+    with torch.device('meta'): model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1))
+    R.low_precision_(model, 'nvfp4', seed=7)
+    model.to_empty(device='cpu')
+    want = made('nvfp4', seed=7, model=nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1)))
+    for a,b in zip(model, want): assert a.rounding_seed == b.rounding_seed and a.rounding_count == 0
+
+def encoder():
+    torch.manual_seed(0)                        # an example: any weights
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.), 2).eval()
+
+ATTENTIONS = [f'layers.{i}.self_attn' for i in (0, 1)]
+CHANGES = dict(low=lambda m, x: R.low_precision_(m, 'mxfp4'),
+    some=lambda m, x: R.low_precision_(m, 'mxfp4', skip=ATTENTIONS),
+    weights=lambda m, x: R.quantize_model_(m, 4, None), both=lambda m, x: R.quantize_model_(m, 4, 8, calibrate=[x]),
+    linear=lambda m, x: R.quantize_model_(m, 4, 8, calibrate=[x], skip=ATTENTIONS))
+@pytest.mark.parametrize('mask', [True, False])
+@pytest.mark.parametrize('change', CHANGES)
+def test_encoders_call_their_layers(change, mask):
+    """In evaluation without gradients torch's encoders take the weights of their layers, and nested tensors where there
+    is a mask: the layers that were changed are called all the same, and afterwards it is as before."""
+    m,x = encoder(),torch.randn(2, 5, 32, generator=generator())
+    pad = torch.tensor([[0, 0, 0, 1, 1], [0]*5]).bool()
+    kw = dict(src_key_padding_mask=pad) if mask else {}
+    with torch.no_grad(): plain = m(x, **kw)
+    CHANGES[change](m, x)
+    m.eval()
+    want = m(x, **kw)
+    with torch.no_grad(): got = m(x, **kw)
+    seen = ~pad if mask else slice(None)
+    assert torch.allclose(got[seen], want[seen], atol=1e-5) and (got-plain)[seen].abs().max() > .01
+    R.nn.remove_rounding_(m)
+    assert m.use_nested_tensor and all(layer.activation_relu_or_gelu == 1 for layer in m.layers)
+    with torch.no_grad(): assert m(x, **kw).shape == x.shape or not mask
+
+def test_another_recipe_loads_nothing():
+    def two(recipe):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        R.low_precision_(model, recipe, skip=['0'])
+        return model
+    model,was = two('mxfp4'),two('mxfp8').state_dict()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match='trained with the recipe\nmxfp8'): model.load_state_dict(was)
+    assert all(torch.equal(v, before[k]) for k,v in model.state_dict().items() if isinstance(v, torch.Tensor))
+    model.load_state_dict(before)
+    R.nn.remove_rounding_(model)
+    model.load_state_dict({k: v for k,v in was.items() if k.endswith(('weight', 'bias'))})
+
+def test_files_leave_out_the_seeds(tmp_path):
+    "What layers in low precision keep for themselves is no tensor of the model."
+    model = made('mxfp4', model=nn.Sequential(nn.Linear(64, 32)))
+    R.save_gguf(tmp_path/'low.gguf', model, 'Q4_0')
+    assert {r.weight for r in R.same_grid(model, tmp_path/'low.gguf').rows} == {'0.weight', '0.bias'}
+
+def test_beyond_the_largest_of_nvfp4(tmp_path):
+    R.save_gguf(tmp_path/'some.gguf', dict(w=torch.full((1, 64), 2688.)), 'NVFP4')
+    with pytest.raises(ValueError, match='w is too large for NVFP4'):
+        R.save_gguf(tmp_path/'more.gguf', dict(w=torch.full((1, 64), 2689.)), 'NVFP4')
+
+@pytest.mark.parametrize('x, kind, told', [(torch.tensor(1.), ValueError, 'input must have a dim, got 0-d'),
+    (torch.ones(2, 32, dtype=torch.int64), TypeError, 'input must be float16'),
+    (torch.ones(2, 32)+0j, TypeError, 'input must be float16')])
+def test_an_input_is_refused_by_the_layer(x, kind, told):
+    m = made('mxfp8', model=nn.Linear(32, 16))
+    with pytest.raises(kind, match=f'RoundedLinear: {told}'): m(x)
 
 def test_second_derivatives_are_refused():
     model,x = made('fp8'),X.clone().requires_grad_()

@@ -327,9 +327,13 @@ def tensors_of(model, fn):
         wanted = 'model must be a torch.nn.Module or its state'
         raise TypeError(f'{fn}: {wanted}, got {what_came(model)}')
     was,found = [(m, m.training) for m in model.modules()],{}
+    # what layers of these pages keep for themselves, such as the seed of `low_precision_`
+    own = {f'{n}.{k}'.lstrip('.') for n,m in model.named_modules()
+        for k in getattr(m, 'not_for_files', ())}
     try:
         model.eval()
         for key,t in model.state_dict().items():
+            if key in own: continue
             if 'parametrizations.' in key: key,t = _made_by_others(model, key)
             found[key] = t
     finally:
@@ -381,7 +385,8 @@ def _stored(types, name, t):
     if not t.isfinite().all(): raise ValueError(f'save_gguf: {name} has nan or infinity')
     kind = _kind_of(types, name, t) if t.ndim > 1 or callable(types) else 'F32'
     number,data,read = _in_type(kind, t)
-    if not read.isfinite().all():
+    beyond = kind == 'NVFP4' and t.numel() and t.abs().amax() > 6*448
+    if beyond or not read.isfinite().all():
         do = 'scale it down' if kind == 'F32' else 'scale it down, or use F32'
         raise ValueError(f'save_gguf: {name} is too large for {kind}; {do}')
     wide = torch.promote_types(t.dtype, torch.float32)      # halves would round the difference

@@ -34,7 +34,12 @@ from ..estimators.stochastic import stochastic_round
 from ..grids.best import best_quantize
 from ..grids.blocks import mx_quantize, nvfp4_quantize
 from ..grids.floats import FloatFormat, float_round, format_of
-from ..networks.attention import attention_into_layers, attentions_in
+from .stored import named_rounding
+from ..networks.attention import (
+    attention_into_layers,
+    attentions_in,
+    call_layers_of_encoders,
+)
 from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570016
@@ -184,12 +189,6 @@ def _shown(format):
     return f'e{e}m{m}' if plain else str(format)
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570018
-def _named(rounding):
-    "The name of an estimator, with what `partial` gave it."
-    knobs = getattr(rounding, 'keywords', {})
-    name = getattr(getattr(rounding, 'func', rounding), '__name__', what_came(rounding))
-    return ' '.join([name.removesuffix('_round'), *[f'{k}={v}' for k,v in knobs.items()]])
-
 @dataclass(frozen=True)
 class Operand:
     """How one operand of a product is rounded. Raises ValueError for blocks that do not fit.
@@ -251,7 +250,7 @@ class Operand:
         if tile: said.append('{} x {}'.format(*tile) + within)
         elif self.block is not None: said.append(f'a {self.block}')
         if self.scale is not None: said.append(f'scale {self.scale}')
-        if self.rounding is not round_ste: said.append(_named(self.rounding))
+        if self.rounding is not round_ste: said.append(named_rounding(self.rounding))
         if self.eden: said.append(f'eden {self.eden}')
         return ', '.join(said)
 
@@ -418,20 +417,21 @@ def _turned(n, seed, draw, *ts):
     h = _hadamard(n, signs)*signs
     def turn(t):
         v = F.pad(t.to(signs.dtype), (0, 0, 0, -t.shape[-2] % n))
+        if not v.numel(): return v
         return (h @ v.view(*v.shape[:-2], -1, n, v.shape[-1])).view(v.shape)
     return _as_one(lambda *ts: [turn(t) for t in ts], *ts)
 
 class _Product(Function):
     "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
-    def forward(x, w, seed, own, recipe, *both):
-        x_,w_ = both or _both(x, w, seed, own, recipe)
+    def forward(x, w, seed, own, recipe, x_=None, w_=None):
+        if x_ is None: x_,w_ = _both(x, w, seed, own, recipe)
         return (x_ @ w_.mT).to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x,w,seed,own,ctx.recipe,*both = inputs
+        x,w,seed,own,ctx.recipe,x_,w_ = inputs
         ctx.dtypes = x.dtype,w.dtype
-        ctx.save_for_backward(*(both or (x, w)), seed, own)
+        ctx.save_for_backward(*((x, w) if x_ is None else (x_, w_)), seed, own)
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
@@ -456,7 +456,7 @@ def _both(x, w, seed, own, recipe):
 
 def _multiply(x, w, seed, own, recipe):
     "The product. What backward rounds once more is rounded once, and kept."
-    if not recipe.requantize: return _Product.apply(x, w, seed, own, recipe)
+    if not recipe.requantize: return _Product.apply(x, w, seed, own, recipe, None, None)
     with torch.no_grad(): both = _both(x, w, seed, own, recipe)
     return _Product.apply(x, w, seed, own, recipe, *both)
 
@@ -465,7 +465,8 @@ def _channels(op, t, seed, groups=1):
     "Blocks along the channels of each group of an image, which are axis 1."
     v = t.movedim(1, -1)
     rows = v.reshape(-1, t.shape[1]//groups)
-    return _rounded(op, rows, -1, seed).reshape(v.shape).movedim(-1, 1)
+    y = _rounded(op, rows, -1, seed).reshape(v.shape).movedim(-1, 1)
+    return y.contiguous() if t.is_contiguous() else y       # or the result has other strides
 
 def _places(op, t, seed):
     "Blocks along all places of all images, of each channel."
@@ -571,17 +572,26 @@ def _dtype_of(x):
 
 class _Rounded(nn.Module):
     "What the layers have in common."
+    not_for_files = 'rounding_seed','rounding_count','_extra_state'
     weight:Tensor
     bias:Tensor|None
     rounding_seed:Tensor
     rounding_count:Tensor
     def begin(self, recipe, seed, rank):
         "Round from now on."
-        self.recipe,self.rounding_rank = recipe,rank
+        self.recipe,self.rounding_rank,self.first_seed = recipe,rank,int(seed)
         near = seed if isinstance(self, BatchedProduct) else self.weight
         self.register_buffer('rounding_seed', seed.to(near.device))
         self.register_buffer('rounding_count', torch.zeros_like(self.rounding_seed))
         self.whole_again = _plain_again
+    def _apply(self, fn, recurse=True):
+        "On the way from the meta device, such as `to_empty`, the seed is written anew."
+        had_none = self.rounding_seed.is_meta
+        super()._apply(fn, recurse)
+        if had_none and not self.rounding_seed.is_meta:
+            self.rounding_seed.fill_(self.first_seed)
+            self.rounding_count.zero_()
+        return self
     def drawn_by(self, device):
         "The seeds of this call: of weights, and of what each process has for itself."
         both:Any = self.rounding_seed,self.rounding_count
@@ -593,6 +603,8 @@ class _Rounded(nn.Module):
         return [s.to(device) for s in (seed, own)]
     def product(self, f, x, w, *more):
         "`f` of two operands in the dtype that is asked for."
+        kind = type(self).__name__
+        check_input(x, kind, 'input')
         dtype = _dtype_of(x)
         x,w = x.to(dtype),w.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
@@ -606,8 +618,10 @@ class _Rounded(nn.Module):
 class RoundedLinear(_Rounded, nn.Linear):
     "An `nn.Linear` in low precision."
     def forward(self, x):
-        y = self.product(_multiply, x.reshape(-1, x.shape[-1]), self.weight)
-        y = y.view(*x.shape[:-1], -1)
+        if x.ndim == 0: raise ValueError('RoundedLinear: input must have a dim, got 0-d input')
+        rows = x.flatten(0, -2) if x.ndim > 1 else x[None]
+        y = self.product(_multiply, rows, self.weight)
+        y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
     def extra_repr(self): return f'{super().extra_repr()}, recipe={self.recipe.name}'
 
@@ -707,7 +721,13 @@ def _becomes(m, kind):
 def _plain_again(m):
     "This layer is one of torch."
     _becomes(m, vars(m).pop('plain_class'))
-    del m.recipe,m.rounding_rank,m.rounding_seed,m.rounding_count
+    del m.recipe,m.rounding_rank,m.rounding_seed,m.rounding_count,m.first_seed
+
+def _same_recipes(model, state, prefix, *args):
+    "A hook: a state of another recipe is refused before anything of it is loaded."
+    for n,m in model.named_modules(prefix=prefix.removesuffix('.')):
+        said = state.get(f'{n}._extra_state' if n else '_extra_state')
+        if isinstance(m, _Rounded) and said is not None: m.set_extra_state(said)
 
 def _count_on(model, args):
     "A hook: one more call in training, if not one that is computed again for backward."
@@ -777,6 +797,7 @@ def _stacked(m):
     "Does it hold weights of stacked experts, and no layer that multiplies by them?"
     if isinstance(m, _known()): return False
     if any(isinstance(k, BatchedProduct) for k in m.children()): return False
+    if isinstance(m, nn.utils.parametrize.ParametrizationList): return False
     return any(p.ndim == 3 and min(p.shape) > 1 for p in m.parameters(recurse=False))
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570031
@@ -846,9 +867,11 @@ def low_precision_(
                 count += 1
             note = _note(m, recipe) if why is None else why
             rows.append(LowPrecision(n, kind.__name__, '' if why else recipe.name, note))
+        call_layers_of_encoders(model, [m for m in model.modules() if isinstance(m, _Rounded)])
         if not count:
             raise ValueError(f'{fn}: no layer with products to round in '
                 f'{type(model).__name__}; known are Linear, convolutions and BatchedProduct')
-        if recipe.draws():
-            vars(model)['_awaits'] = model.register_forward_pre_hook(_count_on),
+        hooks = [model.register_load_state_dict_pre_hook(_same_recipes)]
+        if recipe.draws(): hooks.append(model.register_forward_pre_hook(_count_on))
+        vars(model)['_awaits'] = tuple(hooks)
     return LayerReport(rows, repr(recipe))

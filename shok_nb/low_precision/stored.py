@@ -10,7 +10,12 @@ from collections.abc import Callable
 from typing import Any
 import torch
 from torch import Tensor
-from ..engine.arguments import check_callable, check_count, check_input, what_came
+from ..engine.arguments import (
+    check_callable,
+    check_count,
+    check_input,
+    what_came,
+)
 from ..engine.pieces import is_ordinary, wide_dtype
 from ..engine.random import bits_in_pieces, check_random, fold_in, takes_seed
 from ..estimators.stochastic import stochastic_round
@@ -117,6 +122,21 @@ def _check_dtype(states, fn):
     got = states if isinstance(states, torch.dtype) else what_came(states)
     raise TypeError(f'{fn}: states must be a dtype such as torch.bfloat16, got {got}')
 
+def named_rounding(rounding):
+    "The name of an estimator, with what `partial` gave it."
+    knobs = getattr(rounding, 'keywords', {})
+    name = getattr(getattr(rounding, 'func', rounding), '__name__', what_came(rounding))
+    return ' '.join([name.removesuffix('_round'), *[f'{k}={v}' for k,v in knobs.items()]])
+
+def _by_rows(v, dtype):
+    "A tensor over the scale of each row, and these scales."
+    scale = v.abs().amax(-1)/torch.finfo(dtype).max
+    scale = scale.clamp(min=torch.finfo(v.dtype).tiny)
+    t = v/scale.unsqueeze(-1)
+    # a second moment of 0 would be divided by
+    least = torch.where((v >= 0).all(), torch.finfo(dtype).smallest_normal, 0.)
+    return torch.where(t > 0, torch.maximum(t, least), t),scale
+
 def _is_state(v, p):
     "Is it a tensor of the optimizer with a number for each of the parameter?"
     return isinstance(v, Tensor) and v.is_floating_point() and v.shape == p.shape != ()
@@ -131,7 +151,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
         format (FormatLike|None = None): Numbers that parameters keep, such as 'e4m3'; None:
             those of their own dtype. Of another dtype it is a simulation: the memory stays
             that of the dtype
-        states (torch.dtype|None = None): Dtype of the optimizer's states; None: float32
+        states (torch.dtype|None = None): Dtype of the optimizer's states; None: float32. A
+            float8 has a scale of each row; a tensor without negative numbers gets no zeros
         rounding (Callable = stochastic_round): How a step is stored; an estimator with a
             `step`
         seed (int = 0): With it, number, iteration and position all draws are fixed
@@ -154,7 +175,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
         # Numbers that parameters keep, such as 'e4m3'; None: those of their own dtype. Of
         # another dtype it is a simulation: the memory stays that of the dtype
         format:FormatLike|None=None,
-        states:torch.dtype|None=None, # Dtype of the optimizer's states; None: float32
+        # Dtype of the optimizer's states; None: float32. A float8 has a scale of each row;
+        # a tensor without negative numbers gets no zeros
+        states:torch.dtype|None=None,
         rounding:Callable=stochastic_round, # How a step is stored; an estimator with a `step`
         seed:int=0,             # With it, number, iteration and position all draws are fixed
         at_once:int=2**24       # Most elements in float32 at a time, or the largest parameter
@@ -179,12 +202,17 @@ class RoundedOptimizer(torch.optim.Optimizer):
             raise TypeError(f'{fn}: make must make an optimizer of the groups that it gets, '
                 f'got {type(e).__name__}: {e}') from e
         _check_optimizer(self.inner, self.param_groups, fn)
+        if any(g.get('differentiable') for g in self.inner.param_groups):
+            raise ValueError(f'{fn}: make must make an optimizer of detached steps, got '
+                'differentiable=True')
         self.defaults,self.state = self.inner.defaults,self.inner.state
     def __repr__(self):
         "What it keeps, and the optimizer."
         states = '' if self.states is None else f', states={self.states}'
         format = '' if self.format is None else f', format={self.format}'
         return f'RoundedOptimizer(seed={self.seed}{format}{states}) of {self.inner!r}'
+
+    def __getstate__(self): return {**vars(self)}
 
     def add_param_group(self,
         param_group:dict # Parameters and options, as for every optimizer
@@ -211,6 +239,10 @@ class RoundedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         if self.inner is not None: self.inner.add_param_group(self.param_groups[-1])
 
+    def _numbered(self):
+        "Each parameter with its number."
+        return enumerate(p for g in self.param_groups for p in g['params'])
+
     def _draws(self, i, part)->dict[str,Any]:
         "The seed of what is stored of parameter `i` now; nothing if the rounding takes none."
         if not self.draws: return {}
@@ -232,7 +264,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
     def _chunks(self):
         "Parameters that have a gradient with their numbers, some at a time."
         some,size = [],0
-        for i,p in enumerate(p for g in self.param_groups for p in g['params']):
+        for i,p in self._numbered():
             if p.grad is None: continue
             if some and size+p.numel() > self.at_once:
                 yield some
@@ -246,10 +278,12 @@ class RoundedOptimizer(torch.optim.Optimizer):
         wide = wide_dtype(p.dtype)
         t = p.detach().to(wide)
         t.grad = p.grad.to(wide)
-        if p in self.inner.state: state = self.inner.state[t] = self.inner.state.pop(p)
-        else: return t
-        for k,v in state.items():
-            if _is_state(v, p): state[k] = v.to(wide)
+        if p not in self.inner.state: return t
+        state = self.inner.state[t] = {**self.inner.state[p]}
+        for k,v in self.inner.state.pop(p).items():
+            if not _is_state(v, p): continue
+            scale = state.pop(f'{k}_scale', None)
+            state[k] = v.to(wide) if scale is None else v.to(wide)*scale.unsqueeze(-1)
         return t
 
     def _keep(self, p, t):
@@ -262,8 +296,10 @@ class RoundedOptimizer(torch.optim.Optimizer):
             p.copy_(self._cast(t, p.dtype, i, 0))
         if self.states is None: return
         state = self.inner.state.get(p, {})
-        for part,(k,v) in enumerate(state.items(), 1):
-            if _is_state(v, p): state[k] = self._cast(v, self.states, i, part)
+        for part,(k,v) in enumerate([*state.items()], 1):
+            if not _is_state(v, p): continue
+            if self.states.itemsize == 1: v,state[f'{k}_scale'] = _by_rows(v, self.states)
+            state[k] = self._cast(v, self.states, i, part)
 
     @torch.no_grad()
     def step(self,
@@ -291,22 +327,48 @@ class RoundedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             check_callable(closure, type(self).__name__, 'closure', 0)
             with torch.enable_grad(): loss = closure()
+        self._check_gradients()
         self.iteration += 1
         self.now = fold_in(torch.tensor(self.seed), self.iteration)
-        for some in self._chunks(): self._step(some)
+        for n,some in enumerate(self._chunks()):
+            try: self._step(some)
+            except Exception:
+                if n == 0: self.iteration -= 1              # nothing is stored yet
+                raise
         return loss
+
+    def _check_gradients(self):
+        "Raises before anything moves for gradients of a layout that the optimizer refuses."
+        kind,fn = type(self.inner).__name__,type(self).__name__
+        if kind in ('SGD', 'Adagrad'): return
+        wanted = 'sparse' if kind == 'SparseAdam' else 'dense'
+        for i,p in self._numbered():
+            if p.grad is None or p.grad.is_sparse == (wanted == 'sparse'): continue
+            raise TypeError(f'{fn}: params must have {wanted} gradients for {kind}, got '
+                f'{p.grad.layout} for number {i}')
 
     def _step(self, some):
         "A step of these in float32, in their place; the optimizer sees no others."
         held = [(g, g['params']) for g in self.inner.param_groups]
+        states = {p: self.inner.state[p] for _,p in some if p in self.inner.state}
         wide = {p: self._widen(p) for _,p in some}
         try:
             for g,params in held: g['params'] = [wide[p] for p in params if p in wide]
             self.inner.step()
+        except Exception:
+            for t in wide.values(): self.inner.state.pop(t, None)
+            self.inner.state.update(states)
+            raise
         finally:
             for g,params in held: g['params'] = params
-            for p,t in wide.items(): self._keep(p, t)
+        for p,t in wide.items(): self._keep(p, t)
         for i,p in some: self._store(i, p, wide[p])
+
+    def _own(self)->dict[str,Any]:
+        "What decides the draws."
+        name = None if self.format is None else repr(self.format)
+        return dict(seed=self.seed, iteration=self.iteration, format=name, states=self.states,
+            rounding=named_rounding(self.rounding))
 
     def state_dict(self)->dict: # Of the optimizer, with what decides the draws
         """What a resume needs to go on bit for bit.
@@ -322,9 +384,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
             >>> optimizer.state_dict()['rounded']['seed']
             3
         """
-        name = None if self.format is None else repr(self.format)
-        own = dict(seed=self.seed, iteration=self.iteration, format=name, states=self.states)
-        state = self.inner.state_dict()
+        own,state = self._own(),super().state_dict()      # with hooks on this optimizer
         # in the groups too: the state dicts of torch.distributed.checkpoint keep those alone
         groups = [g | dict(rounded=own) for g in state['param_groups']]
         return state | dict(param_groups=groups, rounded=own)
@@ -354,18 +414,20 @@ class RoundedOptimizer(torch.optim.Optimizer):
         if not isinstance(own, dict):
             raise ValueError(f'{fn}: state_dict must be one of {type(self).__name__}, got '
                 f'{what_came(state_dict)} without "rounded"')
-        mine = dict(format=None if self.format is None else repr(self.format),
-            states=self.states)
-        for k,v in mine.items():
-            if own.get(k) == v: continue
-            raise ValueError(f'{fn}: state_dict has {k}={own.get(k)}, this one {v}')
+        mine = self._own()
+        if missing := mine.keys() - own.keys():
+            told = ', '.join(sorted(missing))
+            raise ValueError(f'{fn}: state_dict lacks {told} in "rounded"')
+        for k in ('format', 'states', 'rounding'):
+            if own[k] == mine[k]: continue
+            raise ValueError(f'{fn}: state_dict has {k}={own[k]}, this one {mine[k]}')
         def apart(d): return {k: v for k,v in d.items() if k != 'rounded'}
         of_inner:Any = apart(given) | dict(param_groups=[apart(g) for g in groups])
-        self.inner.load_state_dict(of_inner)
+        super().load_state_dict(of_inner)                   # with hooks on this optimizer
         # torch casts states to the dtype of their parameter: they are put back as they were
-        numbered = enumerate(p for g in self.inner.param_groups for p in g['params'])
-        for i,p in numbered:
+        for i,p in self._numbered():
             for k,v in of_inner['state'].get(i, {}).items():
-                if _is_state(v, p): self.inner.state[p][k] = v.to(p.device, copy=True)
-        self.param_groups,self.state = self.inner.param_groups,self.inner.state
+                if not isinstance(v, Tensor) or k == 'step': continue
+                self.state[p][k] = v.to(p.device, copy=True)
+        self.inner.__setstate__(dict(state=self.state, param_groups=self.param_groups))
         self.seed,self.iteration = own['seed'],own['iteration']

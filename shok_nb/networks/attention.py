@@ -307,6 +307,24 @@ def _of_torch_again(m):
         m.register_parameter(f'{name}_weight', None if same else kept(w))
     m.register_parameter('in_proj_bias', kept(*biases))
 
+_SHORT_CUTS = {nn.TransformerEncoder: ('use_nested_tensor', False),
+    nn.TransformerEncoderLayer: ('activation_relu_or_gelu', 0)}
+
+def call_layers_of_encoders(model, layers):
+    """In evaluation torch's encoders take the weights of their layers and do not call them, and
+    with a mask they make nested tensors. Those that hold one of `layers` call it from now on;
+    `m.calls_again(m)` ends that."""
+    changed = {*map(id, layers)}
+    for m in model.modules():
+        found = [v for k,v in _SHORT_CUTS.items() if isinstance(m, k)]
+        if not found or changed.isdisjoint(map(id, m.modules())): continue
+        name,off = found[0]
+        if getattr(m, name, off) == off: continue
+        m.short_cut,m.calls_again = (name, getattr(m, name)),_short_cut_again
+        setattr(m, name, off)
+
+def _short_cut_again(m): setattr(m, *vars(m).pop('short_cut'))
+
 def attentions_in(model):
     "The attentions of a model that can be taken apart, by name."
     owners = Counter(p for m in model.modules() for p in m._parameters.values())

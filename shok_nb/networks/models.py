@@ -29,6 +29,7 @@ from ..engine.arguments import (
 )
 from ..engine.pieces import wide_dtype
 from ..engine.report import LayerReport
+from .attention import call_layers_of_encoders
 from .flow import batch_errors, call_of_batch, evaluating, feed
 from .foreign_layers import layers_taken_apart, take_apart
 from .layers import (
@@ -122,6 +123,7 @@ def quantize_model_(
         _take_layers_apart(model, skip, kinds, weights_only=activations is None)
         found,skipped,bits = _chosen_layers(model, skip, ends, kinds)
         treated = {n: m for n,m in found.items() if n not in skipped}
+        call_layers_of_encoders(model, treated.values())
         for n,m in treated.items():
             for w in weights_of(m, kinds): _check_weight(m, n, w, weights is not None)
         of_weights = _weight_grids(model, treated, weights, bits, kinds)

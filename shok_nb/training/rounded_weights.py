@@ -291,9 +291,10 @@ def remove_rounding_(
         found = [_free(m, leave_rounded) for m in modules]
         _keep_tied(model, made)
         for m in modules:
-            if again := vars(m).pop('whole_again', None):
-                again(m)
-                found.append(True)
+            for name in ('whole_again', 'calls_again'):
+                if again := vars(m).pop(name, None):
+                    again(m)
+                    found.append(True)
         for m in modules: look_for_buffers(m)
     if any(found): return model
     told = f'nothing rounds the weights or the inputs of a layer in {type(model).__name__}'
