@@ -311,8 +311,8 @@ _SHORT_CUTS = {nn.TransformerEncoder: ('use_nested_tensor', False),
     nn.TransformerEncoderLayer: ('activation_relu_or_gelu', 0)}
 
 def call_layers_of_encoders(model, layers):
-    """In evaluation torch's encoders take the weights of layers and call none of them, and with
-    a mask they make nested tensors. Those that hold one of `layers` call it from now on;
+    """In evaluation torch's encoders take the weights of layers and call none; with a mask
+    they make nested tensors. Those that hold one of `layers` call it from now on;
     `m.calls_again(m)` ends that."""
     changed = {*map(id, layers)}
     for m in model.modules():
