@@ -1,11 +1,13 @@
 """What low precision costs here: forward and backward of a rounded Linear beside those of float32, and a step of
-`RoundedOptimizer` beside that of torch's foreach AdamW.
+`RoundedOptimizer` beside that of torch's foreach AdamW, and of torchao's where it is installed.
 
     .venv/bin/python bench/products.py
+    .venv-peers/bin/python bench/products.py        # adds the rows of torchao
 
 bench/products.json holds a row for each recipe and way: the processor time of one thread over that of float32, the
 median of calls that take turns, and the milliseconds of both. What is done already is not done again; remove the file
 to measure anew."""
+import importlib.util
 import os
 import time
 from functools import partial
@@ -48,29 +50,41 @@ def layers(recipe, compiled):
     R.low_precision_(low, recipe)
     return step_of(low, compiled),step_of(plain, compiled)
 
-def optimizers(dtype, states):
-    "A step of 16 matrices: parameters and gradients of `dtype`, beside foreach in float32."
-    def stepped(dtype, make):
-        g = torch.Generator().manual_seed(0)
-        params = [torch.nn.Parameter(torch.randn(512, 512, generator=g).to(dtype)) for _ in range(16)]
-        for p in params: p.grad = torch.randn(p.shape, generator=g).to(dtype)
-        return make(params).step
-    ours = partial(R.RoundedOptimizer, make=partial(ADAMW, foreach=True), states=states)
-    return stepped(dtype, ours),stepped(torch.float32, partial(ADAMW, foreach=True))
+def stepped(dtype, make):
+    "A step of 16 matrices: parameters and gradients of `dtype`."
+    g = torch.Generator().manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(512, 512, generator=g).to(dtype)) for _ in range(16)]
+    for p in params: p.grad = torch.randn(p.shape, generator=g).to(dtype)
+    return make(params).step
 
-STEPS = {'bfloat16 parameters': (torch.bfloat16, None), 'and states': (torch.bfloat16, torch.bfloat16),
-    'float32 parameters': (torch.float32, None)}
+def torchao(params):
+    from torchao.optim import _AdamW
+    return _AdamW(params, lr=1e-3, weight_decay=.1, bf16_stochastic_round=True)
+
+def ours(states=None, **kw): return partial(R.RoundedOptimizer, make=partial(ADAMW, **kw), states=states)
+
+STEPS = {
+    'bfloat16 parameters': (torch.bfloat16, ours(foreach=True)),
+    'bfloat16 parameters, fused': (torch.bfloat16, ours(fused=True)),
+    'bfloat16 parameters and states': (torch.bfloat16, ours(torch.bfloat16, foreach=True)),
+    'bfloat16 parameters and states, fused': (torch.bfloat16, ours(torch.bfloat16, fused=True)),
+    'float32 parameters': (torch.float32, ours(foreach=True)),
+    'torchao, bfloat16 parameters and states': (torch.bfloat16, torchao)}
 
 def row_of(what, way):
     "One race."
     torch.set_num_threads(1)
-    pair = optimizers(*STEPS[what]) if way == 'step' else layers(what, way == 'compiled')
-    ratio,ours,plain = raced(*pair)
-    return dict(what=what, way=way, ratio=round(ratio, 2), ms=round(ours, 1), float32=round(plain, 1))
+    plain = torch.float32,partial(ADAMW, foreach=True)
+    pair = [stepped(*STEPS[what]),stepped(*plain)] if way == 'step' else layers(what, way == 'compiled')
+    ratio,own,other = raced(*pair)
+    return dict(what=what, way=way, ratio=round(ratio, 2), ms=round(own, 1), float32=round(other, 1))
 
 def main():
     "All rows that are not there yet, one at a time."
-    jobs = [(what, 'step') for what in STEPS] + [(recipe, 'eager') for recipe in R.RECIPES]
+    known = TABLE.read_text('utf-8') if TABLE.exists() else ''
+    there = importlib.util.find_spec('torchao') or 'torchao' in known
+    jobs = [(what, 'step') for what in STEPS if there or 'torchao' not in what]
+    jobs += [(recipe, 'eager') for recipe in R.RECIPES]
     jobs += [(recipe, 'compiled') for recipe in COMPILED]
     run(__doc__, TABLE, row_of, jobs, ('what', 'way'), workers=1, torch=torch.__version__.partition('+')[0])
 

@@ -1,12 +1,14 @@
 """torchao 0.18.0: the same fake quantization and gradients; adding noise before `floor`
 moves numbers that are whole already."""
+from functools import partial
 import pytest
 import torch
 from estimators import FLOATS, generator, same, slope
+from torchao.optim import _AdamW
 from torchao.optim.quant_utils import _fp32_to_bf16_sr
 from torchao.prototype.quantized_training.int8 import quantize_int8_rowwise
 from torchao.quantization.quant_primitives import _fake_quantize_affine, _Round
-from shok_nb import fake_quantize, round_ste, stochastic_round
+from shok_nb import RoundedOptimizer, fake_quantize, round_ste, stochastic_round, ulp
 
 
 def theirs(x, scale, zero=None, block=None):
@@ -76,3 +78,24 @@ def test_stochastic_bfloat16_agrees_within_a_binade(x):
     a,b = _fp32_to_bf16_sr(v).double(),stochastic_round(v, generator=generator(), step=2.**-7).double()
     assert torch.equal(a.unique(), b.unique())
     for y in (a, b): assert abs(y.mean()-v[0]) <= 5*2.**-8/len(v)**.5
+
+def test_a_step_of_adamw_agrees():
+    """Parameters in bfloat16: both give one of the two numbers around the step of float32, with its mean. An error is
+    less than a step, with a deviation of at most half: of 2**18 the mean has .001, and 5 of these are the bound."""
+    g = generator()
+    w,grad = (torch.randn(4096, 64, generator=g).bfloat16() for _ in range(2))
+    make = partial(torch.optim.AdamW, lr=1e-3, weight_decay=.1)
+    def stepped(make, w):
+        p = torch.nn.Parameter(w.clone())
+        optimizer = make([p])
+        p.grad = grad.to(p.dtype)
+        optimizer.step()
+        return p.detach().float()
+    torch.manual_seed(0)
+    want,near = stepped(make, w.float()),[]
+    theirs = partial(_AdamW, lr=1e-3, weight_decay=.1, bf16_stochastic_round=True)
+    for one in (partial(RoundedOptimizer, make=make), theirs):
+        err = (stepped(one, w)-want)/ulp(want, 'bfloat16')
+        assert err.abs().max() < 1 and abs(err.mean()) < .005
+        near.append(err.std())
+    assert abs(near[0]-near[1]) < .005
