@@ -409,17 +409,17 @@ class Ties:
             scale,code = m.input_scale,m.input_zero_point.float()
             return rounded(x.float()/scale, scale, code, m.input_top) - code
         def leaving(m, total):
-            if m.out_scale is None: return total*m._beside(m.product)
+            if m.out_scale is None: return total*m.beside_sums(m.product)
             scale,code = m.out_scale,m.out_zero_point.float()
-            return (rounded(total*m._beside(m.product/scale), scale, code, m.out_top)-code)*scale
+            return (rounded(total*m.beside_sums(m.product/scale), scale, code, m.out_top)-code)*scale
         def enters(m, x, i=0):
-            scale,code = m._grid(i)
-            return rounded(x.float()/scale, scale, code.float(), m._top(i))
+            scale,code = m.grid_entering(i)
+            return rounded(x.float()/scale, scale, code.float(), m.top_entering(i))
         steps = []
         def noted(v): return steps.append(v) or v.round()
         def run(m, *xs):
             steps.clear()
-            codes = within(m._codes(*[m._entering(x, i) for i,x in enumerate(xs)]), m.out_top)
+            codes = within(m._codes(*[m.codes_entering(x, i) for i,x in enumerate(xs)]), m.out_top)
             last = steps[-1] if steps[-1].shape == codes.shape else codes      # a concatenation has several
             scale,code = m.out_scale,m.out_zero_point.float()
             return (self.taken(last, codes, scale, code)-code)*scale
@@ -429,8 +429,8 @@ class Ties:
             return (rounded(x/scale, scale, code, high-low)-code)*scale
         inputs = [getattr(m, 'input_quantizer', None) for m in model.modules()]
         sums,operator = integer_layers._Sums,integer_operations._Operator
-        with (patch.object(sums, '_entering', entering), patch.object(sums, '_leaving', leaving),
-              patch.object(operator, '_entering', enters), patch.object(operator, '_run', run),
+        with (patch.object(sums, 'codes_entering', entering), patch.object(sums, '_leaving', leaving),
+              patch.object(operator, 'codes_entering', enters), patch.object(operator, '_run', run),
               patch.object(integer_operations, 'round_ste', noted)):
             quantizers = [q for q in inputs if isinstance(q, Quantizer) and q.range()[1]-q.range()[0] == 255]
             for q in quantizers: q.forward = types.MethodType(on_grid, q)

@@ -10,6 +10,7 @@ import literate
 import nbformat
 import offline_math
 import pytest
+import torch
 from measure import imported, modules
 from nbformat.v4 import new_markdown_cell
 from pages import FOLDERS, NBS, ROOT, cells, notebook, slug
@@ -68,11 +69,37 @@ def crossings(source, module, known):
         of = held.get(whole, whole)
         if of in known: yield f'{of}.{n.attr}'
 
+def owned(source):
+    "The private names of each class: what it defines, and what its methods write on it."
+    for c in ast.walk(ast.parse(source)):
+        if not isinstance(c, ast.ClassDef): continue
+        names = {n.name for n in c.body if isinstance(n, ast.FunctionDef)}
+        names |= {n.id for s in c.body for n in ast.walk(s) if isinstance(n, ast.Name)
+            and isinstance(n.ctx, ast.Store) and not isinstance(s, ast.FunctionDef)}
+        names |= {n.attr for n in ast.walk(c) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+            and ast.unparse(n.value) == 'self'}
+        yield {n for n in names if re.match('_[^_]', n)}
+
+def reached(source, others):
+    "The attributes in it that are private to a class of another module, and that none of its own has."
+    here = set().union(*owned(source))
+    for n in ast.walk(ast.parse(source)):
+        if isinstance(n, ast.Attribute) and n.attr in others-here: yield ast.unparse(n)
+
 def test_an_underscore_means_this_module_only():
-    "What another module needs has a name without one. No exception is left; one would need its reason here."
-    files = modules()
-    known = {'shok_nb', *(f'shok_nb.{m}' for m in files)}
-    assert [c for m,f in files.items() for c in crossings(f.read_text('utf-8'), m, known)] == []
+    """What another module needs has a name without one, and so has what is read of a class that stands there. No
+    exception is left; one would need its reason here."""
+    texts = {m: f.read_text('utf-8') for m,f in modules().items()}
+    known = {'shok_nb', *(f'shok_nb.{m}' for m in texts)}
+    assert [c for m,text in texts.items() for c in crossings(text, m, known)] == []
+    of_torch = {*vars(torch.nn.Conv2d(1, 1, 1)), *dir(torch.nn.Module)}
+    private = set().union(*(names for text in texts.values() for names in owned(text))) - of_torch
+    assert len(private) > 40
+    assert [f'{m}: {a}' for m,text in texts.items() for a in reached(text, private)] == []
+    shows = 'class A:\n    _b = 1\n    def _c(self): self._d = 0\n    def _e(self, q): return q._b'
+    assert [*owned(shows)] == [{'_b', '_c', '_d', '_e'}]
+    assert [*reached('q._b, q.b, q._f(), made.layer._c(1)', {'_b', '_c'})] == ['q._b', 'made.layer._c']
+    assert [*reached(shows, {'_b', '_c', '_d'})] == []
     for source in ('from .widgets import tune, _frame', 'from . import widgets as w\nw._frame(f)',
             'from shok_nb.show.widgets import _frame as f', 'import shok_nb.show.widgets as w\nw._frame',
             'import shok_nb.show.widgets\nshok_nb.show.widgets._frame(f)',

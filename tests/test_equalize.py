@@ -272,6 +272,21 @@ def test_an_interrupt_puts_everything_back(error):
         model = failing(network(), at, error)
         with refused(model, 'here', (error, ValueError)): R.smooth_(model, batches)
 
+class Counting(nn.Module):
+    "A chain that counts its runs in a buffer, through `.data`."
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.register_buffer('runs', torch.zeros(3))
+    def forward(self, x):
+        if not torch.compiler.is_compiling(): self.runs.data.add_(1)      # a graph has no place for it
+        return self.net(x)
+
+@pytest.mark.parametrize('change', [lambda m, x: R.equalize_(m, x), lambda m, x: R.smooth_(m, [x])])
+def test_what_its_forward_writes_is_taken_back(change):
+    model = Counting()
+    assert mapped(change(model, drawn(4, 4))) and not model.runs.any()
+
 @pytest.mark.slow
 def test_training_goes_on():
     "Parameters stay the objects they were, so that an optimizer has them; a new bias learns too."

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from shok_nb import quantize_model_
 from shok_nb.networks.forwards import Unread
-from shok_nb.networks.operations import _read, _rewrite
+from shok_nb.networks.operations import _read, _rewrite, place_operations
 from shok_nb.nn import remove_rounding_
 
 FLAG = False
@@ -167,6 +167,20 @@ def state(m):
 
 @pytest.mark.parametrize('name', WRITES)
 def test_what_it_writes_is_left_to_it(name): refused(of(WRITES[name]))
+
+def below_versions(m, x):
+    m.steps.data.add_(1)
+    m.total.data = m.total.data.expand(2)+1
+    return m.c(x)+x
+
+def test_what_it_writes_below_versions_is_taken_back():
+    "Through `.data`, which counts no version; also where it writes over nan, or another shape."
+    for start in (0., math.nan):
+        model = net(of(below_versions))
+        model.b.steps.fill_(start)
+        place_operations(model, batch(), {'stem': model.stem, 'head': model.head})
+        assert model.b.total.shape == () and model.b.total == 0
+        torch.testing.assert_close(model.b.steps, torch.tensor(start), equal_nan=True)
 
 def everything(m, x):
     for way in (counted, of_dict, of_list, of_nested, of_object, of_tensor, of_deque): way(m, x)

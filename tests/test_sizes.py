@@ -13,6 +13,7 @@ from torch import nn
 import shok_nb as R
 from shok_nb.deployment.integer_layers import pack_int4
 from shok_nb.low_precision import sizes
+from shok_nb.quantization.quantizer import fresh_copy
 
 CODES = torch.randint(-5, 9, (3, 4, 50), generator=generator())
 W = torch.randn(300, 12, generator=generator())
@@ -296,7 +297,7 @@ def test_widths_are_the_best_of_all():
     def error(bits):
         for m,b in zip(trials, bits):
             q = m.parametrizations.weight[0]
-            m.parametrizations.weight[0] = q._changed(bits=b).calibrate_(m.parametrizations.weight.original.detach())
+            m.parametrizations.weight[0] = fresh_copy(q, bits=b).calibrate_(m.parametrizations.weight.original.detach())
         return loss(trials, None).item()
     every = {b: error(b) for b in itertools.product(range(2, 9), repeat=4) if sum(b) == 16}
     assert every[tuple(widths)] <= 1.05*min(every.values())

@@ -200,7 +200,7 @@ class _Terms(NamedTuple):
 
 def _of_integers(m):
     "Of an integer layer."
-    codes = m._weight().long()
+    codes = m.unpacked_codes().long()
     bias = codes.new_zeros(len(codes)) if m.bias_codes is None else m.bias_codes.long()
     zero,top = int(m.input_zero_point),255 if m.input_top is None else int(m.input_top)
     bits = 7 if m.packed is None else 3

@@ -23,6 +23,7 @@ from .integer_operations import (
     IntegerAdd,
     IntegerAveragePool,
     IntegerMean,
+    window_counts,
 )
 from .runtime import check_path, without_traces
 from ..engine.arguments import check_input, check_model, installed
@@ -334,7 +335,7 @@ def _average(m, name, entering, left, where):
     "A sum of a window over how many it has; a float32 rounds that to the same integer."
     (c,h,w),(_,p,q) = entering.shape,left.shape
     picture = torch.zeros(1, 1, h, w, device=m.scale_0.device)
-    many = m._counts(picture).flatten().int().tolist()
+    many = window_counts(m, picture).flatten().int().tolist()
     up = left.points[0]-entering.points[0]
     if 2*max(many)*2**max(0, -up) > 2**14 or up > 20:
         told = f'{where} takes means of {max(many)} numbers, {abs(up)} bits from its input'
@@ -430,8 +431,8 @@ def _entering(m, shape, where):
 def _taken(m, i, shape, where):
     "The numbers of an input of an integer layer or operation."
     if isinstance(m, IntegerLayer): return _entering(m, shape, where)
-    scale,zero_point = m._grid(i)
-    return _grid(scale, zero_point, m._top(i), shape, where)
+    scale,zero_point = m.grid_entering(i)
+    return _grid(scale, zero_point, m.top_entering(i), shape, where)
 
 def _leaving(m, shape, where, last):
     "The numbers that it gives; None where they are its sums, of the last layer."

@@ -349,51 +349,58 @@ class _Sums(Float32Buffers):
     out_zero_point:Tensor
     out_top:Tensor|None
 
-    def _weight(self):
+    def unpacked_codes(self):
+        "The int8 codes of the weight."
         return _unpacked(self, self.codes, 'Int8')
 
-    def _apply_to(self, x, weight, bias):
+    def applied_to(self, x, weight, bias):
+        "The sums of products of any numbers, as the layer goes over them."
         if self.kind is nn.Linear: return F.linear(x, weight, bias)
         return CONVOLVE[self.kind](x, weight, bias, **self.options)
 
-    def _beside(self, t):
+    def batched(self, t):
+        "A single example as a batch of one; for a Linear matrices, as the runtime's Gemm."
+        if t.ndim < self.dims: return t.unsqueeze(0)
+        return t.flatten(0, -2) if self.kind is nn.Linear and t.ndim > 2 else t
+
+    def beside_sums(self, t):
         "A value of each channel, to broadcast with what leaves."
         return t.view(-1, *[1]*(self.dims-2))
 
-    def _entering(self, x):
+    def codes_entering(self, x):
         "The codes of what enters, less that of 0; the slope is 1 within the range."
         v = x.to(torch.promote_types(x.dtype, torch.float32))
         zero_point = self.input_zero_point.to(v.dtype)
         codes = clamp_codes(round_ste(v/self.input_scale)+zero_point, self.input_top)
         return codes - zero_point
 
-    def _sums(self, q):
+    def summed(self, q):
         "Exact sums of integers, then one float each; or those of a narrow accumulator."
         bias = None if self.bias_codes is None else exact(self.bias_codes)
-        x,w = exact(q),exact(self._weight())
-        total = self._apply_to(x, w, bias).to(q.device, torch.float32)
+        x,w = exact(q),exact(self.unpacked_codes())
+        total = self.applied_to(x, w, bias).to(q.device, torch.float32)
         return total if self.accumulator is None else self._narrow(x, w, bias, total)
 
     def _narrow(self, x, w, bias, whole):
         "Sums in the accumulator, in units of a product; the gradient is the exact sum's."
         with torch.no_grad():
             product = exact(self.product)
-            unit = self._beside(product)
+            unit = self.beside_sums(product)
             w = w*product.view(-1, *[1]*(w.ndim-1))
-            bias = 0*unit if bias is None else self._beside(bias)*unit
+            bias = 0*unit if bias is None else self.beside_sums(bias)*unit
             total = self.accumulator.sums(x, w, bias, self.options)
         return straight_through((total/unit).to(whole), whole)
 
     def _leaving(self, total):
         "The sums as values: floats, or codes of what comes next times their scale."
-        if self.out_scale is None: return total*self._beside(self.product)
+        if self.out_scale is None: return total*self.beside_sums(self.product)
         zero_point = self.out_zero_point.to(torch.float32)
-        n = round_ste(total*self._beside(self.product/self.out_scale))
+        n = round_ste(total*self.beside_sums(self.product/self.out_scale))
         return (clamp_codes(n+zero_point, self.out_top)-zero_point)*self.out_scale
 
     def _parameters_in_onnx(self):
         "Weight and bias of an integer kernel, or of a float one, which gets products."
-        codes,bias = self._weight(),self.bias_codes
+        codes,bias = self.unpacked_codes(),self.bias_codes
         if self.kind is not nn.Linear and self.out_scale is None:    # only a float Conv
             scale = self.scale.view(-1, *[1]*(codes.ndim-1))
             return codes.float()*scale,None if bias is None else bias.float()*self.product
@@ -409,7 +416,7 @@ class _Sums(Float32Buffers):
             raise ValueError('IntegerLayer: sums in a narrow accumulator cannot be exported')
         entering = self.input_scale,self.input_zero_point
         v = on_grid_in_onnx(x.float(), *entering, top=self.input_top)
-        y = self._apply_to(v, *self._parameters_in_onnx())
+        y = self.applied_to(v, *self._parameters_in_onnx())
         if self.out_scale is not None:
             y = on_grid_in_onnx(y, self.out_scale, self.out_zero_point, top=self.out_top)
         return y.to(x.dtype)
@@ -530,7 +537,7 @@ class IntegerLayer(_Sums):
             tensor([[ 1.0000, -0.5000]])
         """
         self.read = True
-        codes = self._weight()
+        codes = self.unpacked_codes()
         return codes*self.scale.view(-1, *[1]*(codes.ndim-1))
 
     @property
@@ -565,11 +572,6 @@ class IntegerLayer(_Sums):
             told = f'input must have {many} along axis {axis}, got shape {tuple(x.shape)}'
             raise ValueError(f'IntegerLayer: {told}')
 
-    def _batch(self, t):
-        "A single example as a batch of one; for a Linear matrices, as the runtime's Gemm."
-        if t.ndim < self.dims: return t.unsqueeze(0)
-        return t.flatten(0, -2) if self.kind is nn.Linear and t.ndim > 2 else t
-
     def forward(self,
         input:Tensor # Values, as for the float layer
     )->Tensor:       # As of the float layer, on the grid of what comes next if that is known
@@ -593,9 +595,9 @@ class IntegerLayer(_Sums):
             tensor(True)
         """
         self._check(input)
-        x = self._batch(input)
+        x = self.batched(input)
         if torch.onnx.is_in_onnx_export(): y = self._in_onnx(x)
-        else: y = self._leaving(self._sums(self._entering(x))).to(x.dtype)
+        else: y = self._leaving(self.summed(self.codes_entering(x))).to(x.dtype)
         if input.ndim < self.dims: return y.squeeze(0)
         return y if x is input else y.reshape(*input.shape[:-1], self.out_features)
 

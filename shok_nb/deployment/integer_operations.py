@@ -64,17 +64,19 @@ class _Operator(Float32Buffers):
         self.out_scale,self.out_zero_point = scale,zero_point
         self.out_top = stored_top(top, scale.device)
 
-    def _grid(self, i=0):
+    def grid_entering(self, i=0):
         "Scale and code of 0 of an input."
         return getattr(self, f'scale_{i}'),getattr(self, f'zero_point_{i}')
 
-    def _top(self, i): return getattr(self, f'top_{i}')
+    def top_entering(self, i):
+        "The largest code of an input; None is 255."
+        return getattr(self, f'top_{i}')
 
-    def _entering(self, x, i=0):
+    def codes_entering(self, x, i=0):
         "The codes of an input; the slope is 1 within their range."
-        scale,zero_point = self._grid(i)
+        scale,zero_point = self.grid_entering(i)
         v = x.to(torch.promote_types(x.dtype, torch.float32))
-        return clamp_codes(round_ste(v/scale)+zero_point, self._top(i))
+        return clamp_codes(round_ste(v/scale)+zero_point, self.top_entering(i))
 
     _codes:Any       # Of what leaves, for codes of what enters
     _floats:Any      # The same for values, as ONNX writes it
@@ -83,7 +85,7 @@ class _Operator(Float32Buffers):
         names = self.takes*len(xs)                           # of a list all have one name
         for x,arg in zip(xs, names): check_input(x, type(self).__name__, arg)
         if torch.onnx.is_in_onnx_export(): return self._in_onnx(*xs)
-        n = self._codes(*[self._entering(x, i) for i,x in enumerate(xs)])
+        n = self._codes(*[self.codes_entering(x, i) for i,x in enumerate(xs)])
         y = (clamp_codes(n, self.out_top)-self.out_zero_point.float())*self.out_scale
         return y.to(xs[0].dtype)
 
@@ -96,7 +98,7 @@ class _Operator(Float32Buffers):
 
     def _value(self, x, i):
         "An input on its grid, for the runtime."
-        return on_grid_in_onnx(x.float(), *self._grid(i), top=self._top(i))
+        return on_grid_in_onnx(x.float(), *self.grid_entering(i), top=self.top_entering(i))
 
     def extra_repr(self):
         "What `print` shows of it."
@@ -142,7 +144,7 @@ class IntegerAdd(_OfTwo):
         super().__init__(first, second)
 
     def _codes(self, x, y):
-        (a,za),(b,zb) = self._grid(0),self._grid(1)
+        (a,za),(b,zb) = self.grid_entering(0),self.grid_entering(1)
         a,b = a/self.out_scale,b/self.out_scale
         za,zb,zero_point = (z.float() for z in (za, zb, self.out_zero_point))
         fixed = zero_point - _fma(za, a, b*zb)            # the same for all codes
@@ -175,7 +177,7 @@ class IntegerMultiply(_OfTwo):
         super().__init__(first, second)
 
     def _codes(self, x, y):
-        (a,za),(b,zb) = self._grid(0),self._grid(1)
+        (a,za),(b,zb) = self.grid_entering(0),self.grid_entering(1)
         whole = (x-za.float())*(y-zb.float())             # below 2**16: exact
         return round_ste(_fma(whole, a*b/self.out_scale, self.out_zero_point.float()))
 
@@ -227,7 +229,7 @@ class IntegerCurve(_Operator):
     def _floats(self, x): return self.function(x)
 
     def _codes(self, x):
-        scale,zero_point = self._grid()
+        scale,zero_point = self.grid_entering()
         y = self.function((x-zero_point.float())*scale)
         return round_ste(y/self.out_scale) + self.out_zero_point.float()
 
@@ -287,7 +289,7 @@ class IntegerMean(_Operator):
         return torch.onnx.ops.symbolic('GlobalAveragePool', (x,), **kind)
 
     def _codes(self, x):
-        scale,zero_point = self._grid()
+        scale,zero_point = self.grid_entering()
         many = float(x.shape[2]*x.shape[3])
         total = exact(x-zero_point.float()).sum((2, 3), keepdim=True)
         total = total.to(x.device, torch.float32)
@@ -325,6 +327,13 @@ def _check_windows(pool):
     if pool.divisor_override is None: return pool
     raise ValueError('IntegerAveragePool: pool must have no divisor_override, '
         f'got {pool.divisor_override}')
+
+def window_counts(m, x):
+    "How many values of the picture each window of an `IntegerAveragePool` has."
+    one,(h,w) = torch.ones_like(x[:1, :1]),m.padding
+    if m.zeros: one = F.pad(one, (w, w, h, h), value=1.)
+    args = m.size,m.stride,(0, 0) if m.zeros else m.padding,m.pool.ceil_mode
+    return F.avg_pool2d(one, *args, divisor_override=1)
 
 # %% ../../nbs/deployment/40_integer_operations.ipynb #b1066a8a
 class IntegerAveragePool(_Operator):
@@ -364,17 +373,9 @@ class IntegerAveragePool(_Operator):
         kind:dict[str,Any] = dict(dtype=torch.float32, shape=self.pool(x).shape, version=20)
         return torch.onnx.ops.symbolic('AveragePool', (x,), attrs, **kind)
 
-    def _counts(self, x):
-        "How many values of the picture each window has."
-        one,(h,w) = torch.ones_like(x[:1, :1]),self.padding
-        if self.zeros: one = F.pad(one, (w, w, h, h), value=1.)
-        p = self.pool
-        args = self.size,self.stride,(0, 0) if self.zeros else self.padding,p.ceil_mode
-        return F.avg_pool2d(one, *args, divisor_override=1)
-
     def _codes(self, x):
-        scale,zero_point = self._grid()
-        many,((a, b),(h, w)) = self._counts(x),(self.stride,self.padding)
+        scale,zero_point = self.grid_entering()
+        many,((a, b),(h, w)) = window_counts(self, x),(self.stride,self.padding)
         v = F.pad((x-zero_point.float())*scale, (w, w+b, h, h+a))
         high,wide = a*(many.shape[2]-1)+1,b*(many.shape[3]-1)+1
         total = torch.zeros_like(v[:, :, :high:a, :wide:b])
@@ -440,7 +441,7 @@ class IntegerConcatenate(_Operator):
     def _codes(self, *parts):
         moved = []
         for i,x in enumerate(parts):
-            scale,zero_point = self._grid(i)
+            scale,zero_point = self.grid_entering(i)
             v = (x-zero_point.float())*scale
             moved.append(round_ste(v/self.out_scale) + self.out_zero_point.float())
         return torch.cat(moved, self.dim)

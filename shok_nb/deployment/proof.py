@@ -64,11 +64,11 @@ def recorded(model, example, layers):
 def _explained(made, q, like):
     "How far each output may be from the float layer's: what was rounded, and last bits."
     layer = made.layer
-    sizes = layer._apply_to(q.double().abs(), layer._weight().double().abs(), None)
-    terms = sizes*layer._beside(layer.product) + layer._beside(made.terms)
-    bits = (layer._weight()[0].numel()+8)*2.**-23
+    sizes = layer.applied_to(q.double().abs(), layer.unpacked_codes().double().abs(), None)
+    terms = sizes*layer.beside_sums(layer.product) + layer.beside_sums(made.terms)
+    bits = (layer.unpacked_codes()[0].numel()+8)*2.**-23
     if like.dtype in (torch.float16, torch.bfloat16): bits += 8*torch.finfo(like.dtype).eps
-    return layer._beside(made.rounded) + bits*terms
+    return layer.beside_sums(made.rounded) + bits*terms
 
 def _on_grid(out, quantizer, y):
     "Is this what a quantizer makes of `y`, or one code from it, where `y` lies on a tie?"
@@ -83,7 +83,7 @@ def _on_grid(out, quantizer, y):
 def _judge_operation(made, xs, out, call):
     "What is wrong with a call of an integer operation, or None; its gap is kept."
     for i,(x,before) in enumerate(zip(xs, made.inputs[call])):
-        if not alike(made.layer._entering(x, i), made.layer._entering(before, i)):
+        if not alike(made.layer.codes_entering(x, i), made.layer.codes_entering(before, i)):
             return 'gets other codes than before'
     scale,was = made.layer.out_scale,made.outputs[call]
     wanted = made.next(was)
@@ -102,18 +102,18 @@ def _judge(made, xs, out, call):
     if call >= len(made.inputs): return 'is called more often than before'
     if not isinstance(layer, IntegerLayer): return _judge_operation(made, xs, out, call)
     x,before = xs[0],made.inputs[call][0]
-    q = layer._entering(layer._batch(x))
-    if not alike(q, layer._entering(layer._batch(before))):
+    q = layer.codes_entering(layer.batched(x))
+    if not alike(q, layer.codes_entering(layer.batched(before))):
         return 'gets other codes than before'
-    read = layer._batch(made.old.input_quantizer(before)).to(q.dtype)/layer.input_scale
+    read = layer.batched(made.old.input_quantizer(before)).to(q.dtype)/layer.input_scale
     if not where_same(read.round(), q).all(): return 'reads other codes than its quantizer'
-    y = layer._sums(q)*layer._beside(layer.product)
-    was = layer._batch(made.outputs[call])
+    y = layer.summed(q)*layer.beside_sums(layer.product)
+    was = layer.batched(made.outputs[call])
     beyond = (y-was).abs() - _explained(made, q, was)
     beyond = torch.where(where_same(y.to(was.dtype), was), 0., beyond)   # infinity and nan too
     if not (beyond <= 0).all():
         return f'differs by {beyond.amax().item():.3g} more than its roundings explain'
-    if made.next is not None and not _on_grid(layer._batch(out), made.next, y):
+    if made.next is not None and not _on_grid(layer.batched(out), made.next, y):
         return 'hands on other codes than the next layer reads'
     made.gap = max(made.gap, largest_gap(y, was))
 

@@ -25,7 +25,7 @@ from .entropy import code_entropy, soft_entropy
 from ..networks.flow import evaluating, first_line
 from ..networks.layers import makers_of
 from ..networks.models import check_batches
-from ..quantization.quantizer import Quantizer
+from ..quantization.quantizer import Quantizer, fresh_copy
 from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/40_sizes.ipynb #51e2000a
@@ -288,7 +288,7 @@ class _Widths:
     def made(self, q, b, x):
         "A quantizer of this width for these values; `q` itself if it has it."
         if isinstance(q.bits, int) and q.bits == b and q.ready: return q
-        return q._changed(bits=b).to(x.device).calibrate_(x).train(q.training)
+        return fresh_copy(q, bits=b).to(x.device).calibrate_(x).train(q.training)
     def hook(self, i):
         "Instead of what a quantizer gives: what that of the width gives, with its slope."
         def through(q, args, out):

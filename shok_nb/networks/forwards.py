@@ -434,7 +434,7 @@ def _as_ids(v):
     "What a container holds, to be compared with what it holds later."
     return [*map(id, v), *map(id, v.values())] if isinstance(v, dict) else [*map(id, v)]
 
-def _held(model):
+def _containers_of(model):
     "The containers that hold the state of a model: of its modules and of objects in them."
     for m in model.modules():
         yield m._buffers
@@ -456,11 +456,34 @@ def _random_as_it_was():
         random.setstate(plain)
         if of_numpy: of_numpy.set_state(was)
 
+def _refill(v, was):
+    "A container holds again what it held."
+    if _as_ids(v) == _as_ids(was): return
+    v.clear()
+    v.extend(was) if isinstance(v, (list, collections.deque)) else v.update(was)
+
+def _attributes(m): return {k: v for k,v in vars(m).items() if k not in _INSIDE}
+
+def _has_changed(t, version, was):
+    "Has a tensor other numbers? A write through `.data` does not count its version."
+    if t._version != version: return True
+    if type(t) is not Tensor or t.is_meta or t.is_quantized or t.layout != torch.strided:
+        return False
+    if t.shape != was.shape or t.dtype != was.dtype: return True
+    return not torch.equal(_bits(t), _bits(was))
+
+def _bits(t): return t.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+def _write_back(t, was):
+    "The numbers that a tensor had, and its shape."
+    if t.shape == was.shape and t.dtype == was.dtype: t.copy_(was)
+    else: t.data = was
+
 @contextmanager
 def as_it_was(model):
     "What forwards write to a model and to the lists and objects in it is taken back."
-    held = {id(v): (v, copy.copy(v)) for v in _held(model)}
-    own = [(m, {k: v for k,v in vars(m).items() if k not in _INSIDE}) for m in model.modules()]
+    held = {id(v): (v, copy.copy(v)) for v in _containers_of(model)}
+    own = [(m, _attributes(m)) for m in model.modules()]
     tensors = {id(t): t for v,_ in held.values() for t in _values(v) if isinstance(t, Tensor)}
     tensors |= {id(t): t for _,v in own for t in v.values() if isinstance(t, Tensor)}
     kept = [(t, t._version, t.detach().clone()) for t in tensors.values()
@@ -468,16 +491,12 @@ def as_it_was(model):
     try:
         with _random_as_it_was(): yield
     finally:
-        for v,was in held.values():
-            if _as_ids(v) == _as_ids(was): continue
-            v.clear()
-            v.extend(was) if isinstance(v, (list, collections.deque)) else v.update(was)
+        for v,was in held.values(): _refill(v, was)
         for m,was in own:
-            mine = vars(m)
-            for k in {*mine} - {*was, *_INSIDE, 'forward'}: del mine[k]
-            mine.update(was)
+            for k in {*_attributes(m)} - {*was, 'forward'}: del vars(m)[k]
+            vars(m).update(was)
         with torch.no_grad():
             for t,version,was in kept:
-                if t._version != version: t.copy_(was)
+                if _has_changed(t, version, was): _write_back(t, was)
 
 def _values(v): return v.values() if isinstance(v, dict) else v

@@ -50,7 +50,18 @@ from .operations import (
 )
 from ..quantization.calibrate import ColumnObserver, ValueObserver, mean_of_group
 from ..quantization.fake_quantize import code_range
-from ..quantization.quantizer import KNOWN_FORMATS, OWN_STATE, Quantizer, block_of
+from ..quantization.quantizer import (
+    KNOWN_FORMATS,
+    OWN_STATE,
+    Quantizer,
+    add_zero_point_,
+    block_of,
+    calibrate_on_,
+    fresh_copy,
+    keep_grid_,
+    layout_of,
+    weighs_values,
+)
 from ..training.rounded_weights import (
     all_or_nothing,
     is_rounded,
@@ -289,7 +300,7 @@ def _prototypes(weights, activations, ends):
     weights = _prototype(weights, 'weights', axis=0, learn=True)
     default = dict(signed=None, learn=True, init='sample')
     activations = _prototype(activations, 'activations', **default)
-    if by_bits and isinstance(activations, Quantizer): activations._set(moves=True)
+    if by_bits and isinstance(activations, Quantizer): activations.moves = True
     given = [p for p in (weights, activations) if p is not None]
     if not given: raise ValueError('quantize_model_: weights and activations are both None')
     _check_ends(ends, given)
@@ -303,7 +314,7 @@ def _check_no_block(activations):
 def _copied(q, **changed):
     "A copy of `q`, with other bits or another axis if they are given."
     given = {k: v for k,v in changed.items() if v is not None}
-    return q._changed(**given) if isinstance(q, Quantizer) else copy.deepcopy(q)
+    return fresh_copy(q, **given) if isinstance(q, Quantizer) else copy.deepcopy(q)
 
 def _same_shape(q, t, layer):
     "Raises where a module that is no Quantizer cannot stand in this place."
@@ -461,8 +472,8 @@ def _fitted(prototype, t, axis, bits):
     block,q = block_of(prototype),_copied(prototype, bits=bits)
     if block is None and prototype.axis != 0: return q
     if block is not None and t.shape[-1] % block == 0: return q
-    if axis is ROWS: return q._changed(axis=None, block=t.shape[-1])
-    return q._changed(axis=axis, block=None)
+    if axis is ROWS: return fresh_copy(q, axis=None, block=t.shape[-1])
+    return fresh_copy(q, axis=axis, block=None)
 
 def _weight_grids(model, treated, prototype, bits, kinds):
     "A calibrated quantizer for each weight; one for both owners of a weight."
@@ -489,7 +500,7 @@ def _is_one(owner, t):
 def _as_given(one, q):
     "Are both copies of one prototype with the same bits and axis?"
     if one is None or not isinstance(q, Quantizer): return one is not None
-    return one._written() == q._written()
+    return layout_of(one) == layout_of(q)
 
 def _tied_in_words(model, of_weights):
     "Lines that name the weights that share memory, and whether they have one grid."
@@ -562,7 +573,7 @@ def _input_grids(model, layers, prototype, bits, batches, between, own):
     "A quantizer for what enters each layer and each site between them, and why some get none."
     bits = bits | _bits_between(layers, prototype, bits, between)
     def fresh(n):
-        return own[n]._changed() if n in own else _copied(prototype, bits=bits.get(n))
+        return fresh_copy(own[n]) if n in own else _copied(prototype, bits=bits.get(n))
     if not layers and not own or batches is None:
         return {n: fresh(n).to(m.weight.device) for n,m in layers.items()},{}
     axis = prototype.axis if isinstance(prototype, Quantizer) else None
@@ -601,18 +612,19 @@ def _of_values(q, layer, values, axis):
     "`q` with the grid for what was seen, if it is one that is calibrated."
     if not isinstance(q, Quantizer): return q
     column = None if axis is None else 1
-    x,parts = values.in_parts() if axis is None and q._weighs() else (values.joined(), None)
+    weighs = axis is None and weighs_values(q)
+    x,parts = values.in_parts() if weighs else (values.joined(), None)
     check_input(x, 'Quantizer')
-    _calibrated(q, f'the input of {layer}', lambda q: q._calibrate(x, column, parts))
+    _calibrated(q, f'the input of {layer}', lambda q: calibrate_on_(q, x, column, parts))
     may_move = q.moves and q.signed and isinstance(q.bits, int)
     return _with_zero_point(q, x, parts) if may_move else q
 
 @torch.no_grad()
 def _with_zero_point(q, x, parts):
     "The same with a zero point, if that takes a third of the squared error of these values."
-    x,twin = x.to(wide_dtype(x.dtype)),q._changed()
-    twin._move()
-    twin._calibrate(x, None, parts)
+    x,twin = x.to(wide_dtype(x.dtype)),fresh_copy(q)
+    add_zero_point_(twin)
+    calibrate_on_(twin, x, None, parts)
     def error(grid): return mean_of_group((grid(x)-x).square().view(1, -1), parts)
     plain,moved = error(q),error(twin)
     return twin if 3*moved < 2*plain else q
@@ -621,7 +633,7 @@ def _take_over(own, of_inputs):
     "The user's own quantizers get the grids that were found for them. Nothing here fails."
     for n,q in own.items():
         twin = of_inputs.pop(n, None)
-        if twin is not None: q._keep(*twin.grid(), twin.signed)
+        if twin is not None: keep_grid_(q, *twin.grid(), twin.signed)
 
 # %% ../../nbs/networks/10_models.ipynb #0efd631c
 class _Arriving:
@@ -656,7 +668,7 @@ class _Arriving:
             q = getattr(m, 'input_quantizer', None)
             if not isinstance(q, Quantizer) or q.ready: continue
             if not isinstance(saved, torch.Tensor) or not saved.data_ptr(): continue
-            one = first.setdefault((saved.data_ptr(), *q._written()), q)
+            one = first.setdefault((saved.data_ptr(), *layout_of(q)), q)
             if one is not q: m.input_quantizer = one
 
 def _fits_a_byte(prototype):

@@ -41,6 +41,7 @@ from ..networks.flow import (
     tensors_of,
     tensors_within,
 )
+from ..networks.forwards import as_it_was
 from ..networks.layers import (
     LINEAR,
     NORMS,
@@ -268,7 +269,7 @@ def _outputs_of_both(model, example):
     "In evaluation, and twice in training, each time with the same random numbers."
     found = []
     for seed in range(3):
-        with _restored(model), evaluating(model, seed > 0):
+        with as_it_was(model), evaluating(model, seed > 0):
             _seed_all(seed)
             found.append(outputs_of(model, example))
     return found
@@ -313,12 +314,12 @@ def change_or_undo(fn, model, arg, example, change, others=()):
     names = {m: n for m,n in called.items()
         if is_layer(m) or is_channel_norm(m) or isinstance(m, others)}
     undo = Undo()
-    with _restored(model), torch.no_grad():
+    with as_it_was(model), torch.no_grad():
         flow,before = _flows(fn, model, arg, example, names)
         own = {n: m for m,n in called.items() if _has_own_forward(m)}
         for f in (flow, *flow.others): f.own = own
         try:
-            with evaluating(model), _restored(model): rows = change(flow, names, undo)
+            with evaluating(model), as_it_was(model): rows = change(flow, names, undo)
             _check_same(fn, before, _outputs_of_both(model, example))
         except BaseException:
             undo()
@@ -336,13 +337,13 @@ def _flows(fn, model, arg, example, names):
     with used, code.watched():
         before = outputs_before(fn, model, arg, example, _outputs_of_both)
     _check_finite(fn, model, arg, example, before[0])
-    with evaluating(model), _restored(model):
+    with evaluating(model), as_it_was(model):
         def again(): return outputs_of(model, example)
         check_steady(fn, again, again(), 1e-3)
     try: flow = flow_of(model, example, [*names])
     except NoFlow as e: raise ValueError(f'{fn}: the model has no graph: {e}') from None
     try:
-        with _restored(model): flow.others = [flow_of(model, example, [*names], training=True)]
+        with as_it_was(model): flow.others = [flow_of(model, example, [*names], training=True)]
     except NoFlow as e:
         if 'keeps a tensor' in str(e):
             raise ValueError(f'{fn}: in training {e}') from None
@@ -372,39 +373,6 @@ def largest_inputs(fn, model, names, readers, batches):
     return seen
 
 # %% ../../nbs/post_training/40_channels.ipynb #7c1e52a9
-_INSIDE = {*vars(nn.Module())}
-
-@contextmanager
-def _restored(model):
-    "Afterwards buffers, plain attributes and random numbers are as they were before."
-    buffers = [(b, b.clone()) for b in model.buffers() if not b.is_meta]
-    plain = [(m, {k: (v, _contents(v)) for k,v in vars(m).items() if k not in _INSIDE})
-        for m in model.modules()]
-    numpy = getattr(sys.modules.get('numpy'), 'random', None)
-    drawn = random.getstate(),numpy and numpy.get_state()
-    devices = {p.device.index or 0 for p in model.parameters() if p.is_cuda}
-    try:
-        with torch.random.fork_rng(devices): yield
-    finally:
-        random.setstate(drawn[0])
-        if numpy: numpy.set_state(drawn[1])
-        with torch.no_grad():
-            for b,was in buffers:
-                if not torch.equal(b, was): b.copy_(was)
-        for m,held in plain: _put_back(m, held)
-
-def _contents(v): return copy.copy(v) if type(v) in (list, dict, set) else None
-
-def _put_back(m, held):
-    "The attributes that are in no module, Parameter or buffer."
-    for k in [k for k in vars(m) if k not in _INSIDE and k not in held]: del vars(m)[k]
-    for k,(v,was) in held.items():
-        vars(m)[k] = v
-        if isinstance(was, list): v[:] = was
-        elif was is not None:
-            v.clear()
-            v.update(was)
-
 def _seed_all(seed):
     torch.manual_seed(seed)
     random.seed(seed)

@@ -640,6 +640,35 @@ def _grid_of(format, bits, signed, zero_point, axis, block, learn, init, scale):
 _SET_ONCE = ('kind', 'bits', 'signed', 'has_zero_point', 'axis', 'block', 'format', 'learn',
     'ready')
 
+def layout_of(q):
+    "What a state says: of what is `q` a grid, and is it ready?"
+    return [*q.kind.layout(), q.ready]
+
+def add_zero_point_(q):
+    "From now on there is a zero point. It is 0, so the grid is as it was."
+    if q.has_zero_point: return
+    scale = getattr(q, q._scale_name())
+    q._set(kind=q.kind.changed(has_zero_point=True))
+    q._hold('zero_point', torch.zeros_like(scale.detach()))
+    q.zero_point.requires_grad_(scale.requires_grad)
+
+def keep_grid_(q, scale, zero_point, signed):
+    "`q` holds this grid. Nothing here fails."
+    q._set(kind=q.kind.changed(signed=signed), ready=True)
+    q._write(q._scale_name(), scale.log() if q.learn else scale)
+    if q.has_zero_point: q._write('zero_point', zero_point)
+    q._write('layout', torch.tensor(layout_of(q), device=scale.device))
+
+def calibrate_on_(q, x, axis, parts=None):
+    "Choose its grid for `x`, whose `axis` has the values of what is `q.axis` elsewhere."
+    check_values(x, 'Quantizer')
+    keep_grid_(q, *q.kind.calibrated(q, x, axis, parts))
+    return q
+
+def weighs_values(q):
+    "Does it look at the error of values, each of which may be such a part of the whole?"
+    return q.init in ('mse', 'sample') and q.axis is None and q.block is None
+
 class _GridTensors(Float32Buffers):
     "The scale and the zero point of a grid, and its layout: written in place, and saved."
     kind:_IntegerGrid|_FormatGrid    # what the scales are scales of
@@ -662,21 +691,13 @@ class _GridTensors(Float32Buffers):
         one = torch.ones(1, dtype=torch.float32)
         self._hold(self._scale_name(), one.log() if learn else one)
         if kind.has_zero_point: self._hold('zero_point', torch.zeros(1, dtype=torch.float32))
-        self.register_buffer('layout', torch.tensor(self._written()))
+        self.register_buffer('layout', torch.tensor(layout_of(self)))
 
     def _set(self, **values): self.__dict__.update(values)
 
     def _hold(self, name, t):
         if self.learn: self.register_parameter(name, nn.Parameter(t))
         else: self.register_buffer(name, t)
-
-    def _move(self):
-        "From now on there is a zero point. It is 0, so the grid is as it was."
-        if self.has_zero_point: return
-        scale = getattr(self, self._scale_name())
-        self._set(kind=self.kind.changed(has_zero_point=True))
-        self._hold('zero_point', torch.zeros_like(scale.detach()))
-        self.zero_point.requires_grad_(scale.requires_grad)
 
     def __setattr__(self, name, value:Any):
         "What a grid is made of is set once."
@@ -688,10 +709,6 @@ class _GridTensors(Float32Buffers):
 
     def _scale_name(self): return 'log_scale' if self.learn else 'scale'
 
-    def _written(self):
-        "The layout: of what is it a grid, and is it ready?"
-        return [*self.kind.layout(), self.ready]
-
     def _write(self, name, value):
         """A Parameter or buffer gets this value in place: an optimizer goes on with what it
         holds, and what is frozen stays so."""
@@ -700,13 +717,6 @@ class _GridTensors(Float32Buffers):
         with torch.no_grad():
             if own.shape == value.shape and own.device == value.device: own.copy_(value)
             else: own.data,own.grad = value.clone(),None
-
-    def _keep(self, scale, zero_point, signed):
-        "Hold a grid. Nothing here fails."
-        self._set(kind=self.kind.changed(signed=signed), ready=True)
-        self._write(self._scale_name(), scale.log() if self.learn else scale)
-        if self.has_zero_point: self._write('zero_point', zero_point)
-        self._write('layout', torch.tensor(self._written(), device=scale.device))
 
     def _unlike(self, saved):
         "How the grid of a saved state differs from this one, in words; or None."
@@ -728,7 +738,7 @@ class _GridTensors(Float32Buffers):
         "A zero point comes with a state; where a state has none it is 0."
         scale,name = state_dict.get(prefix+self._scale_name()),prefix+'zero_point'
         if not self.moves or not isinstance(scale, Tensor): return
-        if name in state_dict: self._move()
+        if name in state_dict: add_zero_point_(self)
         elif self.has_zero_point: state_dict[name] = torch.zeros_like(scale)
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys,
@@ -902,7 +912,7 @@ class Quantizer(_GridTensors):
             >>> R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7])).scale
             tensor([0.1000])
         """
-        return self._calibrate(check_input(x, 'Quantizer').detach(), self.axis)
+        return calibrate_on_(self, check_input(x, 'Quantizer').detach(), self.axis)
 
     def set_grid_(self,
         scale:float|Tensor,           # One > 0 for all, or a Tensor of the grid's shape
@@ -932,7 +942,7 @@ class Quantizer(_GridTensors):
             code = _given_zero_point(self, zero_point, scale)
             if self.kind.powers: _check_powers(scale)
             scale,code = _sound(scale, code, self.kind, self.learn, 'set_grid_')
-        self._keep(scale, code, self.signed is not False)
+        keep_grid_(self, scale, code, self.signed is not False)
         return self
 
     def forward(self,
@@ -993,26 +1003,17 @@ class Quantizer(_GridTensors):
         """
         return self.kind.codes(self, check_input(x, 'Quantizer'))
 
-    def _weighs(self):
-        "Does it look at the error of values, each of which may be such a part of the whole?"
-        return self.init in ('mse', 'sample') and self.axis is None and self.block is None
-
-    def _calibrate(self, x, axis, parts=None):
-        "The same, where `axis` of `x` has the values of what is `self.axis` elsewhere."
-        check_values(x, 'Quantizer')
-        self._keep(*self.kind.calibrated(self, x, axis, parts))
-        return self
-
-    def _changed(self, **values):
-        "A copy without a grid that has other bits or another axis."
-        arguments:Any = self.kind.other_kind(self, values)
-        if arguments: return Quantizer(**arguments)
-        twin = copy.deepcopy(self)
-        twin._set(kind=self.kind.changed(**values, signed=self.kind.asked), ready=False)
-        twin._write('layout', torch.tensor(twin._written(), device=twin.layout.device))
-        return twin
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57d00001
+def fresh_copy(q, **values):
+    "A copy of a Quantizer without a grid, that may have other bits or another axis."
+    arguments:Any = q.kind.other_kind(q, values)
+    if arguments: return Quantizer(**arguments)
+    twin = copy.deepcopy(q)
+    twin._set(kind=q.kind.changed(**values, signed=q.kind.asked), ready=False)
+    twin._write('layout', torch.tensor(layout_of(twin), device=twin.layout.device))
+    return twin
+
 def block_of(q):
     "How many values share a scale of `q`, or None."
     if isinstance(q, Quantizer): return q.kind.values_per_scale()
