@@ -36,7 +36,7 @@ def test_everything_public_is_in_the_catalog():
 
 # Each may use what stands above it. The modules without a folder have their place among the folders.
 FLOORS = ('engine', 'estimators', 'grids', 'training', 'nn functions', 'quantization', 'networks', 'low_precision',
-    'deployment', 'post_training', 'catalog checks', 'show', 'studies', 'demo')
+    'deployment', 'chips', 'post_training', 'catalog checks', 'show', 'studies', 'demo')
 
 def test_folder_may_use_folder():
     "A folder uses those before it; inside a folder no page imports itself by way of others."
