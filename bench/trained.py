@@ -13,6 +13,7 @@ import statistics
 import time
 from pathlib import Path
 import torch
+from jobs import run
 from torch.nn import functional as F
 from zoo import torchvision
 import shok_nb as R
@@ -36,12 +37,12 @@ def train(model, data, epochs, lr, seed):
     x,y = data
     g = torch.Generator().manual_seed(seed)
     each = len(y)//BATCH*BATCH          # a last batch of three would spoil the statistics of the normalizations
-    runs = [run for _ in range(epochs) for run in torch.randperm(len(y), generator=g)[:each].split(BATCH)]
+    picks = [pick for _ in range(epochs) for pick in torch.randperm(len(y), generator=g)[:each].split(BATCH)]
     opt = torch.optim.Adam(model.parameters(), lr)
-    slower = torch.optim.lr_scheduler.CosineAnnealingLR(opt, len(runs))
+    slower = torch.optim.lr_scheduler.CosineAnnealingLR(opt, len(picks))
     model.train()
-    for run in runs:
-        loss = F.cross_entropy(model(x[run]), y[run])
+    for pick in picks:
+        loss = F.cross_entropy(model(x[pick]), y[pick])
         opt.zero_grad()
         loss.backward()
         opt.step()
@@ -54,6 +55,7 @@ def accuracy(model, data):
 
 def row_of(name, seed):
     "Accuracies of all ways for one network, and the seconds that two of them take."
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     learn,test = digits()
     made = torchvision().models.get_model(name, weights=None, num_classes=10, **NETWORKS[name])
@@ -84,18 +86,10 @@ def table(rows):
     return '\n'.join(lines)
 
 def main():
-    "All rows that are not there yet."
-    torch.set_num_threads(1)
-    rows = json.loads(TABLE.read_text())['rows'] if TABLE.exists() else []
-    done = {(r['model'], r['seed']) for r in rows}
-    for seed in SEEDS:
-        for name in NETWORKS:
-            if (name, seed) in done: continue
-            rows.append(row_of(name, seed))
-            print(rows[-1], flush=True)
-            rows.sort(key=lambda r: ([*NETWORKS].index(r['model']), r['seed']))
-            versions = {m.__name__: m.__version__.partition('+')[0] for m in (torch, torchvision())}
-            TABLE.write_text(json.dumps(dict(epochs=[EPOCHS, FINE], versions=versions, rows=rows), indent=1)+'\n')
-    print(table(rows))
+    "All rows that are not there yet, and the table."
+    versions = {m.__name__: m.__version__.partition('+')[0] for m in (torch, torchvision())}
+    jobs = [(name, seed) for name in NETWORKS for seed in SEEDS]
+    run(__doc__, TABLE, row_of, jobs, ('model', 'seed'), workers=1, **versions)
+    print(table(json.loads(TABLE.read_text('utf-8'))['rows']))
 
 if __name__ == '__main__': main()

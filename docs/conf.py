@@ -35,6 +35,7 @@ literate_folders = dict(                                     # the groups of the
     networks='Quantize models',
     low_precision='Train in few bits',
     deployment='Deploy',
+    chips='For chips',                                       # its page stands in Deploy
     post_training='Without training',
     studies='Benchmarks',
     show='Sliders and pictures',
@@ -43,6 +44,7 @@ literate_folders = dict(                                     # the groups of the
 )
 literate_places = dict(                                      # pages of other folders; `...` is the rest of its own
     start=['first_network', 'which', 'straight_through_fails', 'try_it', ...],
+    deployment=[..., 'hardware', 'everywhere'],
     engine=[..., 'layers', 'flow', 'forwards', 'operations', 'attention', 'foreign_layers', 'channels',
         'integer_layers', 'integer_operations', 'harness', 'demo'],
 )

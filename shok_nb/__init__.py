@@ -49,7 +49,6 @@ from .low_precision.sizes import learn_bits_ as learn_bits_
 from .low_precision.sizes import weight_entropy as weight_entropy
 from .deployment.accumulators import accumulator_bits as accumulator_bits
 from .deployment.accumulators import narrow_accumulators_ as narrow_accumulators_
-from .deployment.hardware import to_c as to_c, to_qonnx as to_qonnx
 from .deployment.deploy import deploy_ as deploy_
 from .post_training.equalize import equalize_ as equalize_, smooth_ as smooth_
 from .post_training.rotate import rotate_ as rotate_
@@ -57,6 +56,7 @@ from .post_training.closest import *
 from .post_training.relaxed import *
 from .post_training.reconstruct import reconstruct_ as reconstruct_
 from .deployment.runtime import onnx_session as onnx_session, to_onnx as to_onnx
+from .chips.hardware import to_c as to_c, to_qonnx as to_qonnx
 
 # What `from shok_nb import *` brings: functions and classes, no module in place of the
 # caller's `random` or `nn`.

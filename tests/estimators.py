@@ -44,6 +44,10 @@ def seeded():
     "`(row, f)` of each random row, its noise fixed."
     return [pytest.param(r, partial(r.f, seed=SEED), id=r.name) for r in catalog if r.random]
 
+def floats_of(r):
+    "The names of a row's knobs that take floats, with those of its grid."
+    return [k.name for k in r.knobs if not isinstance(k.default, int)] + ['step', 'offset']*r.grid
+
 def with_knobs(keep):
     "`(row, f, knob)` for each variant and each knob where `keep(row, f, knob)`."
     out = []
@@ -185,6 +189,15 @@ def saved(thing, weights_only=True):
     return torch.load(file, weights_only=weights_only)
 
 def generator(seed=0): return torch.Generator().manual_seed(seed)
+
+def block_rows(n, spread=3):
+    "Rows of every size, with ties, zeros, and one of float16's subnormal scales."
+    g = generator()
+    x = torch.randn(200, n, generator=g)
+    x[:60] *= torch.exp(spread*torch.randn(60, 1, generator=g))
+    x[60:120] = (x[60:120]*8).round()/8
+    x[120:140],x[140:142],x[142] = torch.randint(-3, 4, (20, n), generator=g)*.5,0.,1e-5*x[142]
+    return x
 
 def look(model):
     "Everything about a model that a call may change; values as words, in which nan is nan."

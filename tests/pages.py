@@ -23,7 +23,7 @@ from filelock import FileLock
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT/'docs'
 sys.path[:0] = map(str, (DOCS/'_ext', ROOT))                        # for what makes the site
-from literate import grouped, slug, write_pages  # noqa: E402 (found by the line above)
+from literate import by_reader, grouped, slug, write_pages  # noqa: E402 (found by the line above)
 
 SOURCE, HTML = DOCS/'nbs', DOCS/'_build'/'html'                     # those of `make docs`
 CACHE = DOCS/'_build'/'pages'                                       # the pages that ran for it, as conf.py has it
@@ -61,6 +61,11 @@ def conf():
     "The configuration of the site; it leaves the path and the environment as they were."
     with mock.patch.dict(os.environ), mock.patch.object(sys, 'path', [*sys.path]):
         return runpy.run_path(str(DOCS/'conf.py'))
+
+def by_group():
+    "The groups of the site's menu, each with its notebooks."
+    titles,places = (conf()[f'literate_{k}'] for k in ('folders', 'places'))
+    return by_reader({f: FOLDERS[f] for f in titles if f in FOLDERS}, places)
 
 @functools.cache
 def written(folder, nbs=Path('../nbs'), src=SOURCE):

@@ -11,7 +11,7 @@ import nbformat
 import offline_math
 import pytest
 import torch
-from measure import imported, modules
+from measure import imported, modules, named
 from nbformat.v4 import new_markdown_cell
 from pages import FOLDERS, NBS, ROOT, cells, notebook, slug
 import shok_nb
@@ -37,7 +37,7 @@ def test_everything_public_is_in_the_catalog():
 
 # Each may use what stands above it. The modules without a folder have their place among the folders.
 FLOORS = ('engine', 'estimators', 'grids', 'training', 'nn functions', 'quantization', 'networks', 'low_precision',
-    'deployment', 'post_training', 'catalog checks', 'show', 'studies', 'demo')
+    'deployment', 'chips', 'post_training', 'catalog checks', 'show', 'studies', 'demo')
 
 def test_folder_may_use_folder():
     "A folder uses those before it; inside a folder no page imports itself by way of others."
@@ -50,6 +50,25 @@ def test_folder_may_use_folder():
             assert floor[there] <= floor[here], f'{name} imports {u}, and {there} stands above {here}'
     list(TopologicalSorter(arrows).static_order())                              # a CycleError names them
     assert 'engine.replay' in arrows['engine.pieces'] and 'estimators.ste' in arrows['studies.jpeg']
+
+CONTRIBUTING = (ROOT/'CONTRIBUTING.md').read_text('utf-8')
+
+def test_contributing_has_the_same_floors():
+    "A row of its table for each, in this order."
+    table = CONTRIBUTING.partition('**What may use what.**')[2].partition('\n**')[0]
+    rows = [re.findall(r'`([\w.]+)/?`', row.split('|')[1]) for row in re.findall(r'(?m)^\| `.*', table)]
+    assert [' '.join(names).replace('.py', '') for names in rows] == [*FLOORS]
+
+def test_contributing_says_where_a_step_is():
+    "In the way of a model, a name is defined in the file that is named next, and each file and folder is there."
+    way,names = CONTRIBUTING.partition('**The way of a model**')[2].partition('\n**')[0],set()
+    for word in re.findall('`([^`]+)`', way):
+        if not re.search(r'/|\.py$', word): names.add(word)
+        elif word.endswith('/'): assert (ROOT/'shok_nb'/word).is_dir()
+        else:
+            assert names <= {*named(ast.parse((ROOT/'shok_nb'/word).read_text('utf-8')))}, word
+            names = set()
+    assert not names
 
 def crossings(source, module, known):
     "The private names of other modules that a module imports, or reads from one that it has imported."

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from estimators import older, slope, variants
+from estimators import floats_of, older, slope, variants
 import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.random import fold_in, uniform_like
@@ -45,11 +45,9 @@ KNOBS = [
     (torch.ones(3, device='meta'), ValueError, 'is on meta and x on cpu; use'),
 ]
 
-def numbers(r): return [k.name for k in r.knobs if not isinstance(k.default, int)] + ['step', 'offset']*r.grid
-
-@pytest.mark.parametrize('r', [r for r in catalog if numbers(r)], ids=lambda r: r.name)
+@pytest.mark.parametrize('r', [r for r in catalog if floats_of(r)], ids=lambda r: r.name)
 def test_knobs_and_grid(r):
-    for arg,(bad,error,message) in itertools.product(numbers(r), KNOBS):
+    for arg,(bad,error,message) in itertools.product(floats_of(r), KNOBS):
         with pytest.raises(error, match=f'^{r.name}: {arg} .*{message}'): r.f(X, **{arg: bad})
 
 def test_ends_too_far_apart():

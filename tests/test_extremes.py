@@ -4,7 +4,7 @@ import math
 from functools import partial
 import pytest
 import torch
-from estimators import back, near, same, slope
+from estimators import back, floats_of, near, same, slope
 import shok_nb as R
 from shok_nb.catalog import catalog
 from shok_nb.engine.random import noise_like
@@ -25,8 +25,6 @@ def variants():
         for c in r.choices: yield from ((r, partial(f, **{c.name: o})) for o in c.options[1:])
         if r.f is R.sga_round: yield r,partial(f, neighbours=3)
 
-def floats(r): return [k.name for k in r.knobs if not isinstance(k.default, int)] + ['step', 'offset']*r.grid
-
 def legal(f, **knob):
     try: f(torch.zeros(1), **knob)
     except ValueError: return False
@@ -37,7 +35,7 @@ both = pytest.mark.parametrize('r, f', [pytest.param(r, f, id=f'{r.name}-{i}') f
 @both
 def test_extreme_numbers(r, f):
     "Every number that a knob accepts gives a finite value and slope; every other is a ValueError, never another error."
-    for k in floats(r):
+    for k in floats_of(r):
         for v in (*TINY, *HUGE, 1e-300, 1e300):
             if not legal(f, **{k: v}): continue
             x = torch.tensor(X)
@@ -47,7 +45,7 @@ def test_extreme_numbers(r, f):
 @both
 def test_extreme_tensors(r, f, dtype):
     "A 0-d knob that learns has a finite gradient wherever the same number is legal, for infinite `x` too."
-    for k in floats(r):
+    for k in floats_of(r):
         for v in (0., 1., *TINY, *HUGE, math.inf):
             if not legal(f, **{k: v}): continue
             x,knob = (torch.tensor(t, dtype=dtype, requires_grad=True) for t in ([*X, math.inf, -math.inf], v))
@@ -122,7 +120,7 @@ def test_numbers_beyond_the_dtype():
 @pytest.mark.parametrize('r', catalog, ids=lambda r: r.name)
 def test_tensors_out_of_range_never_crash(r):
     "The values of tensors are nobody's business: a bad one may give nan but no Python error."
-    for k in floats(r):
+    for k in floats_of(r):
         for v in (0., -1., math.inf, -math.inf, math.nan, 1e-45, -3e38): r.f(torch.tensor(X), **{k: torch.tensor(v)})
 
 def test_root_of_zero():

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from estimators import back, generator, kept, lumped, saved, slow_after
+from estimators import back, block_rows, generator, kept, lumped, saved, slow_after
 from test_files import gguf
 import shok_nb as R
 from shok_nb.catalog import catalog
@@ -466,15 +466,6 @@ def test_blocks_at_the_ends():
     assert torch.equal(R.mx_quantize(tiny, 'e4m3').isfinite(), tiny.isfinite())
 
 # --- integers in blocks
-def rows(n):
-    "Of every size, with ties, zeros, and one of float16's subnormal scales."
-    g = generator()
-    x = torch.randn(200, n, generator=g)
-    x[:60] *= torch.exp(3*torch.randn(60, 1, generator=g))
-    x[60:120] = (x[60:120]*8).round()/8
-    x[120:140],x[140:142],x[142] = torch.randint(-3, 4, (20, n), generator=g)*.5,0.,1e-5*x[142]
-    return x
-
 def as_in_ggml(x, kind):
     "The arithmetic of quantize_row_q8_0_ref and its kin (ggml-quants.c), in numpy's float32."
     x,f = x.numpy(),np.float32
@@ -495,7 +486,7 @@ def as_in_ggml(x, kind):
 @pytest.mark.parametrize('kind, n', [('Q8_0', 32), ('Q4_0', 32), ('Q4_1', 32), ('TQ1_0', 256),
     ('TQ2_0', 256)])
 def test_as_ggml(kind, n):
-    x = rows(n)
+    x = block_rows(n)
     assert torch.equal(R.gguf_quantize(x, kind), torch.tensor(as_in_ggml(x, kind)))
 
 def test_gradient_of_blocks_of_integers():
@@ -509,7 +500,7 @@ def test_gradient_of_blocks_of_integers():
         assert (g[:, 1] == 1-clips).all() and (g[:, 2:] == 1).all() and (g[:, 0] == 1).all()
 
 def test_scale_of_integers():
-    x = rows(32)
+    x = block_rows(32)
     assert R.int_quantize(x).isfinite().all() and not R.int_quantize(torch.zeros(32)).any()
     scale = (x.abs().amax(1, keepdim=True)/127).bfloat16().float().clamp(min=1e-38)
     want = (x/scale).round().clamp(-128, 127)*scale
@@ -756,7 +747,7 @@ def test_deploy_undone(monkeypatch):
 
 # --- files
 def test_save_gguf(tmp_path):
-    x = rows(64)
+    x = block_rows(64)
     given = dict(a=-1, b=2.5, c=True, d='word', e=7)
     report = R.save_gguf(tmp_path/'x.gguf', dict(b=torch.ones(5), n=torch.tensor(3), w=x), 'Q4_0', metadata=given)
     about,found = gguf(tmp_path/'x.gguf')

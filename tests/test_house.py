@@ -40,6 +40,7 @@ from pages import (
     NBS,
     ROOT,
     SOURCE,
+    by_group,
     cells,
     conf,
     execute,
@@ -581,19 +582,17 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
 
 def test_the_menu_has_every_page_once():
     "And no group is longer than a screen, as test_page_on_a_screen sees it."
-    titles,places = (conf()[f'literate_{k}'] for k in ('folders', 'places'))
-    menu = literate.by_reader({f: FOLDERS[f] for f in titles if f in FOLDERS}, places)
-    pages = [slug(p) for pages in menu.values() for p in pages]
+    groups,places = by_group(),conf()['literate_places']
+    pages = [slug(p) for pages in groups.values() for p in pages]
     assert sorted(pages) == sorted(slug(nb) for nb in NBS if nb.stem != 'index')
     assert {n for names in places.values() for n in names} - {...} <= {*pages}
-    assert conf()['literate_guidance'].keys() == menu.keys()
-    assert max(map(len, menu.values())) <= max(map(len, FOLDERS.values())) + 2
+    assert conf()['literate_guidance'].keys() == groups.keys()
+    assert max(map(len, groups.values())) <= max(map(len, FOLDERS.values())) + 2
 
 def test_readers_see_no_private_name(ran):
     "The imports that a page shows are public; how it is made is for those who change it."
     written(ran)
-    menu = literate.by_reader({f: FOLDERS[f] for f in conf()['literate_folders']}, conf()['literate_places'])
-    inside = {slug(p) for p in menu['engine']}
+    inside = {slug(p) for p in by_group()['engine']}
     for nb in NBS:
         if slug(nb) in inside: continue
         for c in cells(SOURCE/f'{slug(nb)}.ipynb', 'code'):
@@ -926,9 +925,8 @@ def test_site_shows_no_directives(site):
 @site_group
 def test_next_page_is_the_readers(site):
     "From each page one goes on to the next of its group, and from the last to the page of the next group."
-    titles,more = conf()['literate_folders'],conf()['literate_more']
-    menu = literate.by_reader({f: FOLDERS[f] for f in titles if f in FOLDERS}, conf()['literate_places'])
-    pages = ['index', *(n for f in menu for n in (f, *more.get(f, []), *map(slug, menu[f])))]
+    more = conf()['literate_more']
+    pages = ['index', *(n for f,nbs in by_group().items() for n in (f, *more.get(f, []), *map(slug, nbs)))]
     for page,after in zip(pages, pages[1:]):
         link = re.search(r'<a class="next-page" href="([^"#]+)', (site/f'{page}.html').read_text('utf-8'))
         assert link[1] == f'{after}.html', f'{page} leads to {link[1]}'
@@ -963,8 +961,7 @@ def test_the_menu_opens_where_the_reader_is(site):
     "A line for each folder, and of these the one that the page lies in is open."
     tree = (site/'soft.html').read_text('utf-8').partition('<div class="sidebar-tree">')[2].partition('</aside>')[0]
     tops = re.findall(r'<li class="toctree-l1([^"]*)"><a class="[^"]*" href="([^"]*)"', tree)
-    folders = [f'{f}.html' for f in conf()['literate_folders'] if f in FOLDERS]
-    assert [href for _,href in tops] == ['index.html', *folders]
+    assert [href for _,href in tops] == ['index.html', *(f'{f}.html' for f in by_group())]
     assert [href for marks,href in tops if 'current' in marks] == ['estimators.html']
     assert tree.count('checked=""') == 1
 

@@ -24,10 +24,16 @@ class Net(nn.Module):
     def rest(self, h): return self.head(self.b(h).relu())
     def forward(self, x): return self.rest(self.mid(x)) + self.aux(x)
 
-class TrainingHead(Net):
+class FlagHead(Net):
     def forward(self, x):
         h = self.mid(x)
-        return self.rest(h) + self.aux(h) if self.training else self.rest(h)
+        return self.rest(h) + self.aux(h) if self.flag else self.rest(h)
+
+class InTraining:
+    "The flag is the mode."
+    flag = property(lambda self: self.training, lambda self, value: None)
+
+class TrainingHead(InTraining, FlagHead): pass
 
 class DeepSupervision(Net):
     "Every stage has a head in training, and the stages are a list."
@@ -39,11 +45,6 @@ class DeepSupervision(Net):
             x = stage(x).relu()
             if self.training: y = y + head(x)
         return y + self.b(x).sum(1, keepdim=True)
-
-class FlagHead(Net):
-    def forward(self, x):
-        h = self.mid(x)
-        return self.rest(h) + self.aux(h) if self.flag else self.rest(h)
 
 class FlagOther(Net):
     "With the flag a head that is known reads another tensor."
@@ -76,15 +77,12 @@ class Functional(Net):
     "The weight of a layer, beside the layer."
     def forward(self, x): return super().forward(x) + F.linear(x, self.b.weight).sum(1, keepdim=True)
 
-class FunctionalInTraining(Net):
-    def forward(self, x):
-        y = super().forward(x)
-        return y + F.linear(x, self.b.weight).sum(1, keepdim=True) if self.training else y
-
 class FunctionalByFlag(Net):
     def forward(self, x):
         y = super().forward(x)
         return y + F.linear(x, self.b.weight).sum(1, keepdim=True) if self.flag else y
+
+class FunctionalInTraining(InTraining, FunctionalByFlag): pass
 
 class DropsPath(Net):
     def __init__(self): super().__init__(drop=nn.Dropout(.3), batch=nn.BatchNorm1d(8))

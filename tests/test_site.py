@@ -29,7 +29,7 @@ from browser import (
     wait,
 )
 from bs4 import BeautifulSoup
-from pages import DOCS, FOLDERS, NBS, slug
+from pages import DOCS, FOLDERS, NBS, by_group, slug
 from selenium.webdriver import Keys
 from selenium.webdriver.support.ui import Select
 
@@ -37,7 +37,7 @@ PLAYER = '[data-shok], [data-shok-explore], [data-shok-watch]'
 pytestmark = pytest.mark.slow
 reading = pytest.mark.xdist_group('site')      # where the site is built, at first; then every process walks through it
 
-PAGES = sorted({*map(slug, NBS), *FOLDERS, 'api', 'genindex', 'search'})
+PAGES = sorted({*map(slug, NBS), *by_group(), 'api', 'genindex', 'search'})
 ESTIMATORS = [n for n in map(slug, FOLDERS['estimators']) if n != 'checks']
 
 # --- links

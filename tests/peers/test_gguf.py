@@ -2,21 +2,12 @@
 import numpy as np
 import pytest
 import torch
-from estimators import generator, same
+from estimators import block_rows, generator, same
 from gguf import GGMLQuantizationType, GGUFReader, quants
 import shok_nb as R
 
 BLOCKS = 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'TQ2_0'
 SEARCHED = 'IQ4_NL', 'Q6_K', 'Q4_K'                    # it reads them and writes none
-
-def rows():
-    "Of every size, with ties, zeros, and one of float16's subnormal scales."
-    g = generator()
-    x = torch.randn(200, 256, generator=g)
-    x[:60] *= torch.exp(2*torch.randn(60, 1, generator=g))
-    x[60:120] = (x[60:120]*8).round()/8
-    x[120:140],x[140:142],x[142] = torch.randint(-3, 4, (20, 256), generator=g)*.5,0.,1e-5*x[142]
-    return x
 
 def read(path):
     "What the reader makes of each tensor."
@@ -30,7 +21,7 @@ def read(path):
 @pytest.mark.parametrize('kind', BLOCKS)
 def test_gguf_quantize(kind):
     "Every value, and the sign of every zero."
-    x,type_of = rows(),GGMLQuantizationType[kind]
+    x,type_of = block_rows(256, 2),GGMLQuantizationType[kind]
     want = torch.tensor(quants.dequantize(quants.quantize(x.numpy(), type_of), type_of))
     assert same(R.gguf_quantize(x, kind), want)
 
@@ -40,7 +31,7 @@ GRIDS = dict(MXFP4=lambda x: R.mx_quantize(x, 'e2m1'), NVFP4=R.nvfp4_quantize,
 @pytest.mark.parametrize('kind', [*BLOCKS, *SEARCHED, *GRIDS])
 def test_save_gguf(kind, tmp_path):
     "The reader has the values of the grid, the bytes are those of the reference, and saving again changes none."
-    x = rows()
+    x = block_rows(256, 2)
     y = GRIDS[kind](x) if kind in GRIDS else R.gguf_quantize(x, kind)
     report = R.save_gguf(tmp_path/'x.gguf', dict(w=x, b=torch.ones(3), n=torch.tensor(7)), kind)
     found = read(tmp_path/'x.gguf')
