@@ -5,7 +5,8 @@
     .venv-peers/bin/python bench/products.py        # adds the rows of torchao
 
 bench/products.json holds a row for each recipe and way: the processor time of one thread over that of float32, the
-median of calls that take turns, and the milliseconds of both. What is done already is not done again; remove the file
+median of calls that take turns, and the milliseconds of both; for a step the bytes for each number that are kept
+and that the step adds. What is done already is not done again; remove the file
 to measure anew."""
 import importlib.util
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')               # before torch is imported
 import torch  # noqa: E402
+from bench import Cpu  # noqa: E402
 from jobs import run  # noqa: E402
 import shok_nb as R  # noqa: E402
 
@@ -55,7 +57,14 @@ def stepped(dtype, make):
     g = torch.Generator().manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(512, 512, generator=g).to(dtype)) for _ in range(16)]
     for p in params: p.grad = torch.randn(p.shape, generator=g).to(dtype)
-    return make(params).step
+    return make(params)
+
+def memory(optimizer):
+    "Bytes for each number: of the parameter and its states, and the most that a step adds (what NumPy holds is not seen)."
+    params = [p for g in optimizer.param_groups for p in g['params']]
+    held = params + [v for p in params for v in optimizer.state[p].values() if isinstance(v, torch.Tensor)]
+    held,added = sum(t.nbytes for t in held),Cpu().peak(optimizer.step)
+    return [round(n/sum(p.numel() for p in params), 1) for n in (held, added)]
 
 def torchao(params):
     from torchao.optim import _AdamW
@@ -74,10 +83,14 @@ STEPS = {
 def row_of(what, way):
     "One race."
     torch.set_num_threads(1)
-    plain = torch.float32,partial(ADAMW, foreach=True)
-    pair = [stepped(*STEPS[what]),stepped(*plain)] if way == 'step' else layers(what, way == 'compiled')
-    ratio,own,other = raced(*pair)
-    return dict(what=what, way=way, ratio=round(ratio, 2), ms=round(own, 1), float32=round(other, 1))
+    if way == 'step':
+        one,plain = stepped(*STEPS[what]),stepped(torch.float32, partial(ADAMW, foreach=True))
+        ratio,own,other = raced(one.step, plain.step)
+    else: ratio,own,other = raced(*layers(what, way == 'compiled'))
+    row = dict(what=what, way=way, ratio=round(ratio, 2), ms=round(own, 1), float32=round(other, 1))
+    if way != 'step': return row
+    kept,added = memory(one)
+    return row | dict(kept=kept, added=added)
 
 def main():
     "All rows that are not there yet, one at a time."
