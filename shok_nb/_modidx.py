@@ -1923,6 +1923,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                'shok_nb/low_precision/entropy.py')},
             'shok_nb.low_precision.products': { 'shok_nb.low_precision.products.BatchedProduct': ( 'low_precision/products.html#batchedproduct',
                                                                                                    'shok_nb/low_precision/products.py'),
+                                                'shok_nb.low_precision.products.BatchedProduct.__init__': ( 'low_precision/products.html#batchedproduct.__init__',
+                                                                                                            'shok_nb/low_precision/products.py'),
                                                 'shok_nb.low_precision.products.BatchedProduct._check': ( 'low_precision/products.html#batchedproduct._check',
                                                                                                           'shok_nb/low_precision/products.py'),
                                                 'shok_nb.low_precision.products.BatchedProduct.forward': ( 'low_precision/products.html#batchedproduct.forward',
