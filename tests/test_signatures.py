@@ -38,6 +38,12 @@ def test_flags_come_by_name():
         if isinstance(p.default, bool) and p.kind is not p.KEYWORD_ONLY}
     assert flags == {'FloatFormat', 'Recipe'}
 
+def test_completion_shows_what_to_pass():
+    "No class has the signature of its base, which takes whatever comes."
+    assert EVERY['BatchedProduct'].parameters == {}
+    whatever = {n for n,s in EVERY.items() if [*s.parameters] == ['args', 'kwargs']}
+    assert not whatever
+
 def test_defaults_of_gradient():
     "One, but for names of other libraries, with the rule that each has there."
     theirs = dict(fake_quantize='saturated', quantized_bits='ste')

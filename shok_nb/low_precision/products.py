@@ -529,6 +529,9 @@ class BatchedProduct(nn.Module):
         >>> product(torch.randn(4, 8, 32), experts).shape
         torch.Size([4, 8, 64])
     """
+    def __init__(self):
+        "See `BatchedProduct`."
+        super().__init__()
     def _check(self, x, w):
         "Raises for what is no pair of matrices."
         for n,t in dict(x=x, w=w).items():

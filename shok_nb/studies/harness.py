@@ -417,10 +417,23 @@ def _text(studies):
     blocks = ',\n'.join(block(name, **studies[name]) for name in sorted(studies))
     return f'{{"schema": {_SCHEMA}, "studies": {{\n{blocks}\n}}}}\n'
 
-def stored_rows(name):
-    "The rows of a table in the folder bench of the checkout that a page lies in."
+def stored(name):
+    "What a file in bench holds, of the checkout that a page lies in: text or JSON; or None."
     places = [d/'bench'/name for d in (Path.cwd(), *Path.cwd().parents)]
-    return next((json.loads(p.read_text('utf-8'))['rows'] for p in places if p.exists()), [])
+    text = next((p.read_text('utf-8') for p in places if p.exists()), None)
+    return json.loads(text) if text and name.endswith('.json') else text
+
+def stored_rows(name): return (stored(name) or {}).get('rows', [])
+
+def markdown_table(head, rows):
+    "In Markdown."
+    lines = [head, ['---']*len(head), *rows]
+    return '\n'.join('| ' + ' | '.join(map(str, line)) + ' |' for line in lines)
+
+def mean_interval(values):
+    "The mean of five seeds, and half of its 95 % interval by Student's t."
+    v = torch.tensor(values).double()
+    return v.mean().item(),2.776*v.std().item()/len(v)**.5
 
 def _place(record): return record['estimator'],record['way']
 
