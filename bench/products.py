@@ -16,9 +16,9 @@ from pathlib import Path
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')               # before torch is imported
 import torch  # noqa: E402
-from bench import Cpu  # noqa: E402
 from jobs import run  # noqa: E402
 import shok_nb as R  # noqa: E402
+from bench import Cpu  # noqa: E402
 
 TABLE = Path(__file__).with_name('products.json')
 SIZE,CALLS = 1024,9
@@ -60,7 +60,7 @@ def stepped(dtype, make):
     return make(params)
 
 def memory(optimizer):
-    "Bytes for each number: of the parameter and its states, and the most that a step adds (what NumPy holds is not seen)."
+    "Bytes for each number: of parameter and states, and the most that a step adds (what NumPy holds is not seen)."
     params = [p for g in optimizer.param_groups for p in g['params']]
     held = params + [v for p in params for v in optimizer.state[p].values() if isinstance(v, torch.Tensor)]
     held,added = sum(t.nbytes for t in held),Cpu().peak(optimizer.step)
