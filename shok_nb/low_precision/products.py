@@ -35,6 +35,7 @@ from ..grids.best import best_quantize
 from ..grids.blocks import mx_quantize, nvfp4_quantize
 from ..grids.floats import FloatFormat, float_round, format_of
 from ..networks.attention import attention_into_layers, attentions_in
+from ..networks.layers import has_own_forward
 from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570016
@@ -728,7 +729,7 @@ def _left_because(m):
     if _stacked(m): return 'holds stacked weights: see BatchedProduct'
     if _class_of(m) not in _LAYERS:
         return 'has a class of its own' if isinstance(m, (*_LAYERS,)) else 'is not known'
-    if 'forward' in vars(m): return 'has a forward of its own'
+    if has_own_forward(m): return 'has a forward of its own'
 
 def _ends_of(m):
     "Inputs and outputs that are summed over: those of one group."
