@@ -275,7 +275,7 @@ def test_not_reached():
 
 # --- in place, or not at all
 ONCE = '_flow_or_none', '_planned', 'recorded', '_swap', '_still_called', 'prove', '_note', 'LayerReport'
-STEPS = *ONCE,'_made','pack_codes_','_judge','store_codes','_stored','_row','IntegerLayer','Dequantize'
+STEPS = *ONCE,'_layer_or_why','pack_codes_','_judge','store_codes','_stored','_row','IntegerLayer','Dequantize'
 
 @pytest.mark.parametrize('step', slow_after(STEPS, 4))
 @pytest.mark.parametrize('late', slow_after([0, 1]))

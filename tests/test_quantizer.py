@@ -842,7 +842,7 @@ def test_all_or_nothing(call, owner, name, monkeypatch):
 def test_calibrating_fails_whole(monkeypatch):
     q = Quantizer(4, learn=True, zero_point=True, signed=None).calibrate_(W.abs())
     codes = q.range()
-    for name in ('_sound', '_as_pair', '_length_along'):
+    for name in ('_checked_pair', '_as_pair', '_length_along'):
         with monkeypatch.context() as patch:
             failing(patch, quantizer, name, 1)
             with refused(q, 'planted', OSError): q.calibrate_(W)

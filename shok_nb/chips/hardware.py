@@ -177,7 +177,7 @@ _UP = dict(TRN='rest < 0', TRN_ZERO='v < 0 && rest > 0', RND='2*rest >= one',
     RND_ZERO='2*rest > one || (2*rest == one && v < 0)',
     RND_CONV='2*rest > one || (2*rest == one && q % 2 != 0)')
 
-def _held(f):
+def _c_range(f):
     "What does not fit."
     low,high = f.ends
     if f.overflow == 'SAT_ZERO': return f'return n < {low} || n > {high} ? 0 : (int32_t)n;'
@@ -193,7 +193,7 @@ def _register(a, name, points, bias):
     behind = f.width-f.integer
     drops = [min(max(p-behind, -40), 62) for p in points]
     on = _ON.format(name=name, mode=f.rounding, overflow=f.overflow, up=_UP[f.rounding],
-        held=_held(f))
+        held=_c_range(f))
     arrays = [_array('int8_t', f'{name}_drop', drops), on]
     held = f'{name}_held({name}_on({{}}, {name}_drop[o]))'
     if a.after == 'sum': return arrays,'s += {}',held.format('s'),bias

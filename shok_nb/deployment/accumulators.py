@@ -135,7 +135,7 @@ def _kind_of(m):
 def _left_out(told): return f'left out: {names_in_words(told)}' if told else ''
 
 # %% ../../nbs/deployment/45_accumulators.ipynb #3aade890
-def _held(f, n):
+def _in_range(f, n):
     "Codes of a format, after its overflow."
     low,high = f.ends
     if f.overflow == 'WRAP':
@@ -174,12 +174,12 @@ class Accumulator(NamedTuple):
     def alone(self, v):
         "Numbers of float64 as it has them."
         step = self.format.step
-        return _held(self.format, mode_of(self.format)(v/step))*step
+        return _in_range(self.format, mode_of(self.format)(v/step))*step
 
     def sums(self, x, w, bias, options):
         "Sums of products and a bias that broadcasts with them, as it has them; float64."
         f,step = self.format,self.format.step
-        on,held = mode_of(f),partial(_held, f)
+        on,held = mode_of(f),partial(_in_range, f)
         terms = _products(x, w, options)
         if self.after == 'sum': return self.alone(sum(terms, bias))
         total = held(on(bias/step))

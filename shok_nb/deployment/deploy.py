@@ -236,7 +236,7 @@ def _within_int32(a, entering):
 
 # %% ../../nbs/deployment/10_deploy.ipynb #f17b2aac
 @dataclass(eq=False)
-class _Made:
+class _Replacement:
     "A layer of integers, what it replaces, and how far its roundings may take it from that."
     name:str
     old:Any
@@ -259,7 +259,7 @@ def _made_operation(name, m, quantizers):
     elif is_curve(m): layer = IntegerCurve(grids[0], _without_quantizer(m))
     elif is_window_pool(m): layer = IntegerAveragePool(grids[0], _without_quantizer(m))
     else: layer = IntegerMean(*grids)
-    return _Made(name, m, None, layer)
+    return _Replacement(name, m, None, layer)
 
 def _without_quantizer(m):
     "A twin of a layer, with parameters of its own; it has no quantizer and no hook."
@@ -270,13 +270,13 @@ def _without_quantizer(m):
     vars(twin).pop('_quantizes', None)                           # handles of hooks
     return twin
 
-def _made(name, m, norm):
+def _layer_or_why(name, m, norm):
     "An `IntegerLayer` for `m` and the normalization after it, or why there is none."
     w = quantized_weight(m, 'weight')[0]
     if not w.isfinite().all(): return 'a weight that is no finite number'
     wanted = _affine(m, w)
     if norm is not None: wanted = _folded(wanted, norm)
-    return _layer_of(_Made(name, m, norm, m), wanted, m.input_quantizer)
+    return _layer_of(_Replacement(name, m, norm, m), wanted, m.input_quantizer)
 
 def _made_scaling(name, bn, q):
     "A normalization as a convolution of each channel alone: its one code is 127 or -127."
@@ -284,7 +284,7 @@ def _made_scaling(name, bn, q):
     kind = nn.Conv1d if isinstance(bn, nn.BatchNorm1d) else nn.Conv2d
     like = kind(many, many, 1, groups=many, device='meta')
     wanted = _Affine(127*one.view(like.weight.shape), one/127, 0*one, 0*one)
-    return _layer_of(_Made(name, bn, None, like), _folded(wanted, bn), q)
+    return _layer_of(_Replacement(name, bn, None, like), _folded(wanted, bn), q)
 
 def _layer_of(made, wanted, q):
     "An `IntegerLayer` of these weights, or why there is none."
@@ -314,7 +314,7 @@ def _relus(model):
     clips = (m for m in model.modules() if type(m) in _CLIPS)
     return [m for m in clips if not own_part_or_hook(m, type(m))]
 
-def _stays(m, relus, layer):
+def _codes_go_on(m, relus, layer):
     "Do codes of the layer go on as they are, into no module or a ReLU that clips none?"
     if m is None or m not in relus: return m is None
     if layer.out_zero_point != 0: return False
@@ -342,8 +342,8 @@ def _made_or_why(flow, m, name, operations, norms):
     "An integer operation or layer, with the normalization after it or not; or why not."
     if m in operations: return _made_operation(name, m, operations[m])
     norm = norm_behind(flow, m, norms) if flow else None
-    found = _made(name, m, norm)
-    if isinstance(found, str) and norm is not None: return _made(name, m, None)
+    found = _layer_or_why(name, m, norm)
+    if isinstance(found, str) and norm is not None: return _layer_or_why(name, m, None)
     return found
 
 def _each_made(flow, layers, operations, norms)->Any:
@@ -357,7 +357,7 @@ def _same_grid(quantizers):
     (scale,code,top),*rest = (_entering_grid(q) for q in quantizers)
     return all(g[2] == top and g[0] == scale and g[1] == code for g in rest)
 
-def _next(flow, m, one, entering, relus)->Any:
+def _next_quantizer(flow, m, one, entering, relus)->Any:
     "The quantizer whose codes a layer can give: that of all that its output reaches; or None."
     ends = flow.outputs(one.norm or m)
     reached:Any = flow.reached(ends, relus) if ends else None
@@ -373,7 +373,7 @@ def _hand_on(flow, made, operations, relus, stay):
     pools = [m for m in operations if is_global_pool(m)]        # they read codes in any case
     while True:
         entering = stay.union(*(_quantizers(m, operations) for m in (*made, *pools)))
-        for m,one in made.items(): one.next = _next(flow, m, one, entering, relus)
+        for m,one in made.items(): one.next = _next_quantizer(flow, m, one, entering, relus)
         lost = [m for m,one in made.items() if m in operations and one.next is None]
         if not lost: break
         for m in lost: del made[m]
@@ -400,7 +400,7 @@ def _needless(flow, made, relus):
         todo = [*flow.outputs(one.norm or m)] if one.next is not None else []
         while todo:
             users = [*todo.pop().users]
-            stays = [u for u in users if _stays(flow.enters(u), relus, one.layer)]
+            stays = [u for u in users if _codes_go_on(flow.enters(u), relus, one.layer)]
             passed.update(stays)
             todo += stays
     def seen(m): return type(m) is nn.ReLU and all(map(flow.only_user, flow.outputs(m)))
@@ -600,7 +600,7 @@ def _no_operation(m, quantizers):
     own = [k for k in m.modules() if not isinstance(k, Quantizer)]
     if any(map(hooks_of, own)): return 'it has a hook'
 
-def _whys(model, weights):
+def _floats_because_of(model, weights):
     "Why layers cannot be layers of integers, as far as one of them tells."
     because = {m: told for m in weights if (told := _floats_because(m))}
     for m,quantizers in _operations(model).items():
@@ -616,7 +616,7 @@ def _rows(names, made, stored, because):
 def _deployed(model, example, weights, calls, pack, changes):
     "Layers of integers, and codes for the other quantized weights, in their places; a report."
     names = {m: n or '(model)' for n,m in model.named_modules()}
-    because = _whys(model, weights)
+    because = _floats_because_of(model, weights)
     layers = {m: names[m] for m in weights if m not in because}
     operations = {m: qs for m,qs in _operations(model).items() if not because.get(m)}
     given = layers | {m: names[m] for m in operations},operations

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from ..engine.arguments import check_count, check_input, is_strided, what_came
 from ..engine.compat import exact
 from ..engine.core import straight_through
-from ..engine.pieces import PLAIN_TYPES, WHOLE_FLOATS
+from ..engine.pieces import HALVES, PLAIN_TYPES, WHOLE_FLOATS
 from ..estimators.ste import round_ste
 from ..grids.floats import FORMAT_NAMES
 from ..quantization.fake_quantize import check_one_way
@@ -116,8 +116,7 @@ def _check_is(t, fn, arg, dtype, shape, device):
     raise ValueError(f'{fn}: {arg} must be {wanted}, got {got}')
 
 # %% ../../nbs/deployment/30_integer_layers.ipynb #59d00008
-_HALVES = torch.float16,torch.bfloat16
-_FLOAT_CODES = *_HALVES,*[d for d in FORMAT_NAMES if d.itemsize == 1]
+_FLOAT_CODES = *HALVES,*[d for d in FORMAT_NAMES if d.itemsize == 1]
 _POWERS = torch.tensor([2.**(n-127) for n in range(255)]+[torch.nan], device='cpu',
     dtype=torch.float32)                                                       # of e8m0
 
@@ -228,7 +227,7 @@ class Dequantize(Float32Buffers):
         floats = numbers and getattr(codes, 'dtype', None) in _FLOAT_CODES
         if not floats: _integers(codes, 'Dequantize', 'codes')
         codes = _unpacked(self, codes, 'Int4')
-        plain = self.levels is None and codes.dtype not in _HALVES and self._plain_scale()
+        plain = self.levels is None and codes.dtype not in HALVES and self._plain_scale()
         if torch.onnx.is_in_onnx_export() and plain: return self._in_onnx(codes)
         v = codes if self.block is None else codes.unflatten(-1, (-1, self.block))
         def beside(t): return laid_beside(t, v, self.axis, self.block)

@@ -13,9 +13,9 @@ import torch
 from .integer_layers import IntegerLayer
 from ..networks.flow import (
     alike,
-    evaluating,
     feed,
     largest_gap,
+    seeded,
     tensors_of,
     where_same,
 )
@@ -26,11 +26,9 @@ class Differs(Exception):
 
 @contextmanager
 def repeatable(model):
-    "Runs that can be compared: evaluation, no gradient, the same draws, the same kernels."
-    with evaluating(model), torch.no_grad(), torch.random.fork_rng(), \
-            torch.backends.cudnn.flags(deterministic=True, allow_tf32=False):
-        torch.manual_seed(0)
-        yield
+    "Runs that can be compared, by the same kernels too."
+    kernels = torch.backends.cudnn.flags(deterministic=True, allow_tf32=False)
+    with seeded(model), kernels: yield
 
 def outputs_of(model, example)->Any:
     "Copies of the tensors that a model gives; None if they cannot be looked into."

@@ -34,6 +34,7 @@ from ..networks.flow import (
     largest_gap,
     line_of,
     quietly,
+    seeded,
     tensors_of,
     tensors_within,
     whole_call,
@@ -848,9 +849,7 @@ def without_traces(graph):
 def _run(model, inputs, together):
     "The tensors that a model gives."
     args,kwargs = together(inputs)
-    with evaluating(model), torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(0)
-        return _checked_outputs(model(*args, **kwargs))
+    with seeded(model): return _checked_outputs(model(*args, **kwargs))
 
 def _checked_outputs(out):
     "The tensors of an output. Raises for a cache, which a file cannot hold."

@@ -120,17 +120,17 @@ class _Straight(Function):
 _evaluate,_straight,_numbers = map(quick_apply, (_Evaluate, _Straight, _Numbers))
 
 # %% ../../nbs/engine/10_core.ipynb #c1000004
-def _form(op): return op.compiled if torch.compiler.is_compiling() else op.value
+def _form_now(op): return op.compiled if torch.compiler.is_compiling() else op.value
 
 def _value(op, x, step, offset, *knobs):
     "The value, and None for each of the rest."
     none = [None]*(2+len(knobs))
     if isinstance(step, Grid):
-        near = step.nearest(x, offset) if _form(op) is torch.round else None
+        near = step.nearest(x, offset) if _form_now(op) is torch.round else None
         if near is not None: return near,*none
         cells = step.cells(x, offset)
-        return cells.value(_form(op)(cells.v, *knobs)),*none
-    return put_on_grid(_form(op), op.near, x, step, offset, *knobs),*none
+        return cells.value(_form_now(op)(cells.v, *knobs)),*none
+    return put_on_grid(_form_now(op), op.near, x, step, offset, *knobs),*none
 
 # %% ../../nbs/engine/10_core.ipynb #c1000006
 def _vjp(op, needs, x, g, step, offset, *knobs):
@@ -155,7 +155,7 @@ def _vjp_on(op, needs, x, g, grid, own, *knobs):
         return returned_gradient(g, at, ends) if ends else g,None,None,*[None]*len(knobs)
     cells = grid.cells(x, own)
     if grid.gradient != 'ste' and cells.ends:
-        g = returned_gradient(g, judged_by(_form(op), grid, cells, *knobs), cells.ends)
+        g = returned_gradient(g, judged_by(_form_now(op), grid, cells, *knobs), cells.ends)
     to_x = g if op.slope is None else g*op.slope(cells.v, *knobs)
     if not any(learn): return to_x,None,None,*[None]*len(knobs)
     return to_x,None,None,*_to_knobs(op, learn, cells.v, g*cells.worth, knobs)
@@ -164,7 +164,7 @@ def _to_step(op, g, v, slope, knobs):
     "What each element teaches the step."
     most = torch.finfo(v.dtype).max**.5
     moved = torch.nan_to_num(v*slope, nan=0., posinf=math.inf, neginf=-math.inf)
-    d = torch.nan_to_num(_form(op)(v, *knobs) - moved, nan=0., posinf=0., neginf=0.)
+    d = torch.nan_to_num(_form_now(op)(v, *knobs) - moved, nan=0., posinf=0., neginf=0.)
     return g*d.clamp(-most, most)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000008
@@ -188,15 +188,15 @@ def _kernel(op, job, needs, f, x, rest):
     return op.kernels.get(key)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000012
-def _surely(lo=0., hi=math.inf, **_):
+def _common_range(lo=0., hi=math.inf, **_):
     "Numbers between these are in the range in every dtype."
     return max(lo, -1e37) or 1e-37, min(hi, 1e37)
 
-def _asked(kw):
+def _for_number(kw):
     "What `check_knob` is asked; the rest is about tensors."
     return {k: v for k,v in kw.items() if k not in ('size', 'held')}
 
-def _last(end, way, open, held, dtype):
+def _last_inside(end, way, open, held, dtype):
     "The last number of a range, in `dtype`: next to its `end` if that is excluded."
     limits = torch.finfo(dtype)
     if held is None and abs(end) == math.inf: held = end
@@ -208,7 +208,8 @@ def back_in_range(k, lo=0., hi=math.inf, open=False, size=False, held=(None, Non
     were inside and so leads back. `held` stands for ends that cannot be had."""
     if size: k,lo = torch.where(k < 0, -k, k),-math.inf    # unlike abs, slope 1 at 0
     if lo == -math.inf and hi == math.inf and held == (None, None) and not open: return k
-    least,most = (_last(*end, open, h, k.dtype) for end,h in zip(((lo, 1), (hi, -1)), held))
+    least,most = (_last_inside(*end, open, h, k.dtype)
+        for end,h in zip(((lo, 1), (hi, -1)), held))
     at = k.detach()
     below,above = (at <= lo, at >= hi) if open else (at < lo, at > hi)
     within = torch.where(below, least, torch.where(above, most, at))
@@ -234,7 +235,7 @@ def _accepted(op, x, rest, how):
     for i,(k,(arg,kw,low,high)) in enumerate(zip(rest, op.ranges)):
         if not (type(k) is float and low < k < high):    # of the common case no more is asked
             if i == 0: k = check_step(k, x, op.name)
-            else: k = check_knob(k, x, op.name, arg, **_asked(kw))
+            else: k = check_knob(k, x, op.name, arg, **_for_number(kw))
             unread = how == 'export' and op.single       # a graph would hold it for nothing
             if i > 1 and isinstance(k, Tensor) and not unread: k = back_in_range(k, **kw)
             if how == 'eager' and i > 1: k = as_number(k)
@@ -372,7 +373,7 @@ class estimator:
         self.label = Label(name)
         self.plain = partial(_plain_of, value, slope) if plain is None else plain
         grid = dict(step=dict(open=True), offset=dict(lo=-math.inf, open=True))
-        self.ranges = [(arg, kw, *_surely(**kw)) for arg,kw in (grid | ranges).items()]
+        self.ranges = [(arg, kw, *_common_range(**kw)) for arg,kw in (grid | ranges).items()]
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.
         known = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
         self.single,self.kernels = single or known,{}

@@ -137,7 +137,7 @@ def is_followed(*args):
             if isinstance(t, Tensor) and t.requires_grad: return True
     return mode() == 'transform'
 
-def _held(v, lower, upper):
+def _clamped(v, lower, upper):
     "`v` clamped between ends, at least one of them a tensor; with torch's own slopes."
     if lower is None or upper is None: return v.clamp(lower, upper)
     # `clamp` takes two of a kind
@@ -153,7 +153,7 @@ def _held(v, lower, upper):
 def saturate(v, lower:Any=None, upper:Any=None):
     "`v` clamped between numbers or tensors; slope 1 at the ends, beyond them the end gets it."
     tensors = isinstance(lower, Tensor) or isinstance(upper, Tensor)
-    hold = _held if tensors else torch.clamp
+    hold = _clamped if tensors else torch.clamp
     if not is_followed(v, lower, upper): return hold(v, lower, upper)
     held = hold(v.detach(), lower, upper)
     return torch.where(held == v, v, held)

@@ -25,16 +25,18 @@ PIECE = 1<<16                              # elements of a piece, for each threa
 SMALL = 1<<14                              # up to here a formula runs as it is written
 
 # %% ../../nbs/engine/40_pieces.ipynb #683dd654
-_HALVES = torch.float16,torch.bfloat16
-WHOLE_FLOATS = *_HALVES,torch.float32,torch.float64
+HALVES = torch.float16,torch.bfloat16
+WHOLE_FLOATS = *HALVES,torch.float32,torch.float64
 _FUSED = 'cuda',                            # where a formula is compiled into one kernel
 PLAIN_TYPES = Tensor,torch.nn.Parameter
 
 def wide_dtype(dtype):
     "The dtype that formulas compute in: float32 for halves."
-    return torch.float32 if dtype in _HALVES else dtype
+    return torch.float32 if dtype in HALVES else dtype
 
 def widen(t, dtype): return t.to(dtype) if isinstance(t, Tensor) else t
+
+def detached(k): return k.detach() if isinstance(k, Tensor) else k
 
 def as_number(k):
     "A constant 0-d CPU tensor as a float (reading it stalls nothing), anything else as it is."
@@ -80,7 +82,7 @@ def run_into(f, to, ts, knobs, key=None):
     numbers,tensors = split_tensors(knobs)
     n = len(ts)
     def wide(*given):
-        widened = [t.float() if t.dtype in _HALVES else t for t in given[:n]]
+        widened = [t.float() if t.dtype in HALVES else t for t in given[:n]]
         return f(*widened, *join_tensors(numbers, given[n:]))
     # as words: 0. is not -0., 1 is not 1. or True, and None is a tensor
     if key is not None: key = *key,*map(repr, numbers)

@@ -429,7 +429,7 @@ class Label:
     def __init__(self, name): self.name = name
     def __repr__(self): return self.name
 
-def _may(to):
+def _may_replay(to):
     "May a replay replace the plain operations now? Not where other code watches them."
     return (_wanted and _thread.wants and can_stand_in and to.ndim > 0
         and not (function_modes() or torch.is_anomaly_enabled() or saved_tensor_hooks()))
@@ -437,19 +437,19 @@ def _may(to):
 # %% ../../nbs/engine/50_replay.ipynb #b7c1b76e
 def run(f, to, ts, key=None)->Any:
     "`f(*ts)`: the first result goes into `to`, others are returned. Replayed if `key` allows."
-    if key is not None and _may(to):
+    if key is not None and _may_replay(to):
         kind = [key, torch.get_default_dtype()]
         for t in (to, *ts): kind += t.dtype,t.shape,t.stride()
         kind = tuple(kind)
         program = _programs.get(kind)
-        if program is None: program = _consider(kind, f, to, ts)
+        if program is None: program = _program_if_often(kind, f, to, ts)
         if program: return replay(program, to, ts)
     y,*others = f(*ts)
     to.copy_(y)
     return others
 
 # %% ../../nbs/engine/50_replay.ipynb #b8d602da
-def _consider(kind, f, to, ts):
+def _program_if_often(kind, f, to, ts):
     "A Program of work that came often enough, None if it has not, False if there can be none."
     if len(_seen) >= 4*_KEPT: _seen.clear()
     _seen[kind] = _seen.get(kind, 0)+1

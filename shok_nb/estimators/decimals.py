@@ -134,7 +134,7 @@ def decimal_ste(
 
 # %% ../../nbs/estimators/26_decimals.ipynb #b051dfba
 @cached
-def _puzzle(d):
+def _shok_rounding(d):
     scale = 10.**d
     def value(v):
         s = v*scale
@@ -167,4 +167,4 @@ def diff_round(
         >>> R.diff_round(torch.tensor([0.25, 1.]))
         tensor([0.4975, 1.9900])
     """
-    return _puzzle(check_count(decimals, 'diff_round', 'decimals', -38, 38))(x)
+    return _shok_rounding(check_count(decimals, 'diff_round', 'decimals', -38, 38))(x)

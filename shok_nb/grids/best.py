@@ -14,15 +14,14 @@ from torch import Tensor
 from ..engine.arguments import check_callable, check_choice, check_input, what_came
 from ..engine.grid import Cells, GradientRule, Grid
 from ..estimators.ste import round_ste
-from .blocks import largest_of
+from .blocks import largest_of, sum_squares
 from .floats import check_rounding
 
 # %% ../../nbs/grids/25_best.ipynb #25f00011
-def _squares(gap): return gap.square().sum(-1, keepdim=True)
 def _sizes(gap): return gap.abs().sum(-1, keepdim=True)
 def _largest(gap): return gap.abs().amax(-1, keepdim=True)
 
-_ERRORS = dict(squares=_squares, sizes=_sizes, largest=_largest)
+_ERRORS = dict(squares=sum_squares, sizes=_sizes, largest=_largest)
 
 def _scale_of(own, i, has):
     "The scale of the tensor that grid `i` needs."

@@ -435,7 +435,7 @@ def _peak(x):
     "The value of the largest magnitude of each block, with its sign."
     return x.gather(-1, x.abs().argmax(-1, keepdim=True))
 
-def _squares(x): return x.square().sum(-1, keepdim=True)
+def sum_squares(x): return x.square().sum(-1, keepdim=True)
 
 def _better(new, error, old, least):
     "Of two choices for each block the one that errs less; the old one where they are equal."
@@ -462,13 +462,13 @@ class LevelsGrid(Grid):
             n = on(d)
             # so that a second time the same scale is among those that are tried
             outer = (d != 0) & (largest_of(n) >= 69)
-            return _better(d, torch.where(outer, _squares(n*d-x), torch.inf), best, least)
+            return _better(d, torch.where(outer, sum_squares(n*d-x), torch.inf), best, least)
         best,least = torch.zeros_like(peak),torch.full_like(peak, torch.inf)
         for n in (-127, -104, -83, 69, 89, 113, -134, -131, -124, -121, -118, -115):
             best,least = tried(peak/n, best, least)
         for _ in range(2):
             n = on(best)
-            best,least = tried((x*n).sum(-1, keepdim=True)/_squares(n), best, least)
+            best,least = tried((x*n).sum(-1, keepdim=True)/sum_squares(n), best, least)
         large = (best == 0) & (peak.abs() > 127*65504.)
         return torch.where(torch.isfinite(peak) & ~large, best, torch.nan)
 
@@ -503,7 +503,7 @@ class Q6KGrid(Grid):
         one = torch.where(peak > 0, -1., 1.).to(x.dtype)
         def error(k):
             s = d*k
-            return _squares((runs/s).round().clamp(-32, 31)*s - runs)
+            return sum_squares((runs/s).round().clamp(-32, 31)*s - runs)
         best,least = one,error(one)
         for n in (*range(-32, -15), -33., -32.75, -32.5, -32.25, -31.75, -31.5, -31.25, -30.5):
             k = (peak/(n*d)).round().clamp(-127, 127)
@@ -563,14 +563,14 @@ class Q4KGrid(Grid):
             for n in (16., 15.5, 15., 14.5, 14., 13.):
                 s = ((_row(high, lowest)+63*unit)/n).clamp(min=1e-30)
                 y = ((below+63*unit)/s).round().clamp(0, 15)*s - 63*unit
-                more = torch.minimum(more, _squares(y-below))
+                more = torch.minimum(more, sum_squares(y-below))
             more = torch.where(lowest == at, 0., more)
             for of_reach in (1., .97, .94, .91, .88, .85):
                 d,at_least = self.step((longest[2]+unit*m)*of_reach, unit)
                 free = d >= at_least
                 s = 63*torch.where(free, d, 1.)
                 y = ((longest[0]+unit*m)/s).round().clamp(0, 15)*s - unit*m
-                error = torch.where(free, _squares(y-longest[0])+more, torch.inf)
+                error = torch.where(free, sum_squares(y-longest[0])+more, torch.inf)
                 better = error < least
                 ends = tuple(torch.where(better, n*full, old)
                     for n,old in zip((of_low, of_reach), ends))
@@ -586,7 +586,7 @@ class Q4KGrid(Grid):
         free,d = d >= least_d,torch.maximum(d, least_d)
         def tried(k, m):
             q = ((runs+unit*m)/(d*k)).round().clamp(0, 15)
-            return q,_squares(q*(d*k)-unit*m - runs)
+            return q,sum_squares(q*(d*k)-unit*m - runs)
         k = torch.ones_like(low)
         m,least = down,tried(k, down)[1]
         choices = [(up, n) for n in (15., 14., 13., 12., 11., 10., 9., 8., torch.inf)]

@@ -23,7 +23,7 @@ from ..engine.arguments import (
 from ..engine.core import straight_through
 from ..engine.grid import Cells, GradientRule, Grid
 from ..engine.parts import by_mode, saturate
-from ..engine.pieces import wide_dtype
+from ..engine.pieces import detached, wide_dtype
 from ..engine.random import check_random, uniform_like
 from ..estimators.ste import round_ste
 from .floats import binade_of, check_rounding, rounded_on
@@ -215,8 +215,6 @@ def _at_last_axis(k, dtype):
     "A knob, with an axis more where it is a tensor."
     return k.to(dtype).unsqueeze(-1) if isinstance(k, Tensor) else k
 
-def _detached(k): return k.detach() if isinstance(k, Tensor) else k
-
 def _picked(score, levels):
     "The level of the largest score."
     at = score.argmax(-1, keepdim=True)
@@ -282,7 +280,7 @@ def levels_softmax(
     t = _at_last_axis(temperature, v.dtype)
     cold:Any = t < _COLD
     warm = torch.where(cold, 1., t) if isinstance(t, Tensor) else 1. if cold else t
-    score = saturate(score, -1000*_detached(warm)-100)         # farther has no weight at all
+    score = saturate(score, -1000*detached(warm)-100)         # farther has no weight at all
     if noise: score = score + _gumbel(x, levels.shape[-1], generator, seed, fn)
     soft = (torch.softmax(score/warm, -1)*all_levels).sum(-1)
     best = _picked(score, all_levels).expand(soft.shape)

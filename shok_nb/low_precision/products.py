@@ -40,6 +40,7 @@ from ..networks.attention import (
     attentions_in,
     call_layers_of_encoders,
 )
+from ..networks.layers import has_own_forward
 from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570016
@@ -117,7 +118,7 @@ def _on_grid(v, op, seed):
     return mx_quantize(v, op.format, op.rounding, block=op.tile[1], scale=op.scale, pad=True,
         **knobs)
 
-def _as_one(f, *ts):
+def _on_whole_tensors(f, *ts):
     "`f` of whole tensors: each process makes all of it, and keeps the parts that it had."
     if not any(hasattr(t, 'placements') for t in ts): return f(*ts)
     from torch.distributed.tensor import Replicate
@@ -133,7 +134,7 @@ def _rounded(op, t, dim, seed):
     in float32 at least."""
     wide = t.to(wide_dtype(t.dtype))
     if op is None or not t.numel(): return wide
-    return _as_one(lambda v: [_matrices(op, v, dim, seed)], wide)[0]
+    return _on_whole_tensors(lambda v: [_matrices(op, v, dim, seed)], wide)[0]
 
 def _matrices(op, t, dim, seed):
     "The same of float32 that is here."
@@ -419,13 +420,13 @@ def _turned(n, seed, draw, *ts):
         v = F.pad(t.to(signs.dtype), (0, 0, 0, -t.shape[-2] % n))
         if not v.numel(): return v
         return (h @ v.view(*v.shape[:-2], -1, n, v.shape[-1])).view(v.shape)
-    return _as_one(lambda *ts: [turn(t) for t in ts], *ts)
+    return _on_whole_tensors(lambda *ts: [turn(t) for t in ts], *ts)
 
 class _Product(Function):
     "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
     def forward(x, w, seed, own, recipe, x_=None, w_=None):
-        if x_ is None: x_,w_ = _both(x, w, seed, own, recipe)
+        if x_ is None: x_,w_ = _operands(x, w, seed, own, recipe)
         return (x_ @ w_.mT).to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -449,7 +450,7 @@ class _Product(Function):
             dw = dw.to(dtypes[1])
         return dx,dw,*[None]*(len(ctx.needs_input_grad)-2)
 
-def _both(x, w, seed, own, recipe):
+def _operands(x, w, seed, own, recipe):
     "Both operands of forward."
     a,b = recipe.forward
     return _rounded(a, x, -1, own),_rounded(b, w, -1, seed+1)
@@ -457,7 +458,7 @@ def _both(x, w, seed, own, recipe):
 def _multiply(x, w, seed, own, recipe):
     "The product. What backward rounds once more is rounded once, and kept."
     if not recipe.requantize: return _Product.apply(x, w, seed, own, recipe, None, None)
-    with torch.no_grad(): both = _both(x, w, seed, own, recipe)
+    with torch.no_grad(): both = _operands(x, w, seed, own, recipe)
     return _Product.apply(x, w, seed, own, recipe, *both)
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570027
@@ -473,7 +474,7 @@ def _places(op, t, seed):
     v = t.transpose(0, 1)
     return _rounded(op, v.reshape(t.shape[1], -1), -1, seed).reshape(v.shape).transpose(0, 1)
 
-class _How(NamedTuple):
+class _ConvOptions(NamedTuple):
     "What a convolution is beside its tensors, as torch wants it."
     stride:list
     padding:list
@@ -649,8 +650,8 @@ class _RoundedConvolution(_Rounded):
             told = f'got a DTensor with {t.placements}; use fully_shard or DDP'
             kind = type(self).__name__
             raise ValueError(f'{kind}: a convolution needs whole tensors, {told}')
-        how = _How([*self.stride], padding, [*self.dilation], transposed, output_padding,
-            self.groups)
+        how = _ConvOptions([*self.stride], padding, [*self.dilation], transposed,
+            output_padding, self.groups)
         y = self.product(_Convolution.apply, x, self.weight, how)
         if self.bias is None: return y
         return y + self.bias.to(y.dtype).view(-1, *[1]*(y.ndim-2))
@@ -751,7 +752,7 @@ def _left_because(m):
     if _stacked(m): return 'holds stacked weights: see BatchedProduct'
     if _class_of(m) not in _LAYERS:
         return 'has a class of its own' if isinstance(m, (*_LAYERS,)) else 'is not known'
-    if 'forward' in vars(m): return 'has a forward of its own'
+    if has_own_forward(m): return 'has a forward of its own'
 
 def _ends_of(m):
     "Inputs and outputs that are summed over: those of one group."

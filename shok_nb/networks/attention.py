@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from ..engine.arguments import what_came
+from .layers import has_own_forward
 from .operations import READING_ERRORS
 
 # %% ../../nbs/networks/50_attention.ipynb #5b60000f
@@ -44,7 +45,7 @@ def _whole_because(attention):
     "Why this attention has no twin in layers, or None."
     if not isinstance(attention, nn.MultiheadAttention): return 'is no nn.MultiheadAttention'
     if type(attention) is not nn.MultiheadAttention: return 'has a class of its own'
-    if 'forward' in vars(attention): return 'has a forward of its own'
+    if has_own_forward(attention): return 'has a forward of its own'
     if attention.bias_k is not None or attention.add_zero_attn: return 'adds keys of its own'
 
 # %% ../../nbs/networks/50_attention.ipynb #5b600011
@@ -258,7 +259,7 @@ def _is_of_torchvision(m):
     "Is this the attention of a Swin transformer?"
     kind = type(m)
     named = kind.__name__ in ('ShiftedWindowAttention', 'ShiftedWindowAttentionV2')
-    return named and kind.__module__ == _WINDOWS and 'forward' not in vars(m)
+    return named and kind.__module__ == _WINDOWS and not has_own_forward(m)
 
 @torch.no_grad()
 def _gives_the_same(m):

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..engine.compat import exact, has_float64, may_compile
+from .layers import has_own_forward
 
 # %% ../../nbs/networks/30_flow.ipynb #59e00006
 if not hasattr(torch.ops.shok_nb, 'here'):       # once, though this may be loaded again
@@ -68,6 +69,13 @@ def evaluating(model, training=False):
         with _training(model) if training else nullcontext(), _uncompiled(): yield
     finally:
         for m,t in was: m.training = t
+
+@contextmanager
+def seeded(model):
+    "Runs that can be compared: evaluation, no gradient, and the same draws in each."
+    with evaluating(model), torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
 
 class _NothingDropped(TorchFunctionMode):
     "Dropout does nothing."
@@ -602,7 +610,7 @@ def first_line(e): return f'{type(e).__name__}: {e}'.splitlines()[0][:120]
 @contextmanager
 def _passed_over(modules):
     "What enters these modules leaves them: their own steps are not in the graph."
-    modules = [m for m in modules if 'forward' not in vars(m)]
+    modules = [m for m in modules if not has_own_forward(m)]
     for m in modules: m.forward = torch.clone
     try: yield
     finally:

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 from .attention import attention_into_layers, attentions_in
-from .layers import BATCH_NORMS, LINEAR, TRANSPOSED
+from .layers import BATCH_NORMS, LINEAR, TRANSPOSED, has_own_forward
 from .operations import READING_ERRORS
 
 # %% ../../nbs/networks/60_foreign_layers.ipynb #7a9a000d
 def _kind_inside(m):
     "The class of torch that this one inherits from, if it has a forward of its own; or None."
     kind = next((k for k in (*LINEAR, *TRANSPOSED, *BATCH_NORMS) if isinstance(m, k)), None)
-    if kind is None or 'forward' in vars(m) or type(m).forward is kind.forward: return None
+    if kind is None or has_own_forward(m) or type(m).forward is kind.forward: return None
     return kind
 
 def _layer_inside(m, kind):

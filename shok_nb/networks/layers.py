@@ -45,6 +45,10 @@ def own_part(m, kind=None):
     for k in ('weight', 'bias'):        # a property stands before the Parameter
         if hasattr(cls, k): return f'{cls.__name__} has a {k} of its own'
 
+def has_own_forward(m):
+    "Was it given a forward that its class does not have?"
+    return 'forward' in vars(m)
+
 HOOKS = '_forward_hooks','_forward_pre_hooks','_backward_hooks','_backward_pre_hooks'
 
 def hooks_of(m):

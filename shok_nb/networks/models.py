@@ -486,12 +486,12 @@ def _weight_grids(model, treated, prototype, bits, kinds):
             q = _fitted(prototype, t, axis, bits.get(n)).to(t.device)
             if ours: _calibrated(q, _path(n, w), lambda q: q.calibrate_(t))
             else: _same_shape(q, t, _path(n, w))
-            same = (first.get(o[1:]) for o in tied.get((m, w), ()) if _is_one(o, t))
+            same = (first.get(o[1:]) for o in tied.get((m, w), ()) if _same_tensor(o, t))
             grids[n, w] = next((one for one in same if _as_given(one, q)), q)
             first[m, w] = grids[n, w]
     return grids
 
-def _is_one(owner, t):
+def _same_tensor(owner, t):
     "Is the weight of this owner the same tensor, number by number?"
     other = getattr(owner.module, owner.weight)
     def place(t): return t.data_ptr(),t.shape,t.stride()

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from ..engine.arguments import check_count, what_came
-from .flow import NoFlow, evaluating, feed, flow_of, largest_gap, tensors_of
+from .flow import NoFlow, feed, flow_of, largest_gap, seeded, tensors_of
 from .forwards import (
     Unread,
     as_it_was,
@@ -26,7 +26,7 @@ from .forwards import (
     restore_forward,
     write_forward,
 )
-from .layers import BATCH_NORMS, CONVOLUTIONS, as_pair
+from .layers import BATCH_NORMS, CONVOLUTIONS, as_pair, has_own_forward
 
 # %% ../../nbs/networks/40_operations.ipynb #5ab0000a
 class _Operation(nn.Module):
@@ -393,15 +393,13 @@ def _readable(m):
     "Is this a module whose forward may be read and rewritten?"
     if type(m).__module__.startswith(('torch.', 'shok_nb.')): return False
     if isinstance(m, torch.jit.ScriptModule): return False
-    return 'forward' not in vars(m) and not hasattr(m, 'operations')
+    return not has_own_forward(m) and not hasattr(m, 'operations')
 
 def _run_watched(model, example, modules, watch):
     "The outputs of a model, with a function called on what enters each of these modules."
     hooks = [m.register_forward_pre_hook(watch, with_kwargs=True) for m in modules]
     try:
-        with evaluating(model), torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            return [t.clone() for t in tensors_of(feed(model, example))]
+        with seeded(model): return [t.clone() for t in tensors_of(feed(model, example))]
     finally:
         for h in hooks: h.remove()
 

@@ -176,7 +176,7 @@ def _source(flow, names, m, layers, shared, norm=None):
     "A `_Source` for `m`, with the normalization behind it; in both modes of the model."
     found = _source_in(flow, names, m, layers, shared, norm)
     if not found.readers: return found
-    why = _otherwise(flow, found, names, layers, shared) or _not_seen(flow, found)
+    why = _other_in_training(flow, found, names, layers, shared) or _not_seen(flow, found)
     if not why: return found
     return found._replace(readers={}, note=', '.join(filter(None, [found.note, why])))
 
@@ -184,7 +184,7 @@ def _not_seen(flow, found):
     "What may read these channels and did not run, or None."
     return flow.unseen(found.channels()) or flow.unrun([found.m, *found.readers])
 
-def _otherwise(flow, found, names, layers, shared):
+def _other_in_training(flow, found, names, layers, shared):
     "What is different in training, or None."
     for other in flow.others:
         reached = other.outputs(found.m) or any(other.inputs(r) for r in found.readers)

@@ -50,6 +50,7 @@ from .matrices import (
 )
 from .relaxed import learn_codes
 from ..quantization.quantizer import Quantizer
+from ..training.rounded_weights import rounded_input
 
 # %% ../../nbs/post_training/10_reconstruct.ipynb #64f00019
 @in_float64
@@ -847,9 +848,7 @@ def _fitted_range(q, names, model, teacher, batches, calls, settings, undo):
     made = {n: _BlockCalls(n, model, teacher, batches, calls[n]) for n in names}
     kept,told = _kept(q),_range_in_words(q)
     grid = tuple(t if t is None else t.clone() for t in q.grid())
-    def enters(args, kwargs):
-        if args: return (q(args[0]), *args[1:]),kwargs
-        return args,kwargs | dict(input=q(kwargs['input']))
+    def enters(args, kwargs): return rounded_input(q, args, kwargs)
     def error(octaves=None):
         if octaves: _stretch_(q, grid, octaves)
         layers = ((teacher.get_submodule(n), m) for n,m in made.items())

@@ -30,7 +30,7 @@ from ..engine.core import (
 )
 from ..engine.grid import GradientRule
 from ..engine.parts import indicator, saturate
-from ..engine.pieces import wide_dtype
+from ..engine.pieces import detached, wide_dtype
 from ..engine.random import WHOLE_DTYPES
 from ..estimators.gradient import check_dim, scale_grad
 from ..estimators.signs import clipped_sign
@@ -99,8 +99,6 @@ def filled_scale(scale):
     typical = scale[good].median() if good.any() else scale.new_ones(())
     return torch.where(good, scale, typical)
 
-def _detached(k): return k.detach() if isinstance(k, Tensor) else k
-
 def _check_ways(fn, rounding, gradient='ste'):
     "Raises for what is no function of a tensor, or no kind of gradient."
     if rounding is not round_ste: check_callable(rounding, fn, 'rounding')
@@ -152,7 +150,7 @@ def fake_quantize(
     check_flag(reciprocal, 'fake_quantize', 'reciprocal')
     _check_ways('fake_quantize', rounding, gradient)
     code,apart = _zero_code(zero_point, x, qmin, qmax)
-    if gradient == 'ste': apart = _detached(apart)
+    if gradient == 'ste': apart = detached(apart)
     low,high = qmin-code,qmax-code
     if rounding is not round_ste or reciprocal:
         return _by_any(rounding, x, s, apart, low, high, gradient, reciprocal)

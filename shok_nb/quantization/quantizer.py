@@ -223,7 +223,7 @@ def _power_of_two(log_scale):
     power = ((k.to(torch.int32)+127) << 23).view(torch.float32)
     return power*(log_scale-log_scale.detach()).exp()
 
-def _sound(scale, zero_point, grid, learn, who):
+def _checked_pair(scale, zero_point, grid, learn, who):
     "Both in float32, if a grid of them can be computed with; or raises."
     scale = scale.detach().float()
     sound = scale.isfinite() & (scale > 0)
@@ -342,10 +342,10 @@ class _Grid:
         init = f'init={q.init if isinstance(q.init, str) else name_of(q.init)}'
         pair = _as_pair(found, torch.Size(shape), self.has_zero_point, init)
         grid = self.changed(signed=signed)
-        scale,code = _sound(*pair, grid, q.learn, init)
+        scale,code = _checked_pair(*pair, grid, q.learn, init)
         if self.powers:
             scale = grid.on_powers(x, scale, of, parts, q.init == 'minmax')
-            scale,_ = _sound(scale, None, grid, q.learn, init)
+            scale,_ = _checked_pair(scale, None, grid, q.learn, init)
         laid = (-1,) if self.block is None else shape[:-1]
         return scale.reshape(laid),None if code is None else code.reshape(laid),signed
 
@@ -941,7 +941,7 @@ class Quantizer(_GridTensors):
             scale = _given_scale(self, scale)
             code = _given_zero_point(self, zero_point, scale)
             if self.kind.powers: _check_powers(scale)
-            scale,code = _sound(scale, code, self.kind, self.learn, 'set_grid_')
+            scale,code = _checked_pair(scale, code, self.kind, self.learn, 'set_grid_')
         keep_grid_(self, scale, code, self.signed is not False)
         return self
 

@@ -135,13 +135,13 @@ def line_style(
     return dict(color=_INKS[i%n], linestyle=_DASHES[(i+i//n)%n], linewidth=1.4)
 
 # %% ../../nbs/show/30_plots.ipynb #bd490784
-def _two(pair, fn, arg, what):
+def _pair_of_numbers(pair, fn, arg, what):
     "`pair`, if it is a tuple or list of two."
     if isinstance(pair, (tuple, list)) and len(pair) == 2: return pair
     raise TypeError(f'{fn}: {arg} must be two of a tuple, {what}, got {what_came(pair)}')
 
 def check_domain(domain, fn):
-    lo,hi = _two(domain, fn, 'domain', '(low, high)')
+    lo,hi = _pair_of_numbers(domain, fn, 'domain', '(low, high)')
     for k in (lo, hi): check_knob(k, None, fn, 'domain', -math.inf, open=True)
     if not lo < hi: raise ValueError(f'{fn}: domain must be (low, high), got {domain}')
 
@@ -176,7 +176,7 @@ def figure(
     """
     check_count(rows, 'figure', 'rows', 1, _MOST)
     check_count(cols, 'figure', 'cols', 1, _MOST)
-    for k in _two(size, 'figure', 'size', 'width and height'):
+    for k in _pair_of_numbers(size, 'figure', 'size', 'width and height'):
         check_knob(k, None, 'figure', 'size', open=True)
     if size[0] > _WIDEST:
         raise ValueError(f'figure: size is at most {_WIDEST} inches wide, got {size[0]}')

@@ -104,11 +104,11 @@ def values_around(k):
     short = [v if isinstance(v, int) else float(f'{v:.3g}') for v in sides]
     return (k.default, *(v for v in short if v not in (k.default, k.soft)))
 
-def _grows(k):
+def _goes_up(k):
     "Is a larger value harder?"
     return k.hard is not None and k.hard > k.default
 
-def _used(f:Callable, name:str|None, hard:bool):
+def _with_knob(f:Callable, name:str|None, hard:bool):
     "A way to call `f` with one value of its knob."
     fixed = dict(hard=True) if hard else {}
     def rounding(value):
@@ -120,14 +120,14 @@ def _annealed(f:Callable, k:Knob, hard:bool):
     "A way to call `f` with its knob from soft to a last value."
     fixed = dict(hard=True) if hard else {}
     def rounding(value):
-        start = k.lo if _grows(k) else k.hi
+        start = k.lo if _goes_up(k) else k.hi
         def at(t): return start*(value/start)**t if start*value > 0 else start+(value-start)*t
         return lambda x, t: f(x, **fixed | {k.name: at(t)})
     return rounding
 
 def _ends_of(k):
     "Where annealing may end: the hard end of the slider, and `values_around` towards it."
-    last = k.hi if _grows(k) else k.lo
+    last = k.hi if _goes_up(k) else k.lo
     low,high = min(last, k.default),max(last, k.default)
     between = [v for v in values_around(k)[1:] if low < v < high]
     return (last, *between, k.default)
@@ -155,7 +155,8 @@ def ways(
     f,k = row.f,row.knobs[0] if row.knobs else None
     name,values = (k.name, values_around(k)) if k else (None, (None,))
     hard = (False, True) if row.smooth else (False,)
-    found = [Way('hard' if h else 'as it is', _used(f, name, h), values, name) for h in hard]
+    found = [Way('hard' if h else 'as it is', _with_knob(f, name, h), values, name)
+        for h in hard]
     if k and k.hard is not None and not row.random:
         found += [Way('annealed, hard' if h else 'annealed', _annealed(f, k, h), _ends_of(k),
             name) for h in hard]

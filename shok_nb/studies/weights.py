@@ -245,7 +245,7 @@ def _each(layers, f):
         return torch.cat([f(part, gram, 1., bits=b, damping=0.) for part,b in parts])
     return torch.stack([all_bits(w, gram) for w,gram in zip(layers.target, layers.gram)])
 
-def _both(w, gram, *grid, **kw):
+def _gptq_then_descent(w, gram, *grid, **kw):
     return coordinate_descent(w, gram, *grid, start=gptq(w, gram, *grid, **kw), **kw)
 
 def _searched(f):
@@ -286,7 +286,7 @@ def _ways(row):
 # %% ../../nbs/studies/33_weights.ipynb #33f00012
 weights = Study('weights', 'Rounding the weights of a layer', _run, _ends, _ways, {
         'GPTQ': _searched(gptq), 'descent': _searched(coordinate_descent),
-        'GPTQ, then descent': _searched(_both),
+        'GPTQ, then descent': _searched(_gptq_then_descent),
         'beam of 16': lambda seeds, steps: _losses(seeds, _beam(layers_of(seeds), 16)),
         'draws, the best kept': _draws,
         'up or down, all tried':

@@ -73,10 +73,14 @@ def _unparametrize(m, name, keep):
     parametrize.remove_parametrizations(m, name, leave_parametrized=keep)
     if isinstance(m, nn.RNNBase) and not parametrize.is_parametrized(m): m._init_flat_weights()
 
+def rounded_input(q, args, kwargs):
+    "A call of a layer whose input goes through `q`."
+    if args: return (q(args[0]), *args[1:]),kwargs
+    return args,kwargs | dict(input=q(kwargs['input']))
+
 def _enters(m, args, kwargs):
     "A hook: what enters a layer goes through its `input_quantizer`."
-    if args: return (m.input_quantizer(args[0]), *args[1:]),kwargs
-    return args,kwargs | dict(input=m.input_quantizer(kwargs['input']))
+    return rounded_input(m.input_quantizer, args, kwargs)
 
 def quantize_input(m, quantizer):
     "Let `quantizer` round what enters this layer."
