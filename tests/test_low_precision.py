@@ -247,6 +247,12 @@ def test_hooks_on_the_state():
     opt.load_state_dict(state)
     assert seen == ['saves', 'saved', 'loads', 'loaded']
 
+def test_an_optimizer_that_could_not_be_made():
+    "It may live on in the traceback of its error, and quantize_model_ looks at all optimizers."
+    with pytest.raises(TypeError) as kept: R.RoundedOptimizer([nn.Parameter(torch.ones(2))], make=3)
+    R.quantize_model_(nn.Sequential(nn.Linear(4, 4)), 4, None)
+    assert kept.tb
+
 def test_a_closure_and_a_new_group():
     params = some()
     opt = R.RoundedOptimizer(params[:2], ADAMW)

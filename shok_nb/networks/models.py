@@ -790,7 +790,8 @@ def _optimizer_without_scales(model):
     scales = {id(p) for p in _scales(model)}
     rest = {id(p) for p in model.parameters()}-scales
     for o in _optimizers():
-        held = {id(p) for group in o.param_groups for p in group['params']}
+        groups = vars(o).get('param_groups', ())            # none where a constructor failed
+        held = {id(p) for group in groups for p in group['params']}
         if held & rest and not held & scales: return True
     return False
 
