@@ -82,8 +82,8 @@ literate_guidance = dict(                                    # at the head of a 
         'weights kept in bfloat16. [`same_grid`](served.ipynb) tells whether a file for another program holds what '
         'was trained, and [`coded_sizes`](sizes.ipynb) how many bytes it takes when compressed.'),
     deployment=(
-        'A trained network becomes one of integers with [`deploy_`](deploy.ipynb), and a file with '
-        '[`to_onnx`](runtime.ipynb). ONNX Runtime then computes the same integers as torch. For a chip, '
+        '[`deploy_`](deploy.ipynb) turns a trained network into one of integers, and '
+        '[`to_onnx`](runtime.ipynb) writes it to a file. ONNX Runtime then computes the same integers as torch. For a chip, '
         '[`to_c`](hardware.ipynb) writes them as C, `to_qonnx` a model for FPGA tools, and '
         '[`accumulator_bits`](accumulators.ipynb) says how wide a sum is.'),
     post_training=(

@@ -570,7 +570,7 @@ def test_the_menu_is_the_folders(tmp_path, caplog):
     assert menu('floor.md') == ['See', 'here', '<c>', 'b', 'e'] and menu('start.md') == ['a']
     assert (tmp_path/'floor.md').read_text().startswith('# The floor\n')
     floor = (tmp_path/'floor.md').read_text()
-    assert floor.index('Begin with [B](b.ipynb).') < floor.index('- **[The B](b.ipynb)** Second of two.')
+    assert floor.index('Begin with [B](b.ipynb).') < floor.index('- **[The B](b.ipynb)**: Second of two.')
     assert '[B](b.ipynb) and it.' in (tmp_path/'a.ipynb').read_text()
     assert ':keywords: bee' in (tmp_path/'b.ipynb').read_text()
     page('stray/10_d.ipynb', '# D')

@@ -201,14 +201,14 @@ def _middle(values, centre):
 def scores(
     study:Study,     # The task
     losses:Tensor,   # One for each of the seeds
-    seeds:range      # Which they are of
+    seeds:range      # The seeds of the losses
 )->Tensor:           # 0 is rounding after the fact, 1 the optimum, -inf diverged; float64
     """Losses on the one scale; nan where rounding after the fact is the optimum already.
 
     Parameters:
         study (Study): The task
         losses (Tensor): One for each of the seeds
-        seeds (range): Which they are of
+        seeds (range): The seeds of the losses
 
     Returns:
         Tensor: 0 is rounding after the fact, 1 the optimum, -inf diverged; float64
@@ -235,14 +235,14 @@ def scores(
 def interval(
     values:Tensor,        # Scores of the seeds; nan is left out, what is below -1 counts as -1
     centre:Literal['median', 'mean']='median', # What lies in the middle
-    level:float=.95       # How sure
+    level:float=.95       # Confidence level
 )->tuple[float,float,float]: # The centre, and the ends of a bootstrap interval
     """The centre of scores and how far to trust it: 2000 resamples, always the same ones.
 
     Parameters:
         values (Tensor): Scores of the seeds; nan is left out, what is below -1 counts as -1
         centre ('median'|'mean' = 'median'): What lies in the middle
-        level (float = .95): How sure
+        level (float = .95): Confidence level
 
     Returns:
         tuple[float,float,float]: The centre, and the ends of a bootstrap interval

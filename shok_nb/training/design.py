@@ -324,15 +324,15 @@ class FoundDesign:
 
     Parameters:
         x (Tensor): The design (V,), in the order of `start`
-        cost (float): Of it
+        cost (float): Its cost
         broken (dict): Constraints that it breaks, and by how much; {} if it keeps all
         found_by (str): Which step of the search found it
         neighbour (Tensor|None): The best design one move away; None if there is none within
             bounds
-        neighbour_cost (float): Of that; infinite if it breaks a constraint
+        neighbour_cost (float): Its cost; infinite if it breaks a constraint
         evaluations (int): Designs whose cost was computed
-        agree (int): Of the starts, how many ended there
-        starts (int): Of so many
+        agree (int): Number of starts that ended at this design
+        starts (int): Number of starts
         interrupted (bool): Did Ctrl-C end the search?
 
     Example:
@@ -343,14 +343,14 @@ class FoundDesign:
         (tensor([3.], dtype=torch.float64), tensor([2.], dtype=torch.float64))
     """
     x:Tensor            # The design (V,), in the order of `start`
-    cost:float          # Of it
+    cost:float          # Its cost
     broken:dict         # Constraints that it breaks, and by how much; {} if it keeps all
     found_by:str        # Which step of the search found it
     neighbour:Tensor|None # The best design one move away; None if there is none within bounds
-    neighbour_cost:float  # Of that; infinite if it breaks a constraint
+    neighbour_cost:float  # Its cost; infinite if it breaks a constraint
     evaluations:int     # Designs whose cost was computed
-    agree:int           # Of the starts, how many ended there
-    starts:int          # Of so many
+    agree:int           # Number of starts that ended at this design
+    starts:int          # Number of starts
     interrupted:bool    # Did Ctrl-C end the search?
 
     @property
