@@ -2204,6 +2204,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                       'shok_nb/low_precision/stored.py'),
                                               'shok_nb.low_precision.stored._adds_bits': ( 'low_precision/stored.html#_adds_bits',
                                                                                            'shok_nb/low_precision/stored.py'),
+                                              'shok_nb.low_precision.stored._all_within': ( 'low_precision/stored.html#_all_within',
+                                                                                            'shok_nb/low_precision/stored.py'),
                                               'shok_nb.low_precision.stored._by_rows': ( 'low_precision/stored.html#_by_rows',
                                                                                          'shok_nb/low_precision/stored.py'),
                                               'shok_nb.low_precision.stored._carried': ( 'low_precision/stored.html#_carried',

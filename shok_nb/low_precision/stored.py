@@ -24,6 +24,13 @@ from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
 # %% ../../nbs/low_precision/10_stored.ipynb #10570009
 _MOST = torch.finfo(torch.bfloat16).max
 
+def _all_within(some, mine):
+    "Are all smaller than the largest bfloat16? `mine` are their bits."
+    if not isinstance(mine, Tensor):                        # whole numbers of NumPy are faster
+        return mine.max() < 0x7F7F0000 and mine.view('uint32').max() < 0xFF7F0000
+    low,high = some.aminmax()
+    return -_MOST < low and high < _MOST
+
 def _carried(x, seed):
     "`x` with random bits added below those of bfloat16, which keeps the upper half of each."
     v = x.contiguous().view(-1)
@@ -42,8 +49,7 @@ def _carried(x, seed):
         more += mine
         more >>= 16
         upper[:] = more
-        low,high = some.aminmax()
-        if -_MOST < low and high < _MOST: continue
+        if _all_within(some, mine): continue
         held = torch.where(torch.isfinite(some), some.clamp(-_MOST, _MOST), some)
         to.copy_(torch.where(some.abs() < _MOST, to, held.bfloat16()))
     return y.view(x.shape)
