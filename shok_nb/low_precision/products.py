@@ -804,6 +804,33 @@ def _stacked(m):
     if isinstance(m, nn.utils.parametrize.ParametrizationList): return False
     return any(p.ndim == 3 and min(p.shape) > 1 for p in m.parameters(recurse=False))
 
+def _attentions_into_layers(model, skipped):
+    "The attentions that are not skipped; raises where one of them cannot be any more."
+    for n,m in attentions_in(model):
+        if skipped(n): continue
+        if any(hasattr(p, 'placements') for p in m.parameters()):
+            raise ValueError(f'low_precision_: the attention {n} is sharded already; call '
+                'low_precision_ before fully_shard')
+        attention_into_layers(m)
+
+def _rounded_layers(model, recipe, skipped, seed, rank):
+    "Begin in each layer with products that can; a line of the report for each that has some."
+    attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    inside = {id(k) for m in attention for k in m.children()}
+    rows,layers = [],[]
+    for n,m in [*model.named_modules()]:
+        if not _with_products(m) or id(m) in inside: continue
+        why = 'skipped' if skipped(n) else _left_because(m)
+        kind:Any = _class_of(m)
+        if why is None:
+            m.plain_class = kind
+            _becomes(m, _LAYERS[kind])
+            m.begin(recipe, fold_in(torch.tensor(seed), len(layers)), rank)
+            layers.append(m)
+        note = _note(m, recipe) if why is None else why
+        rows.append(LowPrecision(n, kind.__name__, '' if why else recipe.name, note))
+    return rows,layers
+
 # %% ../../nbs/low_precision/20_products.ipynb #20570031
 def low_precision_(
     model:nn.Module,      # Any model, changed in place; before its optimizer is made
@@ -849,30 +876,11 @@ def low_precision_(
     if any(isinstance(m, _Rounded) for m in model.modules()):
         raise ValueError(f'{fn}: model is in low precision already; '
             'nn.remove_rounding_(model) first')
-    rows,count = [],0
     with all_or_nothing(model):
-        for n,m in attentions_in(model):
-            if skipped(n): continue
-            if any(hasattr(p, 'placements') for p in m.parameters()):
-                raise ValueError(f'{fn}: the attention {n} is sharded already; call {fn} '
-                    'before fully_shard')
-            attention_into_layers(m)
-        attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
-        inside = {id(k) for m in attention for k in m.children()}
-        layers:Any = [*model.named_modules()]
-        for n,m in layers:
-            if not _with_products(m) or id(m) in inside: continue
-            why = 'skipped' if skipped(n) else _left_because(m)
-            kind = _class_of(m)
-            if why is None:
-                m.plain_class = kind
-                _becomes(m, _LAYERS[kind])
-                m.begin(recipe, fold_in(torch.tensor(seed), count), rank)
-                count += 1
-            note = _note(m, recipe) if why is None else why
-            rows.append(LowPrecision(n, kind.__name__, '' if why else recipe.name, note))
-        call_layers_of_encoders(model, [m for m in model.modules() if isinstance(m, _Rounded)])
-        if not count:
+        _attentions_into_layers(model, skipped)
+        rows,layers = _rounded_layers(model, recipe, skipped, seed, rank)
+        call_layers_of_encoders(model, layers)
+        if not layers:
             raise ValueError(f'{fn}: no layer with products to round in '
                 f'{type(model).__name__}; known are Linear, convolutions and BatchedProduct')
         hooks = [model.register_load_state_dict_pre_hook(_same_recipes)]
