@@ -81,8 +81,8 @@ literate_guidance = dict(                                    # at the head of a 
         'was trained, and [`coded_sizes`](sizes.ipynb) how many bytes it takes when compressed.'),
     deployment=(
         '[`deploy_`](deploy.ipynb) turns a trained network into one of integers, and '
-        '[`to_onnx`](runtime.ipynb) writes it to a file. ONNX Runtime then computes the same integers as torch. For a chip, '
-        '[`to_c`](hardware.ipynb) writes them as C, `to_qonnx` a model for FPGA tools, and '
+        '[`to_onnx`](runtime.ipynb) writes it to a file. ONNX Runtime then computes the same integers as torch. For a '
+        'chip, [`to_c`](hardware.ipynb) writes them as C, `to_qonnx` a model for FPGA tools, and '
         '[`accumulator_bits`](accumulators.ipynb) says how wide a sum is.'),
     post_training=(
         'No training loop, only a few hundred inputs. Begin with [the overview](without_training.ipynb), which '
