@@ -155,7 +155,7 @@ def opening(text):
 
 def folder_page(title, openings, syms, titles=None, guidance=''):
     "The page of a folder, in Markdown: `openings` are the titles and promises of its pages, by name."
-    def line(name, head, promise): return f'- **[{head}]({name}):** {relink(prose(promise, syms), to_page)}'
+    def line(name, head, promise): return f'- **[{head}]({name})** {relink(prose(promise, syms), to_page)}'
     lines = [line(name, *said) for name,said in openings.items()]
     heads = ', '.join(head for head,_ in openings.values())
     head = relink(prose(guidance, syms), to_page)
