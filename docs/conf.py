@@ -77,9 +77,9 @@ literate_guidance = dict(                                    # at the head of a 
         'or not at all. A network that you did not write has [a page of its own](foreign.ipynb). Next comes '
         '[deployment](deploy.ipynb).'),
     low_precision=(
-        'For training itself in FP8, MX or NVFP4, on any machine: [the lesson](four_bits.ipynb) trains a language '
-        'model, [products](products.ipynb) has the recipes, and [stored weights](stored.ipynb) the optimizer for '
-        'weights kept in bfloat16. [`same_grid`](served.ipynb) tells whether a file for another program holds what '
+        'To run the training itself in FP8, MX or NVFP4, on any machine: [the lesson](four_bits.ipynb) trains a '
+        'language model, [products](products.ipynb) has the recipes, and [stored weights](stored.ipynb) the optimizer '
+        'for weights kept in bfloat16. [`same_grid`](served.ipynb) tells whether a file for another program holds what '
         'was trained, and [`coded_sizes`](sizes.ipynb) how many bytes it takes when compressed.'),
     deployment=(
         '[`deploy_`](deploy.ipynb) turns a trained network into one of integers, and '
