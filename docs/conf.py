@@ -89,7 +89,7 @@ literate_guidance = dict(                                    # at the head of a 
     post_training=(
         'No training loop, only a few hundred inputs. Begin with [the overview](without_training.ipynb), which '
         'compares the methods. [`reconstruct_`](reconstruct.ipynb) fits each layer to the float network; '
-        '[equalizing](equalize.ipynb) and [rotating](rotate.ipynb) take outliers out before it.'),
+        '[equalizing](equalize.ipynb) and [rotating](rotate.ipynb) remove outliers first.'),
     studies=(
         'Every estimator on tasks whose best possible result is known: 0 is plain rounding, 1 the best possible. '
         '[Which one?](which.ipynb) has the advice that follows, [All scores](scores.ipynb) the table. `make '
