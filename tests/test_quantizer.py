@@ -802,7 +802,7 @@ def everything():
     return model
 
 STEPS = [(parametrize, 'register_parametrization'), (parametrize, 'remove_parametrizations'),
-    (nn.Module, 'register_forward_pre_hook'), (Quantizer, 'calibrate_'), (Quantizer, '_calibrate'),
+    (nn.Module, 'register_forward_pre_hook'), (Quantizer, 'calibrate_'), (models, 'calibrate_on_'),
     (nn.Module, '__delattr__'), (RemovableHandle, 'remove'), (nn.Module, 'train'), (copy, 'deepcopy'),
     (nn.Module, '__setattr__')]
 
