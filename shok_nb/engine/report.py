@@ -29,7 +29,10 @@ class LayerReport:
     ):
         "See `LayerReport`."
         if not isinstance(rows, list) or not all(hasattr(r, '_fields') for r in rows):
-            told = f'rows must be a list of NamedTuples, got {what_came(rows)}'
+            held = [what_came(r) for r in rows if not hasattr(r, '_fields')][:1] if (
+                isinstance(rows, list)) else []
+            got = f'a list with {held[0]}' if held else what_came(rows)
+            told = f'rows must be a list of NamedTuples, got {got}'
             raise TypeError(f'LayerReport: {told}')
         if not isinstance(note, str):
             raise TypeError(f'LayerReport: note must be a str, got {what_came(note)}')

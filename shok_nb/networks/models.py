@@ -753,7 +753,8 @@ def parameter_groups(
     model:nn.Module,          # What `quantize_model_` has quantized
     weight_decay:float=.01    # Of everything but the scales, 0 to 1000
 )->list:                      # Two dicts, for the first argument of an optimizer of torch
-    """Weights with weight decay and scales without. Raises ValueError if it is negative.
+    """Parameter groups for an optimizer: weights with weight decay, scales without. Raises
+    ValueError if `weight_decay` is negative.
 
     Parameters:
         model (nn.Module): What `quantize_model_` has quantized
