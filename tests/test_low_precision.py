@@ -236,6 +236,14 @@ def test_a_step_that_fails_moves_nothing():
     assert same(before, params) and opt.iteration == 1
     assert all(opt.state[p][k] is v for p,was in zip(params, states) for k,v in was.items())
 
+def test_an_optimizer_of_others_takes_what_it_takes():
+    "Only of torch's own it is known which layouts they refuse."
+    class Own(torch.optim.SGD): "A class of somebody."
+    p = nn.Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
+    p.grad = torch.eye(4).to_sparse().bfloat16()
+    R.RoundedOptimizer([p], partial(Own, lr=.5)).step()
+    assert torch.equal(p.detach().float(), 1-.5*torch.eye(4))
+
 def test_hooks_on_the_state():
     params,seen = some(),[]
     opt = R.RoundedOptimizer(params, ADAMW)
@@ -971,12 +979,11 @@ def test_one_graph_without_gradients(recipe):
     m,x = made(recipe, model=nn.Linear(32, 16)).eval(),torch.randn(4, 32, generator=generator())
     m.requires_grad_(False)
     want = m(x)
-    for _ in (0, 1):
+    for learns in (False, True):
         torch._dynamo.reset()
-        assert torch.equal(torch.compile(m, backend='eager', fullgraph=True)(x), want)
-        m.requires_grad_()
-        torch.set_grad_enabled(False)
-    torch.set_grad_enabled(True)
+        m.requires_grad_(learns)
+        with torch.set_grad_enabled(not learns):
+            assert torch.equal(torch.compile(m, backend='eager', fullgraph=True)(x), want)
 
 def test_a_convolution_keeps_the_layout():
     "Rows that lie in memory as before, so that view goes on; channels_last stays that."
@@ -986,11 +993,16 @@ def test_a_convolution_keeps_the_layout():
     assert last.is_contiguous(memory_format=torch.channels_last) and torch.allclose(last, m(x), atol=1e-5)
 
 def test_the_seed_survives_the_meta_device():
-    with torch.device('meta'): model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1))
-    R.low_precision_(model, 'nvfp4', seed=7)
-    model.to_empty(device='cpu')
+    "Whether the device was left before the call or not."
+    def meta():
+        with torch.device('meta'): return nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1))
+    one,other = meta(),meta()
+    R.low_precision_(one, 'nvfp4', seed=7)
+    with torch.device('meta'): R.low_precision_(other, 'nvfp4', seed=7)
     want = made('nvfp4', seed=7, model=nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1)))
-    for a,b in zip(model, want): assert a.rounding_seed == b.rounding_seed and a.rounding_count == 0
+    for model in (one, other):
+        model.to_empty(device='cpu')
+        for a,b in zip(model, want): assert a.rounding_seed == b.rounding_seed and a.rounding_count == 0
 
 def encoder():
     torch.manual_seed(0)                        # an example: any weights

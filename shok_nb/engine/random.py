@@ -363,7 +363,7 @@ def fold_in(
     elif type(n) is not int or not -2**63 <= n < 2**63:
         n = check_count(n, 'fold_in', 'n', -2**63, 2**63-1)
     if type(n) is int and seed.is_cpu and is_ordinary(seed):
-        return torch.tensor(_folded(int(seed) & _WORD, n & _WORD, _times))
+        return torch.tensor(_folded(int(seed) & _WORD, n & _WORD, _times), device='cpu')
     if not isinstance(n, Tensor): n = torch.full_like(seed, n)
     return _folded(seed, n, _without_overflow)
 

@@ -28,12 +28,12 @@ class LayerReport:
         note:str='' # A last line
     ):
         "See `LayerReport`."
-        if not isinstance(rows, list) or not all(hasattr(r, '_fields') for r in rows):
-            held = [what_came(r) for r in rows if not hasattr(r, '_fields')][:1] if (
-                isinstance(rows, list)) else []
-            got = f'a list with {held[0]}' if held else what_came(rows)
-            told = f'rows must be a list of NamedTuples, got {got}'
-            raise TypeError(f'LayerReport: {told}')
+        if not isinstance(rows, list): got = what_came(rows)
+        else:
+            others = (what_came(r) for r in rows if not hasattr(r, '_fields'))
+            got = next((f'a list with {one}' for one in others), None)
+        if got:
+            raise TypeError(f'LayerReport: rows must be a list of NamedTuples, got {got}')
         if not isinstance(note, str):
             raise TypeError(f'LayerReport: note must be a str, got {what_came(note)}')
         self.rows,self.note = rows,note

@@ -607,8 +607,6 @@ class _Rounded(nn.Module):
         return [s.to(device) for s in (seed, own)]
     def product(self, f, x, w, *more):
         "`f` of two operands in the dtype that is asked for."
-        kind = type(self).__name__
-        check_input(x, kind, 'input')
         dtype = _dtype_of(x)
         x,w = x.to(dtype),w.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
@@ -622,6 +620,7 @@ class _Rounded(nn.Module):
 class RoundedLinear(_Rounded, nn.Linear):
     "An `nn.Linear` in low precision."
     def forward(self, x):
+        check_input(x, 'RoundedLinear', 'input')
         if x.ndim == 0: raise ValueError('RoundedLinear: input must have a dim, got 0-d input')
         rows = x.flatten(0, -2) if x.ndim > 1 else x[None]
         y = self.product(_multiply, rows, self.weight)
@@ -644,6 +643,7 @@ class _RoundedConvolution(_Rounded):
         none = [0]*(self.weight.ndim-2)
         return F.pad(x, self._reversed_padding_repeated_twice, mode),none
     def convolve(self, x, transposed, output_padding, padding):
+        check_input(x, type(self).__name__, 'input')
         both:Any = x,self.weight
         for t in both:
             if not any(p.is_shard() for p in getattr(t, 'placements', ())): continue
@@ -825,7 +825,7 @@ def _rounded_layers(model, recipe, skipped, seed, rank):
         if why is None:
             m.plain_class = kind
             _becomes(m, _LAYERS[kind])
-            m.begin(recipe, fold_in(torch.tensor(seed), len(layers)), rank)
+            m.begin(recipe, fold_in(torch.tensor(seed, device='cpu'), len(layers)), rank)
             layers.append(m)
         note = _note(m, recipe) if why is None else why
         rows.append(LowPrecision(n, kind.__name__, '' if why else recipe.name, note))

@@ -256,14 +256,14 @@ class RoundedOptimizer(torch.optim.Optimizer):
 
     def _cast(self, v, dtype, i, part):
         "`v` in a dtype; of the numbers of the format if it is a parameter that has one."
-        format = self.format if part == 0 else None
-        if format is None: format = FORMAT_NAMES.get(dtype)
+        plain,draws = FORMAT_NAMES.get(dtype),self._draws(i, part)
+        format = plain if self.format is None or part else self.format
         if format is None: return v.to(dtype)
-        if self.rounding is stochastic_round and FORMAT_NAMES.get(dtype) == format:
-            y = stochastic_cast(v, dtype, **self._draws(i, part))
-            if not hasattr(y, 'placements'): return y
-        y = float_round(v, format, self.rounding, **self._draws(i, part))
-        y:Any = torch.where(torch.isfinite(v), y, v).to(dtype)
+        if self.rounding is stochastic_round and format == plain:
+            y:Any = stochastic_cast(v, dtype, **draws)
+        else:
+            y = float_round(v, format, self.rounding, **draws)
+            y = torch.where(torch.isfinite(v), y, v).to(dtype)
         if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
         return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
 
@@ -344,9 +344,10 @@ class RoundedOptimizer(torch.optim.Optimizer):
         return loss
 
     def _check_gradients(self):
-        "Raises before anything moves for gradients of a layout that the optimizer refuses."
+        "Raises before anything moves for gradients that torch's optimizer refuses."
         kind,fn = type(self.inner).__name__,type(self).__name__
-        if kind in ('SGD', 'Adagrad'): return
+        of_torch = type(self.inner).__module__.startswith('torch.optim')
+        if not of_torch or kind in ('SGD', 'Adagrad'): return
         wanted = 'sparse' if kind == 'SparseAdam' else 'dense'
         for i,p in self._numbered():
             if p.grad is None or p.grad.is_sparse == (wanted == 'sparse'): continue
