@@ -753,8 +753,7 @@ def parameter_groups(
     model:nn.Module,          # What `quantize_model_` has quantized
     weight_decay:float=.01    # Of everything but the scales, 0 to 1000
 )->list:                      # Two dicts, for the first argument of an optimizer of torch
-    """Parameter groups for an optimizer: weights with weight decay, scales without. Raises
-    ValueError if `weight_decay` is negative.
+    """Weights with weight decay and scales without. Raises ValueError if `weight_decay` < 0.
 
     Parameters:
         model (nn.Module): What `quantize_model_` has quantized

@@ -787,8 +787,7 @@ def _given_zero_point(q, code, scale):
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
 class Quantizer(_GridTensors):
-    """A grid of integers as a layer, fixed or learned (arXiv:1902.08153). Raises ValueError
-    for arguments that make no grid.
+    """A grid of integers as a layer, fixed or learned (arXiv:1902.08153). Raises if it is none.
 
     Parameters:
         bits (int|tuple[int, int] = 8): Bits per code, 2 to 24, or 1 if not `signed`; or both
