@@ -313,6 +313,7 @@ SEARCHED = 'IQ4_NL', 'Q6_K', 'Q4_K'
 def test_twice_is_once(kind, tmp_path):
     "A second rounding changes no value, nor what a file holds; in float64 neither. Rows are of every size. Seed 0."
     x = blocks()
+    if kind == 'NVFP4': x = x.clamp(-6*448, 6*448)              # beyond, a file of it is refused
     y = on_grid(kind, x)
     assert y.isfinite().all() and torch.equal(on_grid(kind, y), y)
     if kind in SEARCHED: assert torch.equal(on_grid(kind, on_grid(kind, x.double())), on_grid(kind, x.double()))

@@ -426,7 +426,7 @@ class _Product(Function):
     "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
     def forward(x, w, seed, own, recipe, x_=None, w_=None):
-        if x_ is None: x_,w_ = _operands(x, w, seed, own, recipe)
+        if x_ is None or w_ is None: x_,w_ = _operands(x, w, seed, own, recipe)
         return (x_ @ w_.mT).to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -633,7 +633,9 @@ def _take_over(own, of_inputs):
     "The user's own quantizers get the grids that were found for them. Nothing here fails."
     for n,q in own.items():
         twin = of_inputs.pop(n, None)
-        if twin is not None: keep_grid_(q, *twin.grid(), twin.signed)
+        if twin is None: continue
+        scale,zero_point = twin.grid()
+        keep_grid_(q, scale, zero_point, twin.signed)
 
 # %% ../../nbs/networks/10_models.ipynb #0efd631c
 class _Arriving:
