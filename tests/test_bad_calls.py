@@ -187,7 +187,7 @@ def of_low_precision():
         random_bits=None), dict(x=TENSOR, dtype=NOTHING, seed=NONE, generator=NONE, random_bits=NONE))
     yield stored(lambda: dict(params=held(), make=sgd, format=None, states=None, rounding=R.stochastic_round, seed=0,
         at_once=8), dict(params=NOTHING, make=NOTHING, format=NONE, states=NONE, rounding=NOTHING, seed=COUNT
-            | kind('minus'), at_once=NOTHING))
+            | kind('minus'), at_once=NONE))
     yield stored(lambda: dict(self=optimizer(), param_group=dict(params=held())), dict(param_group=NOTHING),
         member='add_param_group')
     yield stored(lambda: dict(self=optimizer(), closure=None), dict(closure=NONE), member='step')

@@ -63,6 +63,11 @@ def half(seed, number, i):
     first,second = keyed(seed, number)
     return mixed(i//2*GOLDEN % 2**64 ^ first, second) >> 32*(i % 2) & 2**32-1
 
+def quarter(seed, i):
+    "16 random bits for the address `i`, of draw 0."
+    first,second = keyed(seed, 2**33)
+    return mixed(i//4*GOLDEN % 2**64 ^ first, second) >> 16*(i % 4) & 2**16-1
+
 def int64(n): return (n + 2**63) % 2**64 - 2**63
 
 WORDS = [0, 1, -1, 2**63-1, -2**63, 2**32, 2**32-1, -2**32, 2**31, -2**31, 2**62+12345]
@@ -134,21 +139,38 @@ def test_uniform_is_half_of_a_word(seed, shape, threads, monkeypatch):
         assert uniform_like(x.double(), seed=s, draw=draw).flatten()[seen].tolist() == wide
     assert uniform_like(x.bfloat16(), seed=s).dtype == torch.float32
 
-def test_without_numpy(monkeypatch):
+@pytest.mark.parametrize('shape', [(), (3, 7), (150, 111), (3, 2**16+1)], ids=str)
+@pytest.mark.parametrize('threads', [2, 3])
+def test_few_random_bits_are_a_quarter_of_a_word(shape, threads, monkeypatch):
+    "The upper ones of 16, from a stream of their own; more of them are those of a half."
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: threads)
+    x,s = torch.empty(shape),torch.tensor(7)
+    n = x.numel()
+    seen = sorted({i for i in (0, 1, 2, 3, 4, 7, n//2, n-3, n-2, n-1, 2**16-1, 2**16, 2**17+1) if 0 <= i < n})
+    for bits in (1, 4, 16):
+        want = [((quarter(7, i) >> 16-bits) + .5)/2**bits for i in seen]
+        for wide in (x, x.double()):
+            assert uniform_like(wide, seed=s, random_bits=bits).flatten()[seen].tolist() == want
+    want = [((half(7, 0, i) >> 15) + .5)/2**17 for i in seen]
+    assert uniform_like(x, seed=s, random_bits=17).flatten()[seen].tolist() == want
+
+@pytest.mark.parametrize('bits', [None, 16])
+def test_without_numpy(bits, monkeypatch):
     "Torch makes the same numbers where torch has no NumPy."
     x = torch.empty(2**17+1)
-    want = [uniform_like(x, seed=SEED), uniform_like(x.double(), seed=SEED)]
+    want = [uniform_like(x.to(d), seed=SEED, random_bits=bits) for d in (torch.float32, torch.float64)]
     monkeypatch.setattr('shok_nb.engine.random._arrays', lambda: None)
-    for u in want: assert torch.equal(uniform_like(x.to(u.dtype), seed=SEED), u)
+    for u in want: assert torch.equal(uniform_like(x.to(u.dtype), seed=SEED, random_bits=bits), u)
 
 def test_where_the_upper_half_lies_first(monkeypatch):
-    "On a machine with the other order of bytes, halves that are swapped in memory come out in order."
+    "On a machine with the other order of bytes, parts that are turned around in memory come out in order."
     from shok_nb.engine import random as module
     words = some_words()
     monkeypatch.setattr(module.sys, 'byteorder', 'big')
     for w in (words, words.numpy().view('uint64')):
-        swapped = torch.as_tensor(module._little(w).view('int32' if w is not words else torch.int32))
-        assert torch.equal(swapped.view(-1, 2).flip(-1).flatten(), words.view(torch.int32))
+        for each,size in ((2, 'int32'), (4, 'int16')):
+            swapped = torch.as_tensor(module._little(w, each).view(size if w is not words else getattr(torch, size)))
+            assert torch.equal(swapped.view(-1, each).flip(-1).flatten(), words.view(getattr(torch, size)))
 
 @pytest.mark.slow
 def test_seed_made_inside():
@@ -183,14 +205,15 @@ def test_addresses_of_a_sharded_tensor():
         assert torch.equal(uniform_like(x, seed=SEED).full_tensor(), uniform_like(whole, seed=SEED))
     finally: dist.destroy_process_group()
 
+@pytest.mark.parametrize('bits', [None, 16])
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64), ids=str)
 @pytest.mark.slow
-def test_uniform_on_every_path(dtype):
+def test_uniform_on_every_path(dtype, bits):
     "Bit for bit: pieces, threads, layouts, subclasses, mapped seeds."
     from torch._subclasses.fake_tensor import FakeTensorMode
     class Mine(torch.Tensor): pass
     x = torch.empty(37, 41, 130, dtype=dtype)
-    f = lambda x, s: uniform_like(x, seed=s)
+    f = lambda x, s: uniform_like(x, seed=s, random_bits=bits)
     u = f(x, SEED)
     assert u.min() >= 0 and u.max() < 1
     ways = [f(x.permute(2, 0, 1).contiguous().permute(1, 2, 0), SEED), f(x.flatten(), SEED).view_as(x)]
@@ -207,12 +230,12 @@ def test_uniform_on_every_path(dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('backend, dtype, dynamic',
-    itertools.product(('aot_eager', 'eager', 'inductor'), (torch.float64, torch.float32), (True, False)), ids=str)
+    [*itertools.product(('aot_eager', 'eager', 'inductor'), (torch.float64, torch.float32), (True, False))], ids=str)
 def test_uniform_compiled(backend, dtype, dynamic):
-    "Bit for bit, by every compiler."
+    "Bit for bit, by every compiler; of halves of words and of quarters."
     x = torch.empty(37, 41, 130, dtype=dtype)
-    def f(x, s): return uniform_like(x, seed=s)
-    assert same(compiled(f, backend, dynamic=dynamic)(x, SEED), f(x, SEED))
+    def f(x, s): return [uniform_like(x, seed=s), uniform_like(x, seed=s, random_bits=16)]
+    for got,want in zip(compiled(f, backend, dynamic=dynamic)(x, SEED), f(x, SEED)): assert same(got, want)
 
 def test_uniform_fills_its_cells():
     """Chi-square over 256 cells of 2**20 numbers: 255 ± sqrt(510) = 22.6; 4.5 of those either

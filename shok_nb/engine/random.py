@@ -120,32 +120,35 @@ def _as_floats(n, dtype):
     if isinstance(n, Tensor): return n.to(dtype)
     return n.astype('float64' if dtype == torch.float64 else 'float32')
 
-def _fraction(dtype, bits, more=None):
-    "A number in [0, 1) made of the lower 32 bits of each."
+def _fraction(dtype, each, bits, more=None):
+    "A number in [0, 1), of the lower bits of each: 16 of a quarter of a word, 32 of a half."
+    if each == 4: return _as_floats(bits & 2**16-1, dtype)*2**-16
     top = _as_floats(_right(bits, 8) & 2**24-1, dtype)
     if more is None: return top*2**-24
     return (top*2**29 + _as_floats(_right(more, 3) & 2**29-1, dtype))*2**-53
 
-def _streams(draw, dtype):
-    "Numbers of the streams that a draw reads: a second one for float64."
-    return [draw + half*2**32 for half in range(2 if dtype == torch.float64 else 1)]
+def _streams(draw, dtype, random_bits):
+    "How many elements share a word, and the numbers of the streams: two for float64."
+    if random_bits is not None and random_bits <= 16: return 4,[draw + 2*2**32]
+    return 2,[draw + half*2**32 for half in range(2 if dtype == torch.float64 else 1)]
 
 def _beforehand(*numbers):
     "These as sums, which Inductor works out once and not for each element."
     row = torch.stack(numbers)
     return torch.stack([row, torch.zeros_like(row)]).cumsum(0)[0].unbind()
 
-def _one_by_one(x, seed, draw, dtype):
-    "As one formula: each element makes a word and takes its half."
-    i = _address(x)
+def _one_by_one(x, seed, draw, dtype, random_bits):
+    "As one formula: each element makes a word and takes its part."
+    i,(each,numbers) = _address(x),_streams(draw, dtype, random_bits)
     # without the first sum a seed that is a constant takes minutes to compile
     seed, = _beforehand(seed)
     def bits(number):
         keys = _beforehand(*_keys(seed, number, _without_overflow))
-        counts = _without_overflow(_right(i, 1), _GOLDEN)
+        counts = _without_overflow(_right(i, each//2), _GOLDEN)
         words = split_mix(counts ^ keys[0], keys[1], _without_overflow)
-        return torch.where((i & 1) == 1, _right(words, 32), words)
-    return _fraction(dtype, *map(bits, _streams(draw, dtype)))
+        if each == 4: words = torch.where((i & 2) == 2, _right(words, 32), words)
+        return torch.where((i & 1) == 1, _right(words, 64//each), words)
+    return _fraction(dtype, each, *map(bits, numbers))
 
 @lru_cache
 def _arrays()->Any:
@@ -157,29 +160,33 @@ def _arrays()->Any:
     counts = np.arange(PIECE//2, dtype='uint64')*np.uint64(_GOLDEN)
     return counts,[np.array(n, dtype='uint64') for n in _MIX]
 
-def _little(words):
-    "`words` so that in memory the lower half of each comes first."
+def _little(words, each):
+    "`words` so that in memory the lowest part of each comes first."
     if sys.byteorder == 'little': return words
-    return (words & _HALF)*2**32 | _upper(words, 32)
+    size = 64//each
+    parts = [(_upper(words, size*i) & 2**size-1) << 64-size*(i+1) for i in range(each)]
+    return sum(parts[1:], parts[0])
 
-def _in_arrays(keys, start, stop):
-    "Halves `start` to `stop` of the words of a stream, at most `PIECE` of them, by NumPy."
+def _in_arrays(keys, each, start, stop):
+    "Parts `start` to `stop` of the words of a stream, at most `PIECE` of them, by NumPy."
     counts,mix = _arrays()
-    at = counts[:(stop-start+1)//2]
-    if start: at = at + _times(start//2, _GOLDEN)
+    at = counts[:-((start-stop)//each)]
+    if start: at = at + _times(start//each, _GOLDEN)
     first,second = keys
-    return _little(split_mix(at ^ first, second, _times, mix)).view('uint32')[:stop-start]
+    words = _little(split_mix(at ^ first, second, _times, mix), each)
+    return words.view(f'uint{64//each}')[:stop-start]
 
-def _in_tensors(keys, start, stop, device):
-    "The same by torch."
+def _in_tensors(keys, each, start, stop, device):
+    "The same by torch, with a sign."
     first,second = [_signed(k) if type(k) is int else k for k in keys]
-    at = torch.arange(start//2, (stop+1)//2, device=device)
-    words = split_mix(_times(at, _GOLDEN) ^ first, second)
-    return _little(words).view(torch.int32)[:stop-start]
+    at = torch.arange(start//each, -(-stop//each), device=device)
+    words = _little(split_mix(_times(at, _GOLDEN) ^ first, second), each)
+    return words.view(torch.int16 if each == 4 else torch.int32)[:stop-start].int()
 
-def bits_in_pieces(x, seed, *numbers):
-    """Start, stop, and 32 random bits for each element between them, of each stream: in
-    arrays where NumPy is faster, for few numbers and on one or two threads."""
+def bits_in_pieces(x, seed, each, numbers):
+    """Start, stop, and the random bits of each element between them, of each stream: a half
+    or a quarter of a word. In arrays where NumPy is faster, for few numbers and on one or
+    two threads."""
     # reading a seed that is elsewhere would wait for it
     seed = seed.item() & _WORD if seed.is_cpu else seed
     streams = [_keys(seed, number, _times) for number in numbers]
@@ -188,17 +195,21 @@ def bits_in_pieces(x, seed, *numbers):
     size = PIECE if arrays else PIECE*threads if x.is_cpu else 2**22
     for i in range(0, n, size):
         j = min(i+size, n)
-        if arrays: yield i,j,*[_in_arrays(keys, i, j) for keys in streams]
-        else: yield i,j,*[_in_tensors(keys, i, j, x.device) for keys in streams]
+        if arrays: yield i,j,*[_in_arrays(keys, each, i, j) for keys in streams]
+        else: yield i,j,*[_in_tensors(keys, each, i, j, x.device) for keys in streams]
 
-def _in_order(x, seed, draw, dtype):
-    "Two from a word, and in pieces."
+def quarters_in_pieces(x, seed):
+    "The same of draw 0 for 16 random bits."
+    return bits_in_pieces(x, seed, *_streams(0, x.dtype, 16))
+
+def _in_order(x, seed, draw, dtype, random_bits):
+    "Some from a word, and in pieces."
     plain = type(x) in PLAIN_TYPES and is_ordinary(seed) and not torch.jit.is_tracing()
-    if not (plain and x.numel()): return _one_by_one(x, seed, draw, dtype)
-    pieces = bits_in_pieces(x, seed, *_streams(draw, dtype))
+    if not (plain and x.numel()): return _one_by_one(x, seed, draw, dtype, random_bits)
+    each,numbers = _streams(draw, dtype, random_bits)
     u:Any = None
-    for i,j,*bits in pieces:
-        piece = torch.as_tensor(_fraction(dtype, *bits))
+    for i,j,*bits in bits_in_pieces(x, seed, each, numbers):
+        piece = torch.as_tensor(_fraction(dtype, each, *bits))
         if len(piece) == x.numel(): return piece.view(x.shape)
         if u is None: u = torch.empty(x.numel(), dtype=dtype, device=x.device)
         u[i:j] = piece
@@ -275,10 +286,22 @@ def check_random(
         raise TypeError(f'{fn}: x must be strided for a generator or seed, '
             f'got layout {x.layout}; use x.values()')
 
+def _drawn(x, generator, seed, draw, dtype, random_bits):
+    if seed is not None: return _look_up(x, seed, draw, dtype, random_bits)
+    if generator is not None:
+        return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
+    if type(x) not in PLAIN_TYPES: return torch.rand_like(x, dtype=dtype)
+    # naming a generator, if only None, would want known sizes
+    if not for_cpu(x): return torch.rand(x.shape, dtype=dtype, device=x.device)
+    # compiled for a CPU, `rand` makes one number at a time
+    seed = torch.randint(2**63-1, (), device=x.device)
+    return _look_up(x, seed, draw, dtype, random_bits)
+
 def uniform_like(
     x:Tensor,        # Gives shape, device and sharding; floating dtype
     *, generator:torch.Generator|None=None, seed:Tensor|None=None,
     draw:int=0,      # Which of 2**32 independent numbers of one seed
+    random_bits:int|None=None, # 1 to 23: so few, and the middle of one of 2**random_bits parts
     fn:str='uniform_like' # Name of the function the user called, for messages
 )->Tensor:           # In [0, 1): float64 with 53 random bits if `x` is, else float32 with 24
     """Uniform noise by position (Salmon 2011). Raises ValueError for generator with seed.
@@ -290,6 +313,8 @@ def uniform_like(
         seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
             on every path
         draw (int = 0): Which of 2**32 independent numbers of one seed
+        random_bits (int|None = None): 1 to 23: so few, and the middle of one of 2**random_bits
+            parts
         fn (str = 'uniform_like'): Name of the function the user called, for messages
 
     Returns:
@@ -301,19 +326,14 @@ def uniform_like(
         >>> uniform_like(torch.zeros(3), seed=torch.tensor(0))
         tensor([0.7272, 0.0982, 0.5797])
     """
+    if random_bits is not None: check_count(random_bits, fn, 'random_bits', 1, 23)
     check_input(x, fn)
     check_random(x, generator, seed, fn)
     if type(draw) is not int or not 0 <= draw <= _HALF:
         draw = check_count(draw, fn, 'draw', 0, _HALF)
-    dtype = wide_dtype(x.dtype)
-    if seed is not None: return _look_up(x, seed, draw, dtype)
-    if generator is not None:
-        return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
-    if type(x) not in PLAIN_TYPES: return torch.rand_like(x, dtype=dtype)
-    # naming a generator, if only None, would want known sizes
-    if not for_cpu(x): return torch.rand(x.shape, dtype=dtype, device=x.device)
-    # compiled for a CPU, `rand` makes one number at a time
-    return _look_up(x, torch.randint(2**63-1, (), device=x.device), draw, dtype)
+    u = _drawn(x, generator, seed, draw, wide_dtype(x.dtype), random_bits)
+    if random_bits is None: return u
+    return ((u*2**random_bits).floor()+.5)/2**random_bits
 
 # %% ../../nbs/engine/60_random.ipynb #978d486e
 WHOLE_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16,

@@ -9,7 +9,6 @@ __all__ = ['stochastic_round']
 import math
 import torch
 from torch import Tensor
-from ..engine.arguments import check_count
 from ..engine.core import estimator
 from ..engine.random import checked_grid, toss_up, uniform_like
 
@@ -50,8 +49,5 @@ def stochastic_round(
     """
     fn = 'stochastic_round'
     step,offset = checked_grid(x, fn, step, offset)
-    parts = None if random_bits is None else 2**check_count(random_bits, fn, 'random_bits',
-        1, 23)
-    u = uniform_like(x, generator=generator, seed=seed, fn=fn)
-    if parts is not None: u = ((u*parts).floor()+.5)/parts      # the middle of one of them
+    u = uniform_like(x, generator=generator, seed=seed, random_bits=random_bits, fn=fn)
     return _stochastic(x, u, step=step, offset=offset)

@@ -17,7 +17,7 @@ from ..engine.arguments import (
     what_came,
 )
 from ..engine.pieces import is_ordinary, wide_dtype
-from ..engine.random import bits_in_pieces, check_random, fold_in, takes_seed
+from ..engine.random import check_random, fold_in, quarters_in_pieces, takes_seed
 from ..estimators.stochastic import stochastic_round
 from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
 
@@ -35,28 +35,29 @@ def _carried(x, seed):
     "`x` with random bits added below those of bfloat16, which keeps the upper half of each."
     v = x.contiguous().view(-1)
     y = torch.empty(v.shape, dtype=torch.bfloat16)
-    for i,j,bits in bits_in_pieces(v, seed, 0):
-        some,to = v[i:j],y[i:j]
-        mine,upper = some.view(torch.int32),to.view(torch.int16)
-        if not isinstance(bits, Tensor):                    # of NumPy, and so are the rest
-            mine,upper,bits = mine.numpy(),upper.numpy(),bits.view('int32')
-        # the upper half of the bits, turned around where `x` is positive: up is up
-        more = mine >> 31
+    words:Any = v.view(torch.int32)
+    uppers:Any = y.view(torch.int16)
+    for i,j,bits in quarters_in_pieces(v, seed):
+        if isinstance(words, Tensor) and not isinstance(bits, Tensor):
+            words,uppers = words.numpy(),uppers.numpy()
+        mine = words[i:j]
+        # the bits, turned around where `x` is positive: up is up
+        more = ~mine
+        more >>= 31
         more ^= bits
-        more >>= 16
         more &= 0xFFFF
-        more ^= 0xFFFF
         more += mine
         more >>= 16
-        upper[:] = more
+        uppers[i:j] = more
+        some,to = v[i:j],y[i:j]
         if _all_within(some, mine): continue
         held = torch.where(torch.isfinite(some), some.clamp(-_MOST, _MOST), some)
         to.copy_(torch.where(some.abs() < _MOST, to, held.bfloat16()))
     return y.view(x.shape)
 
 def _adds_bits(x, dtype, seed, random_bits):
-    "Is it a plain float32 tensor on a CPU, to become bfloat16 by a seed?"
-    if dtype != torch.bfloat16 or seed is None or random_bits is not None: return False
+    "Is it a plain float32 tensor on a CPU, to become bfloat16 by a seed and 16 bits?"
+    if dtype != torch.bfloat16 or seed is None or random_bits != 16: return False
     if x.dtype != torch.float32 or not x.is_cpu or torch.jit.is_tracing(): return False
     return is_ordinary(x, seed)
 
@@ -64,7 +65,9 @@ def stochastic_cast(
     x:Tensor,          # Values; any shape, floating dtype
     dtype:torch.dtype, # bfloat16, float16 or a float8; beyond its largest number is that one
     *, generator:torch.Generator|None=None, seed:Tensor|None=None,
-    random_bits:int|None=None, # Of each toss, 1 to 23; None: 24, of float64 53
+    # Of each toss, 1 to 23. None: with a seed the 16 that bfloat16 lacks of float32, else 24,
+    # of float64 53
+    random_bits:int|None=None,
 )->Tensor:             # One of the two numbers of `dtype` around `x`; in `dtype`
     """A cast whose mean is `x` (arXiv:1502.02551). Raises TypeError for another dtype.
 
@@ -76,7 +79,8 @@ def stochastic_cast(
             global generator
         seed (Tensor|None = None): int64, no dimensions: numbers by position instead, the same
             on every path
-        random_bits (int|None = None): Of each toss, 1 to 23; None: 24, of float64 53
+        random_bits (int|None = None): Of each toss, 1 to 23. None: with a seed the 16 that
+            bfloat16 lacks of float32, else 24, of float64 53
 
     Returns:
         Tensor: One of the two numbers of `dtype` around `x`; in `dtype`
@@ -84,7 +88,7 @@ def stochastic_cast(
     Example:
         >>> import torch, shok_nb as R
         >>> R.stochastic_cast(torch.full((4,), 1.003), torch.bfloat16, seed=torch.tensor(0))
-        tensor([1.0000, 1.0078, 1.0000, 1.0000], dtype=torch.bfloat16)
+        tensor([1.0078, 1.0078, 1.0000, 1.0000], dtype=torch.bfloat16)
     """
     fn = 'stochastic_cast'
     check_input(x, fn)
@@ -94,6 +98,8 @@ def stochastic_cast(
         raise TypeError(f'{fn}: dtype must be one of torch.{names}, got {got}')
     check_random(x, generator, seed, fn)
     if random_bits is not None: check_count(random_bits, fn, 'random_bits', 1, 23)
+    cuts_half = seed is not None and dtype == torch.bfloat16 and x.dtype != torch.float64
+    if random_bits is None and cuts_half: random_bits = 16
     if _adds_bits(x, dtype, seed, random_bits): return _carried(x, seed)
     wide = x.to(wide_dtype(x.dtype))
     y = float_round(wide, dtype, stochastic_round, generator=generator, seed=seed,
@@ -162,7 +168,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
         rounding (Callable = stochastic_round): How a step is stored; an estimator with a
             `step`
         seed (int = 0): With it, number, iteration and position all draws are fixed
-        at_once (int = 2**24): Most elements in float32 at a time, or the largest parameter
+        at_once (int|None = None): Most elements in float32 at a time, or the largest
+            parameter. None: on a CPU 2**18 for each thread, which stay in its cache, else
+            2**24
 
     Example:
         >>> import torch, shok_nb as R
@@ -186,7 +194,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
         states:torch.dtype|None=None,
         rounding:Callable=stochastic_round, # How a step is stored; an estimator with a `step`
         seed:int=0,             # With it, number, iteration and position all draws are fixed
-        at_once:int=2**24       # Most elements in float32 at a time, or the largest parameter
+        # Most elements in float32 at a time, or the largest parameter. None: on a CPU 2**18
+        # for each thread, which stay in its cache, else 2**24
+        at_once:int|None=None
     ):
         "See `RoundedOptimizer`."
         fn = type(self).__name__
@@ -196,7 +206,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
         check_callable(rounding, fn, 'rounding', 1, ['step'])
         self.states,self.rounding,self.draws = states,rounding,takes_seed(rounding)
         self.seed = check_count(seed, fn, 'seed', -2**63, 2**63-1)
-        self.at_once,self.iteration = check_count(at_once, fn, 'at_once', 1),0
+        if at_once is not None: at_once = check_count(at_once, fn, 'at_once', 1)
+        self.at_once,self.iteration = at_once,0
         self.inner:Any = None
         try: super().__init__(params, {})
         except Exception as e:
@@ -267,12 +278,17 @@ class RoundedOptimizer(torch.optim.Optimizer):
         if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
         return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
 
+    def _room(self, p):
+        "Elements that are in float32 at a time, on the device of `p`."
+        if self.at_once is not None: return self.at_once
+        return 2**18*torch.get_num_threads() if p.is_cpu else 2**24
+
     def _chunks(self):
         "Parameters that have a gradient with their numbers, some at a time."
         some,size = [],0
         for i,p in self._numbered():
             if p.grad is None: continue
-            if some and size+p.numel() > self.at_once:
+            if some and size+p.numel() > self._room(p):
                 yield some
                 some,size = [],0
             some.append((i, p))
