@@ -878,3 +878,17 @@ def test_not_saved(call, kind, told, tmp_path):
 def test_refused(call, kind, told):
     with pytest.raises(kind) as e: call(torch.zeros(2, 32))
     assert str(e.value).startswith(told), e.value
+
+ALONG = dict(mx=partial(R.mx_quantize, format='e2m1', block=16), mse=partial(R.mx_quantize, scale='mse', block=16),
+    nvfp4=partial(R.nvfp4_quantize, tensor_scale=.01), int=partial(R.int_quantize, block=16),
+    best=lambda x, dim: R.best_quantize(x, [partial(R.nvfp4_quantize, top=t, dim=dim) for t in (6, 4)]))
+
+@pytest.mark.parametrize('name', ALONG)
+@pytest.mark.parametrize('shape', [(16, 2**17+5), (1, 32, 2**16), (48, 7, 900)], ids=str)   # all beyond a piece
+def test_blocks_along_any_dim(name, shape):
+    "Those of the last dim, moved there and back: a block is never cut, if it is the only one too."
+    x = torch.randn(shape, generator=generator())
+    for dim in range(x.ndim):
+        if x.shape[dim] % 16: continue
+        want = ALONG[name](x.movedim(dim, -1).contiguous(), dim=-1).movedim(-1, dim)
+        assert same(ALONG[name](x, dim=dim), want) and same(ALONG[name](x, dim=dim-x.ndim), want), dim

@@ -314,8 +314,8 @@ def _in_pieces(op, job, needs, ts, rest):
     name = job.__name__
     kernel = partial(_kernel, op, name, needs)
     asked = (needs,) if needs else ()
-    key,flat = cut_as(rest[0], (op.label, name, *asked) if op.pure else None)
-    return cut_in_pieces(partial(job, op, *asked), key, ts, rest, kernel, flat)
+    key,uncut = cut_as(rest[0], (op.label, name, *asked) if op.pure else None)
+    return cut_in_pieces(partial(job, op, *asked), key, ts, rest, kernel, uncut)
 
 # %% ../../nbs/engine/10_core.ipynb #76413f96
 class estimator:

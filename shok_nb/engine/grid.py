@@ -55,6 +55,7 @@ class Cells(NamedTuple):
 class Grid:
     "Stands in the place of `step`. What its `repr` says is all there is to know of it."
     block:Any = None                            # how many neighbours it looks at together
+    along:int = -1                              # and in which dim of what it is given
     gradient:GradientRule = 'ste'               # beyond the range, as in `fake_quantize`
     fixed:bool = True                           # or is there a tensor in it?
     def cells(self, x, own=0.)->Cells:
@@ -74,9 +75,9 @@ def step_at(step, x, own:Any=0.):
     return step.cells(x, own).worth if isinstance(step, Grid) else step
 
 def cut_as(step, key):
-    "`key`, or None if the grid is more than its `repr`; and may rows be cut?"
-    if not isinstance(step, Grid): return key,True
-    return key if step.fixed else None,step.block is None
+    "`key`, or None if the grid is more than its `repr`; and the dim that is not cut, if any."
+    if not isinstance(step, Grid): return key,None
+    return key if step.fixed else None,None if step.block is None else step.along
 
 def judged_by(f, grid, cells, *knobs):
     "What must be in the range for a gradient to come back: the value, or its argument."

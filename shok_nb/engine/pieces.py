@@ -89,10 +89,11 @@ def run_into(f, to, ts, knobs, key=None):
     return run(wide, to, [*ts, *tensors], key)
 
 # %% ../../nbs/engine/40_pieces.ipynb #c9c2e481
-def _cut(f, key, size, to, ts, knobs):
+def _cut(f, key, size, to, ts, knobs, uncut=None):
     "`run_into` by pieces of about `size` elements, cut along the first dim longer than 1."
-    if to.numel() <= size: return run_into(f, to, ts, knobs, key)
-    d = next(d for d in range(-to.ndim, 0) if to.shape[d] > 1)
+    dims = [d for d in range(-to.ndim, 0) if to.shape[d] > 1 and d != uncut]
+    if to.numel() <= size or not dims: return run_into(f, to, ts, knobs, key)
+    d = dims[0]
     rows = max(1, size*to.shape[d]//to.numel())
     n = -(-to.shape[d]//rows)
     is_cut = [isinstance(k, Tensor) and k.ndim >= -d and k.shape[d] > 1 for k in knobs]
@@ -100,7 +101,7 @@ def _cut(f, key, size, to, ts, knobs):
     of_knobs = [k.split(rows, d) if cut else [k]*n for k,cut in zip(knobs, is_cut)]
     of_knobs = zip(*of_knobs) if knobs else [()]*n
     pieces = zip(of_tensors, of_knobs)
-    sums = [_cut(f, key, size, tensors[0], tensors[1:], ks) for tensors,ks in pieces]
+    sums = [_cut(f, key, size, tensors[0], tensors[1:], ks, uncut) for tensors,ks in pieces]
     def join(parts, cut):
         if parts[0] is None: return None
         return torch.cat(parts, d) if cut else torch.stack(parts).sum(0)
@@ -120,9 +121,9 @@ def _fits(x, ts, knobs):
         if t.shape != x.shape: return False
     return not knobs or torch.broadcast_shapes(x.shape, *[k.shape for k in knobs]) == x.shape
 
-def _as_vectors(flat, knobs, *ts):
-    "The `ts` as vectors if `flat`, if their strides are equal and each knob is one number."
-    if not flat or any([k.ndim for k in knobs]): return ts
+def _as_vectors(uncut, knobs, *ts):
+    "The `ts` as vectors if any cut is good, strides are equal and each knob is one number."
+    if uncut is not None or any([k.ndim for k in knobs]): return ts
     if not all([t.stride() == ts[0].stride() for t in ts]): return ts
     return [t.as_strided((t.numel(),), (1,)) for t in ts]
 
@@ -131,10 +132,10 @@ def is_small(x):
     if is_compiling() or type(x) not in PLAIN_TYPES: return False
     return x.is_cpu and x.numel() <= SMALL and not dispatch_modes()
 
-def cut_in_pieces(f, key, ts, knobs, make=None, flat=True):
+def cut_in_pieces(f, key, ts, knobs, make=None, uncut=None):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
-    knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `flat` is False
-    where rows must stay whole."""
+    knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `uncut` is a
+    dim that must stay whole, counted from the last."""
     # thirteen decisions in one function: a small call takes longer by each function it passes
     x = ts[0]
     knobs = [k.to(wide_dtype(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
@@ -142,11 +143,12 @@ def cut_in_pieces(f, key, ts, knobs, make=None, flat=True):
     if not (is_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return whole(f, ts, knobs)
     kernel = make(f, x, knobs) if make and x.device.type in _FUSED else None
     if not (kernel or x.is_cpu and x.numel()): return whole(f, ts, knobs)
-    y,size = torch.empty_like(x),PIECE*torch.get_num_threads()*(1 if flat else 2)
+    size = PIECE*torch.get_num_threads()*(1 if uncut is None else 2)
+    y = torch.empty_like(x)
     if not kernel and x.numel() <= size: return y,*run_into(f, y, ts, knobs, key)
-    to,*given = _as_vectors(flat, tensors, y, *ts)
+    to,*given = _as_vectors(uncut, tensors, y, *ts)
     if kernel: return y,*kernel(to, given, knobs)
-    return y,*_cut(f, key, size, to, given, knobs)
+    return y,*_cut(f, key, size, to, given, knobs, uncut)
 
 # %% ../../nbs/engine/40_pieces.ipynb #70f91e90
 def can_fuse(x):

@@ -41,8 +41,8 @@ class _Pull(Function):
     def backward(ctx, g):
         x,*tensors = ctx.saved_tensors
         knobs = [widen(k, wide_dtype(x.dtype)) for k in join_tensors(ctx.numbers, tensors)]
-        key,flat = cut_as(knobs[1], ('pull',))
-        return cut_in_pieces(_pulled_gradient, key, (x, g), knobs, flat=flat)
+        key,uncut = cut_as(knobs[1], ('pull',))
+        return cut_in_pieces(_pulled_gradient, key, (x, g), knobs, uncut=uncut)
 
 def _pulled_gradient(x, g, delta, step, offset):
     v = step.cells(x, offset).v if isinstance(step, Grid) else (x-offset)/step

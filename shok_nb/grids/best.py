@@ -18,14 +18,9 @@ from .blocks import largest_of, sum_squares
 from .floats import check_rounding
 
 # %% ../../nbs/grids/25_best.ipynb #25f00011
-def _sizes(gap): return gap.abs().sum(-1, keepdim=True)
-def _largest(gap): return gap.abs().amax(-1, keepdim=True)
+def _sizes(gap, along): return gap.abs().sum(along, keepdim=True)
 
-_ERRORS = dict(squares=sum_squares, sizes=_sizes, largest=_largest)
-
-def _scale_of(own, i, has):
-    "The scale of the tensor that grid `i` needs."
-    return own[..., i] if has else 0.
+_ERRORS = dict(squares=sum_squares, sizes=_sizes, largest=largest_of)
 
 def _gradient_of(grids):
     "How values beyond an end get a gradient: those that want one everywhere have no ends."
@@ -47,13 +42,18 @@ class BestGrid(Grid):
     scaled:tuple                  # which of them need a scale of the tensor
     error:str
     block:Any
+    along:int = -1
     gradient:GradientRule
-    def owns(self, own): return [_scale_of(own, i, s) for i,s in enumerate(self.scaled)]
+    def owns(self, own):
+        "The scale of the tensor that each grid needs."
+        return [own.select(self.along, i).view(()) if s else 0.
+            for i,s in enumerate(self.scaled)]
 
     def erring(self, x):
         "A function: how far a `y` is from each block of `x`, over its largest magnitude."
-        size = largest_of(x).clamp(min=torch.finfo(x.dtype).tiny)
-        return lambda y: _ERRORS[self.error]((y-x)/size).nan_to_num(nan=torch.inf)
+        size = largest_of(x, self.along).clamp(min=torch.finfo(x.dtype).tiny)
+        error = _ERRORS[self.error]
+        return lambda y: error((y-x)/size, self.along).nan_to_num(nan=torch.inf)
 
     def nearest(self, x, own=0.):
         ys = [g.nearest(x, o) for g,o in zip(self.grids, self.owns(own))]
@@ -102,12 +102,13 @@ def _seen(f, x, i):
     told = 'must round in blocks, as mx_quantize, nvfp4_quantize or int_quantize do'
     raise TypeError(f'best_quantize: grids[{i}] {told}')
 
-def _packed(owns, v):
+def _packed(owns, v, along):
     "The scales of tensors in one, as long as a block: so it broadcasts with the values."
     if all(o is None for o in owns): return {}
     one = torch.ones((), dtype=next(o for o in owns if o is not None).dtype, device=v.device)
-    rest = [one]*(v.shape[-1]-len(owns))
-    return dict(offset=torch.stack([*(one if o is None else o for o in owns), *rest]))
+    rest = [one]*(v.shape[along]-len(owns))
+    packed = torch.stack([*(one if o is None else o for o in owns), *rest])
+    return dict(offset=packed.view(-1, *[1]*(-along-1)))
 
 # %% ../../nbs/grids/25_best.ipynb #25f00013
 _BlockError = Literal['squares', 'sizes', 'largest']
@@ -153,14 +154,16 @@ def best_quantize(
     check_rounding(rounding, 'ste', knobs, fn)
     steps,vs,owns = zip(*[_seen(f, x, i) for i,f in enumerate(grids)])
     for i,v in enumerate(vs):
-        if v.shape == vs[0].shape and v.stride() == vs[0].stride(): continue
+        same = steps[i].along == steps[0].along and v.shape == vs[0].shape
+        if same and v.stride() == vs[0].stride(): continue
         raise ValueError(f'{fn}: grids must have the same blocks, got those of shape '
             f'{tuple(vs[0].shape)} and, of grids[{i}], {tuple(v.shape)}')
-    if len(grids) > vs[0].shape[-1]:
+    along = steps[0].along
+    if len(grids) > vs[0].shape[along]:
         raise ValueError(f'{fn}: grids must be at most as many as a block has values, '
-            f'{vs[0].shape[-1]}, got {len(grids)}')
+            f'{vs[0].shape[along]}, got {len(grids)}')
     grid = BestGrid(grids=steps, scaled=tuple(o is not None for o in owns), error=error,
-        block=steps[0].block, gradient=_gradient_of(steps))
+        block=steps[0].block, along=along, gradient=_gradient_of(steps))
     def on_best(v, *, step, offset=None, **knobs):
-        return rounding(v, step=grid, **_packed(owns, v), **knobs)
+        return rounding(v, step=grid, **_packed(owns, v, along), **knobs)
     return grids[0](x, rounding=on_best, **knobs)

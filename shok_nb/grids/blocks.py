@@ -66,9 +66,10 @@ def _halved(size):
 
 _with_less = either(_halved, lambda size: size)
 
-def largest_of(x):
+def largest_of(x, along=-1):
     "The largest magnitude of each block."
-    return _with_less(x.abs()).amax(-1, keepdim=True)
+    size = _with_less(x.abs()) if along == -1 else x.abs()
+    return size.amax(along, keepdim=True)
 
 def _learning(x, scale):
     "`x`, constant where the scale of its block is not finite: there a gradient would be nan."
@@ -85,11 +86,12 @@ class MXGrid(Grid):
     element:FloatGrid
     format:FloatFormat
     block:Any
+    along:int = -1
     scale:str
     gradient:GradientRule
     def shared(self, x):
         "The power of two of each block; nan where the block is not finite."
-        amax = largest_of(x)
+        amax = largest_of(x, self.along)
         def power(how):
             p = _SCALES[how](amax, self.format)/power_of_two(self.format.largest)
             return p.clamp(*E8M0_ENDS)
@@ -100,7 +102,7 @@ class MXGrid(Grid):
         return torch.where(torch.isfinite(amax), p, torch.nan)
 
     def error(self, x, p):
-        return (_rounded(self.element, x/p)*p - x).square().sum(-1, keepdim=True)
+        return sum_squares(_rounded(self.element, x/p)*p - x, self.along)
 
     def nearest(self, x, own=0.):
         if not self.element.is_summed(x): return None
@@ -120,12 +122,13 @@ class NVFP4Grid(Grid):
     whole:bool
     block:Any
     gradient:GradientRule
+    along:int = -1
     scale:str = 'nearest'
     top:float = 6.
     def shared(self, x, own):
         """The e4m3 of each block: in a sum with `far` the neighbours are a step of it apart.
         Nan where the block is not finite."""
-        largest = largest_of(x)
+        largest = largest_of(x, self.along)
         amax = largest/self.top
         if self.whole: amax = amax/own
         amax,far = amax.clamp(2.**-6, 448.),2.**(FLOAT_BITS[x.dtype][1]-3)
@@ -154,20 +157,23 @@ class NVFP4Grid(Grid):
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00012
 def _in_blocks(x, block, dim, pad, fn):
-    "`x` with blocks in a last dim of their own, and a function that undoes it."
+    """`x` with blocks in a dim of their own, a function that undoes it, and the place of that
+    dim counted from the last: nothing is moved in memory."""
     check_count(block, fn, 'block', 1)
     check_flag(pad, fn, 'pad')
     if x.ndim == 0: raise ValueError(f'{fn}: x must have a dim to cut, got 0-d x')
     check_count(dim, fn, 'dim', -x.ndim, x.ndim-1)
-    n = x.shape[dim]
+    along = dim if dim < 0 else dim-x.ndim
+    n = x.shape[along]
     short = -n % block
     if short and not pad:
         raise ValueError(f'{fn}: block must divide dim {dim} of length {n}, got {block}; '
             'or use pad=True')
-    v = x.movedim(dim, -1)
-    if short: v = torch.nn.functional.pad(v, (0, short))
-    def back(y): return y.flatten(-2)[..., :n].movedim(-1, dim)
-    return v.unflatten(-1, (-1, block)),back
+    v = torch.nn.functional.pad(x, (*[0, 0]*(-along-1), 0, short)) if short else x
+    def back(y):
+        y = y.flatten(along-1, along)
+        return y.narrow(along, 0, n) if short else y
+    return v.unflatten(along, (-1, block)),back,along
 
 def _in_squares(x, fn):
     "The same with squares of 16 × 16 of the last two dims."
@@ -179,7 +185,7 @@ def _in_squares(x, fn):
     def back(y):
         tiles = y.unflatten(-1, (16, 16)).transpose(-2, -3)
         return tiles.flatten(-2).flatten(-3, -2)
-    return v.flatten(-2),back
+    return v.flatten(-2),back,-1
 
 def _one_number(scale, x, fn):
     "The scale of a whole tensor, beside it."
@@ -246,9 +252,10 @@ def mx_quantize(
     check_choice(scale, fn, 'scale', (*_SCALES, 'mse'))
     check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
-    v,back = _in_blocks(x, block, dim, pad, fn)
+    v,back,along = _in_blocks(x, block, dim, pad, fn)
     element = grid_of(f, gradient=gradient)
-    grid = MXGrid(element=element, format=f, block=block, scale=scale, gradient=gradient)
+    grid = MXGrid(element=element, format=f, block=block, along=along, scale=scale,
+        gradient=gradient)
     return back(rounded_on(rounding, v, grid, knobs, fn))
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00015
@@ -307,11 +314,11 @@ def nvfp4_quantize(
     whole = tensor_scale is not None
     check_choice(scale, fn, 'scale', get_args(_ScaleRounding))
     top = check_knob(top, None, fn, 'top', lo=1., hi=6.)
-    grid = NVFP4Grid(element=element, whole=whole, block=16, gradient=gradient, scale=scale,
-        top=top)
     if whole: knobs['offset'] = _one_number(tensor_scale, x, fn)
-    if check_flag(square, fn, 'square'): v,back = _in_squares(x, fn)
-    else: v,back = _in_blocks(x, 16, dim, pad, fn)
+    if check_flag(square, fn, 'square'): v,back,along = _in_squares(x, fn)
+    else: v,back,along = _in_blocks(x, 16, dim, pad, fn)
+    grid = NVFP4Grid(element=element, whole=whole, block=16, gradient=gradient, along=along,
+        scale=scale, top=top)
     return back(rounded_on(rounding, v, grid, knobs, fn))
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00025
@@ -320,10 +327,11 @@ class _Integers(Grid):
     "Blocks of integers whose scale is the largest magnitude over the largest code."
     bits:int
     block:Any
+    along:int = -1
     scales:FloatGrid|None
     def scale(self, x):
         "Of each block, as it is stored; never 0, and nan where the block is not finite."
-        scale = largest_of(x)/(2**(self.bits-1)-1)
+        scale = largest_of(x, self.along)/(2**(self.bits-1)-1)
         scale = torch.where(torch.isfinite(scale), scale, torch.nan)
         least = torch.finfo(x.dtype).tiny
         if self.scales is None: return scale.clamp(min=least)
@@ -377,8 +385,8 @@ def int_quantize(
         scales = grid_of(format_of(scale_format, fn, arg='scale_format'))
     check_rounding(rounding, 'ste', knobs, fn)
     _check_numbers(knobs, fn)
-    v,back = _in_blocks(x, block, dim, pad, fn)
-    grid = _Integers(bits=bits, block=block, scales=scales)
+    v,back,along = _in_blocks(x, block, dim, pad, fn)
+    grid = _Integers(bits=bits, block=block, along=along, scales=scales)
     return back(rounded_on(rounding, v, grid, knobs, fn))
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00029
@@ -435,7 +443,7 @@ def _peak(x):
     "The value of the largest magnitude of each block, with its sign."
     return x.gather(-1, x.abs().argmax(-1, keepdim=True))
 
-def sum_squares(x): return x.square().sum(-1, keepdim=True)
+def sum_squares(x, along=-1): return x.square().sum(along, keepdim=True)
 
 def _better(new, error, old, least):
     "Of two choices for each block the one that errs less; the old one where they are equal."
@@ -677,5 +685,5 @@ def gguf_quantize(
     check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
     grid = gguf_grid(format, gradient)
-    v,back = _in_blocks(x, grid.block, -1, False, fn)
+    v,back,_ = _in_blocks(x, grid.block, -1, False, fn)
     return back(rounded_on(rounding, v, grid, knobs, fn))

@@ -53,35 +53,38 @@ def _padded(v, rows, columns):
     right,below = -v.shape[-1] % columns,-v.shape[-2] % rows
     return F.pad(v, (0, right, 0, below)) if right or below else v
 
-def _tiles(v, rows, columns):
-    "Each block in two dims of its own, 1 and 3."
-    v = _padded(v, rows, columns)
-    return v.view(v.shape[0]//rows, rows, v.shape[1]//columns, columns)
+def _tiles(v, op, dim):
+    "Matrices whose blocks have dims of their own, and which dims these are."
+    if op.block == 'tensor': return v,tuple(range(v.ndim))
+    if op.block == 'row': return v,(dim,)
+    rows,columns = op.tile if dim == -1 else op.tile[::-1]
+    t = _padded(v, rows, columns).unflatten(-1, (-1, columns))
+    return t.unflatten(-3, (-1, rows)),(-3, -1)
 
-def _clip_of(t, op):
+def _clip_of(t, dims, op):
     "What becomes the largest number of each block: its largest, or what statistics say."
-    amax = t.abs().amax((1, 3), keepdim=True)
+    # two passes, and no copy of the size of `t`
+    amax = torch.maximum(t.amax(dims, keepdim=True), -t.amin(dims, keepdim=True))
     if op.scale != 'sawb': return amax
-    size,mean = t.square().mean((1, 3), keepdim=True).sqrt(),t.abs().mean((1, 3), keepdim=True)
+    size,mean = t.square().mean(dims, keepdim=True).sqrt(),t.abs().mean(dims, keepdim=True)
     clip = 12.1*size - 12.2*mean
     return torch.where((clip > 0) & (clip < amax), clip, amax)
 
-def _by_floats(v, op, knobs):
+def _by_floats(v, op, dim, knobs):
     "Blocks whose scale is a float."
-    n,m = v.shape
-    rows,columns = dict(tensor=(n, m), row=(1, m)).get(op.block) or op.tile
-    t = _tiles(v, max(rows, 1), max(columns, 1))
-    scale = _clip_of(t, op)/format_of(op.format, 'Operand').largest
+    t,dims = _tiles(v, op, dim)
+    scale = _clip_of(t, dims, op)/format_of(op.format, 'Operand').largest
     scale = scale.clamp(min=torch.finfo(v.dtype).tiny)
-    y = float_round(t/scale, op.format, op.rounding, **knobs)*scale
-    return y.reshape(t.shape[0]*t.shape[1], -1)[:n, :m]
+    y = float_round(t/scale, op.format, op.rounding, **knobs).mul_(scale)
+    if t is not v: y = y.flatten(-4, -3).flatten(-2)
+    return y[..., :v.shape[-2], :v.shape[-1]]
 
-def _by_nvfp4(v, op, knobs):
+def _by_nvfp4(v, op, dim, knobs):
     "Blocks of NVFP4, or the better of two kinds of them, with a scale of the tensor or more."
-    n,m = v.shape
     square,both = op.tile == (16, 16),op.format == '4/6'
     most = 1536 if both else 2688
     kind = dict(scale='nearest' if op.scale is None else op.scale, square=square)
+    kind |= dict() if square else dict(dim=dim, pad=True)
     grids = [partial(nvfp4_quantize, top=top, **kind) for top in (6., 4.)]
     def fit(t, **own):
         if not both: return nvfp4_quantize(t, op.rounding, **own, **kind, **knobs)
@@ -89,9 +92,10 @@ def _by_nvfp4(v, op, knobs):
     if op.outer:
         t = _padded(v, 1, op.outer).reshape(-1, op.outer)
         size = t.abs().amax(1, keepdim=True).clamp(min=1e-30)/most
-        return (fit(t/size)*size).view(n, -1)[:, :m]
+        return (fit(t/size)*size).view(v.shape[0], -1)[:, :v.shape[1]]
     size = v.abs().amax().clamp(min=1e-30)/most
-    return fit(_padded(v, 16 if square else 1, 16), tensor_scale=size)[:n, :m]
+    t = _padded(v, 16, 16) if square else v
+    return fit(t, tensor_scale=size)[..., :v.shape[-2], :v.shape[-1]]
 
 def _by_eden(v, op, seed):
     """Elements to the nearest, and what they err along each turned group is put into its
@@ -108,15 +112,14 @@ def _by_eden(v, op, seed):
     scale = float_round(scale*more, 'e4m3', stochastic_round, seed=seed)
     return (y*(scale*own)).view(n, -1)[:, :m]
 
-def _on_grid(v, op, seed):
-    "A matrix, its blocks along the rows."
-    if op.eden: return _by_eden(v, op, seed)
+def _on_grid(v, op, dim, seed):
+    "Matrices, their blocks along `dim`: nothing is moved in memory."
     knobs = dict(seed=seed) if op.draws else {}
-    if op.format in ('nvfp4', '4/6'): return _by_nvfp4(v, op, knobs)
+    if op.format in ('nvfp4', '4/6'): return _by_nvfp4(v, op, dim, knobs)
     if op.block is None: return float_round(v, op.format, op.rounding, **knobs)
-    if op.scale in (None, 'sawb'): return _by_floats(v, op, knobs)
-    return mx_quantize(v, op.format, op.rounding, block=op.tile[1], scale=op.scale, pad=True,
-        **knobs)
+    if op.scale in (None, 'sawb'): return _by_floats(v, op, dim, knobs)
+    return mx_quantize(v, op.format, op.rounding, block=op.tile[1], dim=dim, scale=op.scale,
+        pad=True, **knobs)
 
 def _on_whole_tensors(f, *ts):
     "`f` of whole tensors: each process makes all of it, and keeps the parts that it had."
@@ -138,10 +141,12 @@ def _rounded(op, t, dim, seed):
 
 def _matrices(op, t, dim, seed):
     "The same of float32 that is here."
-    v = _in_rows(t, dim).contiguous()
-    whole = _padded(v, op.tile[0] if op.tile else 1, 1)      # no block lies in two matrices
-    y = _on_grid(whole.reshape(-1, v.shape[-1]), op, seed).reshape(whole.shape)
-    return _in_rows(y[..., :v.shape[-2], :], dim)
+    if not (op.eden or op.outer): return _on_grid(t.contiguous(), op, dim, seed)
+    # groups of blocks are cut from one row after the other
+    rows = _in_rows(t, dim)
+    v = rows.reshape(-1, rows.shape[-1])
+    y = _by_eden(v, op, seed) if op.eden else _on_grid(v, op, -1, seed)
+    return _in_rows(y.reshape(rows.shape), dim)
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570017
 def _tile_of(block):
@@ -439,10 +444,12 @@ class _Product(Function):
         (x,w,seed,own),r,dtypes = ctx.saved_tensors,ctx.recipe,ctx.dtypes
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            (a,b),g_ = r.input_gradient,g.mT
-            if r.turns[0]: g_,w = _turned(r.turns[0], seed, 2, g_, w)
-            dx = _rounded(a, g_, -2, own+2).mT @ _rounded(b, w, -2, seed+3)
-            dx = dx.to(dtypes[0])
+            a,b = r.input_gradient
+            if r.turns[0]:
+                g_,w = _turned(r.turns[0], seed, 2, g.mT, w)
+                g_ = _rounded(a, g_, -2, own+2).mT
+            else: g_ = _rounded(a, g, -1, own+2)
+            dx = (g_ @ _rounded(b, w, -2, seed+3)).to(dtypes[0])
         if ctx.needs_input_grad[1]:
             a,b = r.weight_gradient
             if r.turns[1]: g,x = _turned(r.turns[1], seed, 1, g, x)
