@@ -1046,6 +1046,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'shok_nb.engine.random._upper': ('engine/random.html#_upper', 'shok_nb/engine/random.py'),
                                        'shok_nb.engine.random._without_overflow': ( 'engine/random.html#_without_overflow',
                                                                                     'shok_nb/engine/random.py'),
+                                       'shok_nb.engine.random._write_fraction': ( 'engine/random.html#_write_fraction',
+                                                                                  'shok_nb/engine/random.py'),
                                        'shok_nb.engine.random.bits_in_pieces': ( 'engine/random.html#bits_in_pieces',
                                                                                  'shok_nb/engine/random.py'),
                                        'shok_nb.engine.random.check_random': ( 'engine/random.html#check_random',

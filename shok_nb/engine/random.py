@@ -127,6 +127,14 @@ def _fraction(dtype, each, bits, more=None):
     if more is None: return top*2**-24
     return (top*2**29 + _as_floats(_right(more, 3) & 2**29-1, dtype))*2**-53
 
+def _write_fraction(to, dtype, each, bits, more=None):
+    "The same in arrays, without memory of its own where one stream is enough."
+    if each == 4 or more is not None: to[:] = _fraction(dtype, each, bits, more)
+    else:
+        bits >>= 8
+        to[:] = bits.view('int32')                          # NumPy is slow with uint32
+        to *= 2.**-24
+
 def _streams(draw, dtype, random_bits):
     "How many elements share a word, and the numbers of the streams: two for float64."
     if random_bits is not None and random_bits <= 16: return 4,[draw + 2*2**32]
@@ -152,13 +160,13 @@ def _one_by_one(x, seed, draw, dtype, random_bits):
 
 @lru_cache
 def _arrays()->Any:
-    "The first counts and the numbers of the mix for NumPy; None where torch has no NumPy."
+    "NumPy, the first counts and the numbers of the mix; None where torch has no NumPy."
     try:
         import numpy as np
         torch.from_numpy(np.zeros(1))
     except (ImportError, RuntimeError): return None
     counts = np.arange(PIECE//2, dtype='uint64')*np.uint64(_GOLDEN)
-    return counts,[np.array(n, dtype='uint64') for n in _MIX]
+    return np,counts,[np.array(n, dtype='uint64') for n in _MIX]
 
 def _little(words, each):
     "`words` so that in memory the lowest part of each comes first."
@@ -167,14 +175,20 @@ def _little(words, each):
     parts = [(_upper(words, size*i) & 2**size-1) << 64-size*(i+1) for i in range(each)]
     return sum(parts[1:], parts[0])
 
-def _in_arrays(keys, each, start, stop):
-    "Parts `start` to `stop` of the words of a stream, at most `PIECE` of them, by NumPy."
-    counts,mix = _arrays()
-    at = counts[:-((start-stop)//each)]
-    if start: at = at + _times(start//each, _GOLDEN)
-    first,second = keys
-    words = _little(split_mix(at ^ first, second, _times, mix), each)
-    return words.view(f'uint{64//each}')[:stop-start]
+def _in_arrays(keys, each, start, stop, room):
+    """Parts `start` to `stop` of the words of a stream, at most `PIECE` of them, by NumPy:
+    `split_mix` in the memory of `room`, since to ask for more takes as long."""
+    np,counts,(first,factor,second,other,last) = _arrays()
+    word,moved = room[:, :-((start-stop)//each)]
+    np.add(counts[:len(word)], np.uint64(_times(start//each, _GOLDEN)), out=word)
+    word ^= np.uint64(keys[0])
+    word ^= np.right_shift(word, first, out=moved)
+    word *= factor
+    word ^= np.uint64(keys[1])
+    word ^= np.right_shift(word, second, out=moved)
+    word *= other
+    word ^= np.right_shift(word, last, out=moved)
+    return _little(word, each).view(f'uint{64//each}')[:stop-start]
 
 def _in_tensors(keys, each, start, stop, device):
     "The same by torch, with a sign."
@@ -186,17 +200,18 @@ def _in_tensors(keys, each, start, stop, device):
 def bits_in_pieces(x, seed, each, numbers):
     """Start, stop, and the random bits of each element between them, of each stream: a half
     or a quarter of a word. In arrays where NumPy is faster, for few numbers and on one or
-    two threads."""
+    two threads; the next piece is in the same memory."""
     # reading a seed that is elsewhere would wait for it
     seed = seed.item() & _WORD if seed.is_cpu else seed
     streams = [_keys(seed, number, _times) for number in numbers]
     n,threads = x.numel(),torch.get_num_threads()
     arrays = x.is_cpu and (n <= SMALL or threads < 3) and _arrays()
     size = PIECE if arrays else PIECE*threads if x.is_cpu else 2**22
+    room:Any = arrays and arrays[0].empty((len(streams), 2, min(n, size)//each+1), 'uint64')
     for i in range(0, n, size):
         j = min(i+size, n)
-        if arrays: yield i,j,*[_in_arrays(keys, each, i, j) for keys in streams]
-        else: yield i,j,*[_in_tensors(keys, each, i, j, x.device) for keys in streams]
+        if arrays: yield i,j,*[_in_arrays(k, each, i, j, r) for k,r in zip(streams, room)]
+        else: yield i,j,*[_in_tensors(k, each, i, j, x.device) for k in streams]
 
 def quarters_in_pieces(x, seed):
     "The same of draw 0 for 16 random bits."
@@ -207,12 +222,10 @@ def _in_order(x, seed, draw, dtype, random_bits):
     plain = type(x) in PLAIN_TYPES and is_ordinary(seed) and not torch.jit.is_tracing()
     if not (plain and x.numel()): return _one_by_one(x, seed, draw, dtype, random_bits)
     each,numbers = _streams(draw, dtype, random_bits)
-    u:Any = None
+    u:Any = torch.empty(x.numel(), dtype=dtype, device=x.device)
     for i,j,*bits in bits_in_pieces(x, seed, each, numbers):
-        piece = torch.as_tensor(_fraction(dtype, each, *bits))
-        if len(piece) == x.numel(): return piece.view(x.shape)
-        if u is None: u = torch.empty(x.numel(), dtype=dtype, device=x.device)
-        u[i:j] = piece
+        if isinstance(bits[0], Tensor): u[i:j] = _fraction(dtype, each, *bits)
+        else: _write_fraction(u.numpy()[i:j], dtype, each, *bits)
     return u.view(x.shape)
 
 _look_up = either(_in_order, _one_by_one)           # a number in [0, 1) for each element
