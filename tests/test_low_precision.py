@@ -840,6 +840,8 @@ def test_an_attention_is_four_layers_and_one_again():
     assert sorted(n for n,_ in layer.named_parameters()) == sorted(names) and torch.equal(layer(x), before)
     assert not layer._forward_pre_hooks
 
+ONE = 'multiplies in one operation of torch'
+
 def test_what_is_left_alone_is_named():
     class Own(nn.Linear):
         def forward(self, x): return super().forward(x)*2
@@ -851,13 +853,18 @@ def test_what_is_left_alone_is_named():
         def __init__(self):
             super().__init__()
             self.product = R.BatchedProduct()
+    class Attending(nn.MultiheadAttention): pass
     model = nn.ModuleDict(dict(a=nn.Linear(4, 4), b=Own(4, 4), c=nn.Conv2d(4, 8, 3, groups=2), d=nn.LSTM(4, 4),
-        e=nn.Bilinear(4, 4, 4), f=nn.Sequential(nn.Linear(4, 4)), g=nn.Linear(32, 16), h=Stack(), i=Given()))
+        e=nn.Bilinear(4, 4, 4), f=nn.Sequential(nn.Linear(4, 4)), g=nn.Linear(32, 16), h=Stack(), i=Given(),
+        j=nn.MultiheadAttention(4, 2, add_bias_kv=True), k=Attending(4, 2), l=nn.MultiheadAttention(4, 2),
+        m=nn.MultiheadAttention(4, 2)))
+    model.m.in_proj_weight = model.l.in_proj_weight
     report = R.low_precision_(model, 'mxfp4', skip=['f'])
     assert {r.name: r.note for r in report.rows} == dict(
         a='4 inputs filled up to 32s, 4 outputs filled up to 32s',
-        b='has a class of its own', c='2 inputs filled up to 32s, 4 outputs filled up to 32s', d='is not known',
-        e='is not known', g='16 outputs filled up to 32s', h='holds stacked weights: see BatchedProduct') | {
+        b='has a class of its own', c='2 inputs filled up to 32s, 4 outputs filled up to 32s', d=ONE,
+        e=ONE, j='adds keys of its own', k='has a class of its own', l='shares its weights', m='shares its weights',
+        g='16 outputs filled up to 32s', h='holds stacked weights: see BatchedProduct') | {
         'f.0': 'skipped', 'i.product': ''}
     assert type(model.b) is Own and type(model.f[0]) is nn.Linear
 

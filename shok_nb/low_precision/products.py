@@ -39,6 +39,7 @@ from ..networks.attention import (
     attention_into_layers,
     attentions_in,
     call_layers_of_encoders,
+    whole_because,
 )
 from ..networks.layers import has_own_forward
 from ..training.rounded_weights import all_or_nothing
@@ -757,8 +758,10 @@ class LowPrecision(NamedTuple):
 def _left_because(m):
     "Why the products of this layer stay as they are; None if they are rounded."
     if _stacked(m): return 'holds stacked weights: see BatchedProduct'
+    if isinstance(m, nn.MultiheadAttention): return whole_because(m) or 'shares its weights'
     if _class_of(m) not in _LAYERS:
-        return 'has a class of its own' if isinstance(m, (*_LAYERS,)) else 'is not known'
+        known = isinstance(m, (*_LAYERS,))
+        return 'has a class of its own' if known else 'multiplies in one operation of torch'
     if has_own_forward(m): return 'has a forward of its own'
 
 def _ends_of(m):
