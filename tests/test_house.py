@@ -308,6 +308,7 @@ def test_citation():
         assert cff[k] == cfg[v], k
     assert set(cff['keywords']) <= set(cfg['keywords'].split())
     assert ('repository-code' in cff) == bool(cfg['git_url'])
+    assert (ROOT/'.github'/'CODEOWNERS').exists() == bool(cfg['git_url'])
 
 def test_constraints():
     "Every requirement has one pinned version here, and it is the one that runs; another torch chooses some for itself."
