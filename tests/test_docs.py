@@ -10,6 +10,7 @@ import literate
 import nbformat
 import offline_math
 import pytest
+import reference
 import torch
 from measure import imported, modules, named
 from nbformat.v4 import new_markdown_cell
@@ -160,6 +161,25 @@ def test_formulas_are_drawn():
         assert ('display="block"' in made) == display
     for wrong in (r'\frac{1}{', r'\nonsense', 'x^', 'é'):
         with pytest.raises(Exception, match='KaTeX|strict|LaTeX'): offline_math.drawn(wrong)
+
+def test_the_table_of_names_is_whole():
+    "At the head of the API: every exported name once, and so every one of `shok_nb`, with what Python says it takes."
+    shown = '\n'.join(reference.glance('shok_nb', ROOT/'shok_nb', pages) for pages in FOLDERS.values())
+    rows = [re.findall('<td>(.*?)</td>', r) for r in shown.split('\n') if '<td>' in r]
+    cells = {re.search('href="([^"]+)', r[0])[1]: [re.sub('<.*?>', '', c) for c in r[1:]] for r in rows}
+    known = {m: getattr(import_module(f'shok_nb.{m}'), '__all__', ()) for m in modules() if m}
+    assert sorted(re.findall('>([^<>]+)</code></a>', shown)) == sorted(n for names in known.values() for n in names)
+    top = {n for n,v in vars(shok_nb).items() if not n.startswith('_') and not inspect.ismodule(v)}
+    assert top <= {n for names in known.values() for n in names}
+    for to,(takes,_,changes) in cells.items():
+        if not to.startswith('#'): continue
+        module,_,name = to[1:].rpartition('.')
+        parameters = inspect.signature(getattr(import_module(module), name)).parameters
+        assert [n for n in re.findall(r'\w+', takes) if n in parameters][:len(parameters)] == [*parameters], to
+        assert changes == (next(iter(parameters)) if name.endswith('_') else '')
+    soft = 'x, alpha=5.0, *, hard=False, step=1.0, offset=0.0'
+    assert cells['#shok_nb.estimators.soft.soft_round'] == [soft, 'Tensor', '']
+    assert cells['#shok_nb.deployment.deploy.deploy_'] == ['model, example, *, pack=True', 'LayerReport', 'model']
 
 def test_references():
     """Every arXiv id that a page cites, and every "Name 1999", has its entry in references.bib. No entry is there for

@@ -500,6 +500,12 @@ class _Step(NamedTuple):
     reads:tuple
     writes:str
 
+def _computed(n, found):
+    "The numbers that a call reads, and their arrays. Raises where none has computed them."
+    if n.all_input_nodes and all(a in found for a in n.all_input_nodes):
+        return zip(*[found[a] for a in n.all_input_nodes])
+    raise ValueError(f'to_c: {_where(n)} reads other than what was computed')
+
 def _translated(calls, prefix)->Any:
     "Each step, and the array that leaves."
     feeding,first = _feeding(calls),_first_grid(calls)
@@ -514,10 +520,7 @@ def _translated(calls, prefix)->Any:
             return steps,found[n.args[0]][1]
         elif shape is not None:
             name = _name(f'{prefix}_{_where(n)}', prefix, [s.name for s in steps])
-            if any(a not in found for a in n.all_input_nodes) or not n.all_input_nodes:
-                told = f'{_where(n)} reads other than what was computed'
-                raise ValueError(f'to_c: {told}')
-            xs,reads = zip(*[found[a] for a in n.all_input_nodes])
+            xs,reads = _computed(n, found)
             own = isinstance(m, _INTEGERS)
             if own: one = _integer(m, name, xs, shape, _where(n), n not in feeding)
             else: one = _plain(n, m, xs[0], shape)

@@ -221,16 +221,22 @@ def _of_quantized(m, q, entering):
     bits = max(-q.range()[0]-1, q.range()[1]).bit_length()
     return _Terms(codes, whole, product, low-zero, high-zero, bits)
 
-def _no_sums(m, q, entering):
-    "Why a quantized layer has no sums of integers, or None."
-    kind = next((k for k in (nn.Linear, *CONVOLVE) if isinstance(m, k)), None)
-    if kind is None: return 'is no Linear and no convolution'
+def _not_integers(q, entering):
+    "Why the grids of weights and inputs give no sums of integers, or None."
     if not isinstance(entering, Quantizer) or entering.format is not None:
         return 'takes no integers'
     if q.format is not None or q.block is not None or q.has_zero_point:
         return 'has other weights than integers with a scale'
     if q.axis not in (None, 0): return 'has weights not per channel'
     if (entering.axis, entering.block) != (None, None): return 'takes integers of many scales'
+    return None
+
+def _no_sums(m, q, entering):
+    "Why a quantized layer has no sums of integers, or None."
+    kind = next((k for k in (nn.Linear, *CONVOLVE) if isinstance(m, k)), None)
+    if kind is None: return 'is no Linear and no convolution'
+    why = _not_integers(q, entering)
+    if why: return why
     if getattr(m, 'padding_mode', 'zeros') != 'zeros': return 'pads with other than zeros'
     if kind is not nn.Linear and padding_of(m) is None: return 'pads one side more'
     if not (q.ready and entering.ready): return 'is not calibrated'

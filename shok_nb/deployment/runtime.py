@@ -223,6 +223,15 @@ def _check_lengths(graph, axes):
             raise ValueError(f'to_onnx: the file {told}, since the model uses this length '
                 f'as a number, as len(x) is: write x.shape[{a}], or export {how}')
 
+def _one_constant_each(graph, held):
+    "A copy of these constants for each node that quantizes or dequantizes but the first."
+    seen = set()
+    for node in graph.node:
+        if node.op_type not in ('QuantizeLinear', 'DequantizeLinear'): continue
+        for at,name in enumerate(node.input):
+            if name in seen and name in held: _copy_constant(graph, held[name], node, at)
+            seen.add(name)
+
 def _unshared(file):
     """The file; or its bytes with a copy of int8 constants for each reader, if one has more:
     without VNNI the runtime makes uint8 of each reader's, by the same name, and fails."""
@@ -235,12 +244,7 @@ def _unshared(file):
     made = [n for n in model.graph.node if n.op_type == 'DequantizeLinear']
     of_weights = {n.output[0]: n for n in made if n.input[0] in held}
     _one_reader_each(model.graph, of_weights)
-    seen = set()
-    for node in model.graph.node:
-        if node.op_type not in ('QuantizeLinear', 'DequantizeLinear'): continue
-        for at,name in enumerate(node.input):
-            if name in seen and name in held: _copy_constant(model.graph, held[name], node, at)
-            seen.add(name)
+    _one_constant_each(model.graph, held)
     return str(file) if len(model.graph.initializer) == before else model.SerializeToString()
 
 def _one_reader_each(graph, made):

@@ -156,9 +156,6 @@ def check_knob(
         if k.ndim or not k.is_cpu: _must_join(k, x, fn, arg)
         return k
     if _no_number_yet(k, arg): return k
-    if isinstance(k, bool) or not isinstance(k, numbers.Real):
-        wanted = 'a number' if x is None else 'a number or a torch.Tensor'
-        raise TypeError(f'{fn}: {arg} must be {wanted}, got {type(k).__name__}')
     return _in_range(k, x, f'{fn}: {arg}', lo, hi, open, finite)
 
 # %% ../../nbs/engine/80_arguments.ipynb #282a16bb
@@ -249,7 +246,10 @@ def _per_channel(k, x, arg):
     return f'; for one per channel use {arg}.view({shape})'
 
 def _in_range(k, x, what, lo, hi, open, finite):
-    "The number `k` as the dtype of `x` holds it. Raises ValueError if that is out of range."
+    "The number `k` as the dtype of `x` holds it. Raises if it is none, or out of range."
+    if isinstance(k, bool) or not isinstance(k, numbers.Real):
+        wanted = 'a number' if x is None else 'a number or a torch.Tensor'
+        raise TypeError(f'{what} must be {wanted}, got {type(k).__name__}')
     dtype = torch.float64 if x is None else wide_dtype(x.dtype)
     number = _in_dtype(k, dtype, lo)
     if not (lo < number < hi if open else lo <= number <= hi):

@@ -89,6 +89,11 @@ def run_into(f, to, ts, knobs, key=None):
     return run(wide, to, [*ts, *tensors], key)
 
 # %% ../../nbs/engine/40_pieces.ipynb #c9c2e481
+def _joined(parts, d, cut):
+    "The sum for a knob from those of the pieces, side by side if it was cut; or None."
+    if parts[0] is None: return None
+    return torch.cat(parts, d) if cut else torch.stack(parts).sum(0)
+
 def _cut(f, key, size, to, ts, knobs, uncut=None):
     "`run_into` by pieces of about `size` elements, cut along the first dim longer than 1."
     dims = [d for d in range(-to.ndim, 0) if to.shape[d] > 1 and d != uncut]
@@ -102,10 +107,7 @@ def _cut(f, key, size, to, ts, knobs, uncut=None):
     of_knobs = zip(*of_knobs) if knobs else [()]*n
     pieces = zip(of_tensors, of_knobs)
     sums = [_cut(f, key, size, tensors[0], tensors[1:], ks, uncut) for tensors,ks in pieces]
-    def join(parts, cut):
-        if parts[0] is None: return None
-        return torch.cat(parts, d) if cut else torch.stack(parts).sum(0)
-    return [join(parts, cut) for parts,cut in zip(zip(*sums), is_cut)]
+    return [_joined(parts, d, cut) for parts,cut in zip(zip(*sums), is_cut)]
 
 def whole(f, ts, knobs):
     "The same as it is written: what `cut_in_pieces` returns, without pieces or replay."
@@ -136,18 +138,21 @@ def cut_in_pieces(f, key, ts, knobs, make=None, uncut=None):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
     knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `uncut` is a
     dim that must stay whole, counted from the last."""
-    # thirteen decisions in one function: a small call takes longer by each function it passes
+    # all of it in one function: a small call takes longer by each function it passes
     x = ts[0]
     knobs = [k.to(wide_dtype(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
     _,tensors = split_tensors(knobs)
     if not (is_ordinary(*ts, *tensors) and _fits(x, ts, tensors)): return whole(f, ts, knobs)
     kernel = make(f, x, knobs) if make and x.device.type in _FUSED else None
-    if not (kernel or x.is_cpu and x.numel()): return whole(f, ts, knobs)
-    size = PIECE*torch.get_num_threads()*(1 if uncut is None else 2)
+    if kernel:
+        y = torch.empty_like(x)
+        to,*given = _as_vectors(uncut, tensors, y, *ts)
+        return y,*kernel(to, given, knobs)
+    if not (x.is_cpu and x.numel()): return whole(f, ts, knobs)
     y = torch.empty_like(x)
-    if not kernel and x.numel() <= size: return y,*run_into(f, y, ts, knobs, key)
+    size = PIECE*torch.get_num_threads()*(1 if uncut is None else 2)
+    if x.numel() <= size: return y,*run_into(f, y, ts, knobs, key)
     to,*given = _as_vectors(uncut, tensors, y, *ts)
-    if kernel: return y,*kernel(to, given, knobs)
     return y,*_cut(f, key, size, to, given, knobs, uncut)
 
 # %% ../../nbs/engine/40_pieces.ipynb #70f91e90

@@ -327,6 +327,12 @@ def _with_tensors(step, values):
 # %% ../../nbs/engine/50_replay.ipynb #94b14947
 _PAYS,_KEPT = 100,256                            # pieces that pay for a program; programs kept
 
+def _bound(c, registers, still):
+    "A call of which nothing changes, ready to be made; or None."
+    if not (c.writes and still.issuperset([c.to, *c.args])): return None
+    args = [registers[a] for a in c.args]
+    return partial(c.f, *args, out=registers[c.to], **c.kwargs)
+
 class Memory:
     "Rows of scratch, and for each program its registers cut from them."
     def __init__(self): self.rows,self.frames = {},{}
@@ -355,12 +361,7 @@ class Memory:
             with torch.inference_mode(False):
                 registers[c.to] = c.f(*[registers[a] for a in c.args], **c.kwargs)
             still.add(c.to)
-        def bound(c):
-            "A call of which nothing changes, ready to be made."
-            if not (c.writes and still.issuperset([c.to, *c.args])): return None
-            args = [registers[a] for a in c.args]
-            return partial(c.f, *args, out=registers[c.to], **c.kwargs)
-        calls = [(bound(c), c) for c in calls]
+        calls = [(_bound(c, registers, still), c) for c in calls]
         changing = [v for v in range(program.target+1) if v not in still]
         if len(self.frames) >= _KEPT: self.frames.clear()
         self.frames[program] = registers,calls,changing

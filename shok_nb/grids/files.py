@@ -237,10 +237,11 @@ def _is_single(v):
     most = torch.finfo(torch.float32).max
     return not v or not math.isfinite(v) or 2.**-149 <= abs(v) <= most
 
+_KINDS = bool,str,numbers.Integral,numbers.Real     # a value is the first that it can be
+
 def _type_of(values, integers):
     "The number of the type that holds them all, the first of those for integers; or None."
-    kinds = {bool if isinstance(v, bool) else next((k for k in (str, numbers.Integral,
-        numbers.Real) if isinstance(v, k)), None) for v in values}
+    kinds = {next((k for k in _KINDS if isinstance(v, k)), None) for v in values}
     kind = kinds.pop() if len(kinds) == 1 else None
     if kind in (bool, str): return _BOOL if kind is bool else _STRING
     if kind is numbers.Real: return 6 if all(map(_is_single, values)) else 12
@@ -367,9 +368,8 @@ def _check_shape(name, shape):
         do = 'ggml reads up to 4 dims, and 0 in the last alone; leave it out, or view it'
         raise ValueError(f'save_gguf: {name} has shape {tuple(shape)}; {do}')
 
-def _stored(types, name, t):
-    "Type, bytes and largest difference of one tensor."
-    _check_name(name)
+def _check_tensor(name, t):
+    "Raises for what is no dense tensor with values, and for a shape that ggml does not read."
     if not isinstance(t, Tensor):
         raise TypeError(f'save_gguf: {name} must be a Tensor, got {what_came(t)}')
     if t.layout != torch.strided or t.is_nested:
@@ -377,6 +377,11 @@ def _stored(types, name, t):
     _check_shape(name, t.shape)
     if t.is_meta:
         raise ValueError(f'save_gguf: {name} is on the meta device and has no values')
+
+def _stored(types, name, t):
+    "Type, bytes and largest difference of one tensor."
+    _check_name(name)
+    _check_tensor(name, t)
     t = t.detach().cpu()
     if t.dtype in _WHOLE: return str(t.dtype),_WHOLE[t.dtype],_bytes_of(t),0.
     if t.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):

@@ -66,6 +66,19 @@ def _line(name, own, stored, read):
     largest = f'{gap.max().item():.3g}' if len(gap) else '0'
     return Served(name, stored, n, len(gap), largest, 'differs' if len(gap) else 'same')
 
+def _in_file(own, file, fn):
+    "The lines of the weights that both have, by name, and those of the file's other weights."
+    rows,alone = {},[]
+    for name,stored,read in read_file(file, fn):
+        if name in own: rows[name] = _line(name, own[name], stored, read)
+        elif '_quantizer.' not in name:
+            n = read.numel()
+            alone.append(Served(name, stored, n, n, '-', 'in the file alone'))
+    if rows: return rows,alone
+    mine,theirs = (names_in_words(k) or 'none' for k in (own, [r.weight for r in alone]))
+    told = f'no weight of model is in the file: model has {mine}, the file {theirs}'
+    raise ValueError(f'{fn}: {told}; rename the entries of the state')
+
 # %% ../../nbs/low_precision/30_served.ipynb #5e4d0013
 @torch.no_grad()
 def same_grid(
@@ -99,16 +112,7 @@ def same_grid(
     fn = 'same_grid'
     own = {k: t for k,t in tensors_of(model, fn).items() if '_quantizer.' not in k}
     for name,t in own.items(): _check_weight(name, t, fn)
-    rows,alone = {},[]
-    for name,stored,read in read_file(file, fn):
-        if name in own: rows[name] = _line(name, own[name], stored, read)
-        elif '_quantizer.' not in name:
-            n = read.numel()
-            alone.append(Served(name, stored, n, n, '-', 'in the file alone'))
-    if not rows:
-        mine,theirs = (names_in_words(k) or 'none' for k in (own, [r.weight for r in alone]))
-        told = f'no weight of model is in the file: model has {mine}, the file {theirs}'
-        raise ValueError(f'{fn}: {told}; rename the entries of the state')
+    rows,alone = _in_file(own, file, fn)
     for name,t in own.items():
         n = t.numel()
         rows.setdefault(name, Served(name, '-', n, n, '-', 'missing in the file'))

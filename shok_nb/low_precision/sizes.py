@@ -139,10 +139,11 @@ def _rest(model, coded):
     known = {id(t) for one in coded for t in _stored(one.layer, one.weight)}
     known |= {id(t) for q in grids for t in q.state_dict(keep_vars=True).values()}
     more = {id(t): t for t in model.state_dict(keep_vars=True).values()}
-    free = [t.detach().cpu().contiguous().flatten() for k,t in more.items() if k not in known]
+    free = [t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        for k,t in more.items() if k not in known]
     weights = {one.q for one in coded}
-    inputs = b''.join(_grid_bytes(q) for q in grids if q not in weights)
-    return b''.join(t.view(torch.uint8).numpy().tobytes() for t in free)+inputs
+    inputs = [_grid_bytes(q) for q in grids if q not in weights]
+    return b''.join([*free, *inputs])
 
 @torch.no_grad()
 def coded_sizes(

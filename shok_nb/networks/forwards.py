@@ -69,6 +69,14 @@ def _names_after(code, at):
     reads = itertools.takewhile(lambda i: i.opname in ('LOAD_ATTR', 'LOAD_METHOD'), rest)
     return [i.argval for i in reads]
 
+def _followed(path, value, names):
+    "Where these names lead: to the first module, or value that can be remembered."
+    for name in names:
+        known = _is_known(value) and not isinstance(value, type)
+        if known or isinstance(value, nn.Module): break
+        path,value = (*path, name),getattr(value, name, _ABSENT)
+    return path,value
+
 class _Reads:
     """What a forward reads that is no tensor while it is traced: attributes of its modules and
     variables outside, with what they were."""
@@ -113,16 +121,12 @@ class _Reads:
 
     def remember(self, holder, path, value, names):
         "The value that was read here, or what is read from it by these names."
-        names = [*names]
-        while names and not isinstance(value, nn.Module) and (
-                isinstance(value, type) or not _is_known(value)):
-            path = *path,names.pop(0)
-            value = getattr(value, path[-1], _ABSENT)
+        path,value = _followed(path, value, names)
         if isinstance(value, (*_CODE, type, *_NAMES_OF_TORCH)) and _is_known(value): return
         outside = isinstance(holder, str)
+        if isinstance(value, Tensor) and not outside and len(path) == 1:
+            return self.hold_tensor(value)
         if outside and isinstance(value, nn.Module) or not _is_known(value):
-            if isinstance(value, Tensor) and not outside and len(path) == 1:
-                return self.hold_tensor(value)
             raise Unread(f'reads {".".join(path)}, a {type(value).__name__}')
         self.hold(value)
         is_layer = isinstance(value, nn.Module)
@@ -133,8 +137,9 @@ class _Reads:
         if name == '_modules' and frame.f_code.co_filename.endswith('container.py'):
             self.answers[m, (name,)] = _own_layers(value)
         if not _is_theirs(frame) or name.startswith('__') and name != '__dict__': return
-        if name == 'training' and m is self.owner: return               # both are read
-        if name == 'training': raise Unread('asks whether a module in it trains')
+        if name == 'training':
+            if m is self.owner: return                                  # both are read
+            raise Unread('asks whether a module in it trains')
         if name in _INSIDE: raise Unread(f'reads {name}')
         if m not in self.modules: raise Unread(f'reads {name} of a module outside')
         if isinstance(inspect.getattr_static(type(m), name, None), property): return
@@ -479,15 +484,19 @@ def _write_back(t, was):
     if t.shape == was.shape and t.dtype == was.dtype: t.copy_(was)
     else: t.data = was
 
+def _copies(values):
+    "The tensors among these, each with its version and a copy."
+    tensors = {id(t): t for t in values if isinstance(t, Tensor)}
+    return [(t, t._version, t.detach().clone()) for t in tensors.values()
+        if not t.is_inference()]
+
 @contextmanager
 def as_it_was(model):
     "What forwards write to a model and to the lists and objects in it is taken back."
     held = {id(v): (v, copy.copy(v)) for v in _containers_of(model)}
     own = [(m, _attributes(m)) for m in model.modules()]
-    tensors = {id(t): t for v,_ in held.values() for t in _values(v) if isinstance(t, Tensor)}
-    tensors |= {id(t): t for _,v in own for t in v.values() if isinstance(t, Tensor)}
-    kept = [(t, t._version, t.detach().clone()) for t in tensors.values()
-        if not t.is_inference()]
+    values = *(_values(v) for v,_ in held.values()),*(v.values() for _,v in own)
+    kept = _copies(itertools.chain(*values))
     try:
         with _random_as_it_was(): yield
     finally:

@@ -248,21 +248,24 @@ def checked_batch(i, batch, model, fn='quantize_model_'):
         raise TypeError(f'{fn}: batch {i} of calibrate has {got} for an input')
     return call_of_batch(model, batch, f'{fn}: batch {i} of calibrate')
 
+def _columns(x, axis, name, rows):
+    "Some of an input's rows along an axis. Raises where it has none, or others than before."
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f'quantize_model_: activations have axis={axis}, which is '
+            f'not in the input of {name}, of shape {tuple(x.shape)}')
+    v = _sampled(x, axis)
+    if rows and rows[0].shape[1:] != v.shape[1:]:
+        told = f'the inputs of {name} have different lengths along axis={axis}'
+        raise ValueError(f'quantize_model_: {told} of the activations')
+    return v
+
 def _watch_layers(model, layers, batches, axis=None):
     "What enters each of the layers, for these batches."
     seen = {name: ValueObserver() if axis is None else ColumnObserver() for name in layers}
     def keep(name):
         def hook(m, args, kwargs):
-            x = args[0] if args else kwargs['input']
-            if axis is not None and not -x.ndim <= axis < x.ndim:
-                raise ValueError(f'quantize_model_: activations have axis={axis}, which is '
-                    f'not in the input of {name}, of shape {tuple(x.shape)}')
-            x = x.detach()
-            v = x.flatten() if axis is None else _sampled(x, axis)
-            rows = seen[name].rows if axis is not None else []
-            if rows and rows[0].shape[1:] != v.shape[1:]:
-                told = f'the inputs of {name} have different lengths along axis={axis}'
-                raise ValueError(f'quantize_model_: {told} of the activations')
+            x = (args[0] if args else kwargs['input']).detach()
+            v = x.flatten() if axis is None else _columns(x, axis, name, seen[name].rows)
             if len(v): seen[name].add(v)
         return hook
     with all_or_nothing(model), evaluating(model), torch.no_grad():

@@ -279,21 +279,29 @@ def _may_share(owner, node):
     if isinstance(m, _PASSING) or getattr(m, 'inplace', False): return True
     return not type(m).__module__.startswith('torch.') and not [*m.parameters()]
 
+def _memory_of(owner, node):
+    "The values above this one that may have its memory, each with the node that it enters."
+    x = node.args[0]
+    yield node,x
+    while _may_share(owner, x):
+        node,x = x,x.all_input_nodes[0]
+        yield node,x
+
+def _check_write(owner, order, node):
+    for below,x in _memory_of(owner, node):
+        if x.op == 'get_attr': raise Unread('writes to its tensors')
+        others = [u for u in x.users if u is not below]
+        read = any(order[u] > order[node] or _may_share(owner, u) for u in others)
+        new = _layer_for(node) is not None
+        if new and x.op == 'placeholder' or read and (new or node.target in _INTO):
+            raise Unread('writes over a value that others may read')
+
 def _check_writes(owner, graph):
     "Raises where something is written that others may read."
     order = {n: i for i,n in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if not _writes_over(node) or not isinstance(node.args[0], fx.Node): continue
-        below,x = node,node.args[0]
-        while True:
-            if x.op == 'get_attr': raise Unread('writes to its tensors')
-            others = [u for u in x.users if u is not below]
-            read = any(order[u] > order[node] or _may_share(owner, u) for u in others)
-            new = _layer_for(node) is not None
-            if new and x.op == 'placeholder' or read and (new or node.target in _INTO):
-                raise Unread('writes over a value that others may read')
-            if not _may_share(owner, x): break
-            below,x = x,x.all_input_nodes[0]
+        if _writes_over(node) and isinstance(node.args[0], fx.Node):
+            _check_write(owner, order, node)
 
 def _read(owner, inputs):
     "The graph of a forward that may be rewritten, and what it asked; or raises."
@@ -457,16 +465,19 @@ def _rewritten(owners, keep=None):
         if changed: done.append(m)
     return done
 
+def _takes_codes(m, args):
+    "Could an operation be given codes instead of these inputs?"
+    if not all(isinstance(t, Tensor) and t.is_floating_point() for t in args): return False
+    if type(m) is nn.BatchNorm1d: return bool(args) and args[0].ndim == 3
+    if is_adaptive_pool(m): return args[0].ndim == 4 and _unequal(m, args[0])
+    return not (is_global_pool(m) or is_window_pool(m)) or args[0].ndim == 4
+
 def _only_tensors(model, example, operations):
     "Those of the operations that are called, with floats."
     called,odd = set(),set()
     def see(m, args, kwargs):
         called.add(m)
-        if not all(isinstance(t, Tensor) and t.is_floating_point() for t in args): odd.add(m)
-        pools = is_global_pool(m) or is_adaptive_pool(m) or is_window_pool(m)
-        if pools and getattr(args[0], 'ndim', 4) != 4: odd.add(m)
-        elif is_adaptive_pool(m) and not _unequal(m, args[0]): odd.add(m)
-        if type(m) is nn.BatchNorm1d and (not args or args[0].ndim != 3): odd.add(m)
+        if not _takes_codes(m, args): odd.add(m)
     _run_watched(model, example, operations, see)
     return {m: places for m,places in operations.items() if m in called-odd}
 

@@ -306,10 +306,13 @@ def _check_finite(fn, model, arg, example, outputs):
         raise ValueError(f'{fn}: {arg} gives nan or infinity, which proves nothing; '
             'give numbers that are finite, as is what the model makes of them')
 
+def _check_floats(fn, model):
+    if not any(isinstance(m, Quantizer) for m in model.modules()): return
+    raise ValueError(f'{fn}: the model is quantized; {fn} comes before quantize_model_')
+
 def change_or_undo(fn, model, arg, example, change, others=()):
     "What `change` reports; everything is put back where it fails or the output is another."
-    if any(isinstance(m, Quantizer) for m in model.modules()):
-        raise ValueError(f'{fn}: the model is quantized; {fn} comes before quantize_model_')
+    _check_floats(fn, model)
     called = {m: n or '(model)' for n,m in model.named_modules()}
     names = {m: n for m,n in called.items()
         if is_layer(m) or is_channel_norm(m) or isinstance(m, others)}
@@ -487,23 +490,21 @@ class _Code:
     def touches(self, m, f, tree, seen):
         "The same, computed."
         me = next(iter(f.__code__.co_varnames), '')
-        chains = [n for n in ast.walk(tree) if isinstance(n, (ast.Attribute, ast.Subscript))]
-        below = {n.value for n in chains}
-        heads = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call)}
-        for n in chains:
-            if n in below: continue
+        for n,is_called in _chains(tree):
             found,name = _resolved(m, n, me)
             if name is not None and (m, name) not in seen:
-                own = next((g for k,g in _functions(m) if k == name), None)
-                inner = self.source(own) if own else None
-                if inner is None or found != [m]: continue
-                parts = [p for _,p,_ in self.touches(m, own, inner, (*seen, (m, name)))]
-                yield name,{*()}.union(*parts),n
+                inside = self.behind(m, name, seen) if found == [m] else None
+                if inside is not None: yield name,inside,n
             else:
-                for z in found:
-                    whole = n in heads or not isinstance(z, _CONTAINERS)
-                    for part in [z] if whole else z.children():
-                        yield self.names[part],self.below[part],n
+                for part in _parts_of(found, is_called):
+                    yield self.names[part],self.below[part],n
+
+    def behind(self, m, name, seen):
+        "The modules that a method names; None where its source is not there."
+        f = next((g for k,g in _functions(m) if k == name), None)
+        tree = self.source(f) if f else None
+        if tree is None: return None
+        return set().union(*(p for _,p,_ in self.touches(m, f, tree, (*seen, (m, name)))))
 
     def unrun(self, modules):
         "Code that did not run and may take these modules apart, in words; or None."
@@ -512,15 +513,18 @@ class _Code:
             tree = self.source(f)
             if tree is None or m in parts or not parts & self.below[m]: continue
             told = f'{type(m).__name__}.{name}, of which a part did not run'
-            for words,inside,node in self.touched(m, f, tree):
-                if _cuts(inside, parts) and not self.did_run(f, node):
-                    return f'{words} is used in {told}'
-            if f.__code__ not in self.ran: continue
-            names = self.holding(m, f, tree, parts)
-            uses = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in names)
-            for node in uses:
-                if not self.did_run(f, node): return f'{node.id} is used in {told}'
+            for words,node in self.uses(m, f, tree, parts):
+                if not self.did_run(f, node): return f'{words} is used in {told}'
         return None
+
+    def uses(self, m, f, tree, parts):
+        "Where a function takes these modules apart or uses what one of them gives, in words."
+        for words,inside,node in self.touched(m, f, tree):
+            if _cuts(inside, parts): yield words,node
+        if f.__code__ not in self.ran: return
+        names = self.holding(m, f, tree, parts)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and node.id in names: yield node.id,node
 
     def holding(self, m, f, tree, parts):
         "Local names that hold what one of these modules gives."
@@ -534,15 +538,28 @@ class _Code:
 
 def _cuts(inside, parts): return bool(parts & inside) and not parts <= inside
 
+_LINKS = ast.Attribute,ast.Subscript
+
+def _chains(tree):
+    "The chains such as `self.a.b[0]` in a piece of source, each whole; and is it called?"
+    links = [n for n in ast.walk(tree) if isinstance(n, _LINKS)]
+    below = {n.value for n in links}
+    heads = {n.func for n in ast.walk(tree) if isinstance(n, ast.Call)}
+    return [(n, n in heads) for n in links if n not in below]
+
+def _parts_of(modules, are_called):
+    "These modules; of a container that is not called what it holds."
+    for m in modules:
+        whole = are_called or not isinstance(m, _CONTAINERS)
+        yield from [m] if whole else m.children()
+
 def _resolved(m, node, me):
     "The modules that a chain such as `self.a.b[0]` names, and the method behind them."
-    if isinstance(node, ast.Name): return ([m], None) if node.id == me else ([], None)
-    if isinstance(node, ast.Subscript):
-        found,name = _resolved(m, node.value, me)
-        return [c for z in found for c in z.children()] if name is None else [],None
-    if not isinstance(node, ast.Attribute): return [],None
+    if isinstance(node, ast.Name): return [m] if node.id == me else [],None
+    if not isinstance(node, _LINKS): return [],None
     found,name = _resolved(m, node.value, me)
     if name is not None: return [],None
+    if isinstance(node, ast.Subscript): return [c for z in found for c in z.children()],None
     inner = [z._modules[node.attr] for z in found if z._modules.get(node.attr) is not None]
     if inner: return inner,None
     if any(node.attr in z._parameters for z in found): return found,None

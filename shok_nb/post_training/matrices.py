@@ -235,23 +235,27 @@ def name_of_bias(task):
     if isinstance(task.layer, nn.MultiheadAttention): return 'in_proj_bias'
     return task.weight.replace('weight', 'bias', 1)
 
+def _attention_of(name, modules):
+    "The name of the attention of which this module is the `out_proj`, or None."
+    above = name.rpartition('.')[0]
+    m = modules.get(above)
+    if not isinstance(m, nn.MultiheadAttention): return None
+    return above if getattr(m, 'out_proj', None) is modules[name] else None
+
 def tasks_of(model):
     "The products that are looked at, in any order, and why others are not."
     owners,modules = _Owners(model),dict(model.named_modules())
     tasks,why = [],[]
     for name,m in modules.items():
-        above = name.rpartition('.')[0]
-        parent = modules[above] if m is not model else None
-        if getattr(parent, 'out_proj', None) is not m: parent = None
-        if not isinstance(parent, nn.MultiheadAttention): parent = None
+        attention = _attention_of(name, modules)
         weights = [w for w in getattr(m, 'parametrizations', ()) if is_rounded(m, w)]
-        left = {w: _left_because(m, w, parent, owners) for w in weights}
+        left = {w: _left_because(m, w, modules.get(attention), owners) for w in weights}
         several = len({*left.values()}) > 1
         told = [(name, f'{w}: {because}' if several else because)
             for w,because in left.items() if because]
         why += dict.fromkeys(told)
         free = [w for w in weights if not left[w]]
-        if free: tasks += _of_one_layer(name, m, free, above if parent is not None else None)
+        if free: tasks += _of_one_layer(name, m, free, attention)
     def lends(t): return owners.others(t.layer, name_of_bias(t)) is not None
     return [t._replace(lends_bias=lends(t)) for t in tasks],why
 

@@ -9,6 +9,7 @@ __all__ = ['reconstruct_', 'Reconstructed']
 import copy
 import math
 from collections.abc import Callable, Iterable
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, NamedTuple
@@ -122,30 +123,18 @@ def reconstruct_(
     of_input = _readers(model) if activations else {}
     teacher = _teacher_of(model, teacher)
     rows = [_left_alone(n, told) for n,told in why]
-    undo,done = [],0
-    try:
-        with evaluating(model), evaluating(teacher), torch.no_grad():
-            others = {*of_block, *chain(*of_input.values())}
-            calls,order,outside = _in_order(model, tasks, others, batches)
-            def again(): return [t.clone() for t in tensors_of(feed(teacher, batches[0]))]
-            check_steady('reconstruct_', again, again())
-            rows += [_left_alone(n, 'its weight is used outside of its calls')
-                for n in dict.fromkeys(t.name for t in order) if n in outside]
-            free = [t for t in order if t.name not in outside]
-            of_block = {n: [t for t in free if t in ts] for n,ts in of_block.items()}
-            todo = [t for t in free if not (resume and _on_grid(t))]
-            for do in _steps_in_order(todo, of_input, of_block, steps):
-                row = do(model, teacher, batches, calls, settings, undo)
-                rows.append(row)
-                done = len(undo)
-                if progress: progress(row)
-    except KeyboardInterrupt:
-        _put_back(undo[done:])
-        raise
-    except BaseException:
-        _put_back(undo)
-        raise
-    finally: forget_compiled()
+    with _undone_on_error() as undo, evaluating(model), evaluating(teacher), torch.no_grad():
+        others = {*of_block, *chain(*of_input.values())}
+        calls,order,outside = _in_order(model, tasks, others, batches)
+        _check_steady(teacher, batches[0])
+        rows += [_left_alone(n, 'its weight is used outside of its calls') for n in outside]
+        free = [t for t in order if t.name not in outside]
+        todo = [t for t in free if not (resume and _on_grid(t))]
+        for do in _steps_in_order(todo, of_input, _only(free, of_block), steps):
+            row = do(model, teacher, batches, calls, settings, undo)
+            rows.append(row)
+            undo.done = len(undo)
+            if progress: progress(row)
     return LayerReport(rows)
 
 # %% ../../nbs/post_training/10_reconstruct.ipynb #64f00016
@@ -323,12 +312,13 @@ def _order(model, names, batches, outside):
 
 def _in_order(model, tasks, others, batches):
     """The calls of their modules and of others, the tasks in the order of these, and the names
-    of layers whose weights are used outside of their calls."""
+    in this order of layers whose weights are used outside of their calls."""
     outside = _Outside(tasks, dict(model.named_modules()))
     calls = _order(model, {t.at for t in tasks} | others, batches, outside)
     if not calls: raise ValueError('reconstruct_: no batch reaches a quantized layer')
     place = {n: i for i,n in enumerate(calls)}
-    return calls,sorted(tasks, key=lambda t: place.get(t.at, len(place))),outside.names
+    order = sorted(tasks, key=lambda t: place.get(t.at, len(place)))
+    return calls,order,[*dict.fromkeys(t.name for t in order if t.name in outside.names)]
 
 def _call_by_call(model, batch, often, hooked):
     "What the hook that `hooked(keep)` sets hands to `keep`; the model runs no further."
@@ -466,6 +456,23 @@ def _put_back(undo):
     for t,was in reversed(undo): t.copy_(was)
     undo.clear()
 
+class _Undo(list):
+    "Tensors and their values before; `done` of them belong to lines of the report."
+    done = 0
+
+@contextmanager
+def _undone_on_error():
+    "Puts everything back where something raises; after Ctrl-C what the report has stays."
+    undo = _Undo()
+    try: yield undo
+    except KeyboardInterrupt:
+        _put_back(undo[undo.done:])
+        raise
+    except BaseException:
+        _put_back(undo)
+        raise
+    finally: forget_compiled()
+
 def _places(task, q, raw)->Any:
     "Which scale each weight has, in matrices; None where others outside these rows share it."
     v,n = q.kind.blocks(raw),q.grid()[0]
@@ -491,40 +498,45 @@ def _chosen(task, targets, q, raw, settings):
     return point
 
 # %% ../../nbs/post_training/10_reconstruct.ipynb #64f00017
+def _line(name, kind, before, after, note):
+    "A line of the report, with three digits of the errors."
+    was,now = (float(f'{v:.3g}') for v in (before, after))
+    return Reconstructed(name, kind, was, now, note)
+
+def _shift(bias, sums, weights, undo):
+    "The bias makes up for the mean error of the outputs."
+    undo.append((bias, bias.clone()))
+    bias += torch.cat([s.shift(w) for s,w in zip(sums, weights)]).to(bias.dtype)
+
 def _weigh(task, sums, q, raw, settings, undo, again=None):
     """New codes for one product if they are better, with the bias; errors before and after.
     `again` has the sums with them, where the inputs depend on them."""
     bias = None if task.lends_bias else _bias_of(task)
     free = [s.whole() for s in sums] if bias is None else sums
     old = matrices_of(task.layer, q(raw)[task.rows])
-    first,was = len(undo),_kept(q)
-    undo += was
+    first = len(undo)
+    undo += _kept(q)
     new = _chosen(task, [*_targets(free, settings.damping)], q, raw, settings)
     def total(w, moved): return sum(s.error(v, moved).sum().item() for s,v in zip(sums, w))
     before,after = total(old, False),total(new, bias is not None)
     power = max(sum(s.power.sum().item() for s in sums), 1e-300)
-    better = after < before
-    if not better: _put_back([*was])
-    _set_weights(task, new if better else old, q, raw, undo)
-    if better and bias is not None:
-        undo.append((bias, bias.clone()))
-        bias += torch.cat([s.shift(v) for s,v in zip(sums, new)]).to(bias.dtype)
-    if better and again is not None:
-        sums = again()
-        after = total(new, False)
-        if not after < before:
-            _put_back(undo[first:])
-            _set_weights(task, old, q, raw, undo)
+    if after < before:
+        _set_weights(task, new, q, raw, undo)
+        if bias is not None: _shift(bias, sums, new, undo)
+        if again is not None:
+            sums = again()
+            after = total(new, False)
+    if not after < before:
+        _put_back(undo[first:])
+        _set_weights(task, old, q, raw, undo)
     return before/power,min(after, before)/power
 
 def _reconstructed(task, model, teacher, batches, calls, settings, undo):
     "A line of the report for one product, whose codes are in place then."
     often = calls.get(task.at, {})
     kind = type(task.layer).__name__.removeprefix('Parametrized')
-    def row(before=math.nan, after=math.nan, note=''):
-        short = [float(f'{v:.3g}') for v in (before, after)]
-        return Reconstructed(task.name, kind, short[0], short[1], note)
-    if not often: return row(note='not reached by the batches')
+    line = partial(_line, task.name, kind)
+    if not often: return line(math.nan, math.nan, 'not reached by the batches')
     def pairs():
         for i,batch in enumerate(batches):
             if i not in often: continue
@@ -547,7 +559,7 @@ def _reconstructed(task, model, teacher, batches, calls, settings, undo):
     if sums[0].count < len(sums[0].gram):
         notes.append(f'{sums[0].count} inputs for {len(sums[0].gram)} weights')
     several = again if max(often.values()) > 1 else None
-    return row(*_weigh(task, sums, q, raw, settings, undo, several), ', '.join(notes))
+    return line(*_weigh(task, sums, q, raw, settings, undo, several), ', '.join(notes))
 
 # %% ../../nbs/post_training/10_reconstruct.ipynb #64f00018
 def _batches_of(model, calibrate):
@@ -594,6 +606,10 @@ def _check_teacher(model, teacher):
             got = 'none' if given is None else f'one of shape {tuple(given.shape)}'
             raise ValueError(f'reconstruct_: {told}; {n}.{w} has shape '
                 f'{tuple(getattr(m, w).shape)}, and in teacher there is {got}')
+
+def _check_steady(teacher, batch):
+    def again(): return [t.clone() for t in tensors_of(feed(teacher, batch))]
+    check_steady('reconstruct_', again, again())
 
 def _without_quantizers(model):
     "A copy of a model, in floats."
@@ -649,6 +665,10 @@ def _names_of_blocks(model, blocks):
         if sum(_within(n, block) for block in names) > 1:
             raise ValueError(f'reconstruct_: blocks: {n!r} is in another block or twice')
     return names
+
+def _only(tasks, of_block):
+    "The same blocks, of which each has these tasks alone, in this order."
+    return {n: [t for t in tasks if t in own] for n,own in of_block.items()}
 
 def _tasks_of_blocks(model, blocks, tasks):
     "The tasks within each block, by its name. Raises where there are none."
@@ -770,9 +790,7 @@ def _fitted_block(name, tasks, steps, model, teacher, batches, calls, settings, 
     "A line of the report for one block, which is no worse than before."
     m = model.get_submodule(name)
     made = _BlockCalls(name, model, teacher, batches, calls.get(name, {}))
-    def row(before, after, note):
-        was,now = (float(f'{v:.3g}') for v in (before, after))
-        return Reconstructed(name or '(model)', type(m).__name__, was, now, note)
+    row = partial(_line, name or '(model)', type(m).__name__)
     def error(): return _error_over_power(m, made)
     before = after = error()
     if math.isnan(before): return row(math.nan, math.nan, 'no targets of the same shapes')
@@ -841,8 +859,7 @@ def _fitted_range(q, names, model, teacher, batches, calls, settings, undo):
     names = [n for n in names if n in calls]
     def row(before, after, note):
         if names[1:]: note += f'; read by {", ".join(names[1:])} too'
-        was,now = (float(f'{v:.3g}') for v in (before, after))
-        return Reconstructed(names[0], 'input', was, now, note)
+        return _line(names[0], 'input', before, after, note)
     if not {*names} <= dict(teacher.named_modules()).keys():
         return row(math.nan, math.nan, 'the float network has no such module')
     made = {n: _BlockCalls(n, model, teacher, batches, calls[n]) for n in names}
