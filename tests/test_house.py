@@ -630,17 +630,17 @@ def test_what_folds():
     assert ['remove-cell' in c['metadata']['tags'] for c in (cells[7], cells[0])] == [True, False]
 
 def test_what_is_needed_stands_open():
-    "By what stands open, and what that needs in turn: the last example above, no check, and of the imports its own."
+    "By what stands open, and what that needs in turn: the last example above, no check, and its imports in it."
     helper,check = '#| code-fold: true\na = math.pi','#| code-fold: true\n#| code-summary: Check\na = 2'
     other = '#| code-fold: true\nb = sys.path'
     imports = f'import math\nimport sys\nfrom torch import {", ".join(f"x{i}" for i in range(30))}'
     reader = 'def f(): return a, x1, x29'
     cells = as_page('#| export\na = 1', imports, helper, check, other, reader, '#| code-fold: true\nx2')
-    assert [(c['source'].partition('\n')[0], is_folded(c)) for c in cells] == [('a = 1', True),
-        ('import math', False), ('a = math.pi', False), ('a = 2', True), ('import sys', True), ('b = sys.path', True),
-        (reader, False), ('x2', True)]
-    shown,rest = (cells[i]['source'] for i in (1, 4))
-    assert shown == 'import math\nfrom torch import x1, x29'
+    assert [(c['source'], is_folded(c)) for c in cells[:3]] == [('a = 1', True), ('import math\na = math.pi', False),
+        ('a = 2', True)]
+    rest = cells[3]['source']
+    assert [(c['source'], is_folded(c)) for c in cells[4:]] == [('b = sys.path', True),
+        (f'from torch import x1, x29\n{reader}', False), ('x2', True)]
     assert rest.startswith('import sys\nfrom torch import (\n    x0, x2,') and max(map(len, rest.splitlines())) <= 88
     compile(rest, 'rest', 'exec')
 
@@ -693,7 +693,8 @@ def test_use_stands_before_reference(nb):
 
 def test_what_moves_behind_its_examples():
     """An entry and its source, up to the next heading or the prose that leads to another entry; what runs stays where
-    it stood. Imports of checks stand before the first cell that reads them, those of all names where they were."""
+    it stood. What is imported stands in the first example that reads it, for checks alone before them, and where it
+    was if the page makes the name too, or imports all names."""
     def export(n): return f'#| export\ndef {n}(): pass'
     text = new_markdown_cell
     nb = notebook(text('# A'), '#| default_exp a', export('f'), 'f()', text('It is.'), 'f(1)', text('Next'),
@@ -706,9 +707,12 @@ def test_what_moves_behind_its_examples():
     runs = [c['id'] for c in made if c['cell_type'] == 'code' and 'skip-execution' not in c['metadata']['tags']]
     assert runs == ['c1', 'c2', 'c3', 'c5', 'c7', 'c8', 'c10', 'c12']
     late = as_page('import os\nimport sys', 'os.name', 'assert os', 'assert sys')
-    assert [c['source'] for c in late] == ['import os', 'os.name', 'assert os', 'import sys', 'assert sys']
+    assert [c['source'] for c in late] == ['import os\nos.name', 'assert os', 'import sys', 'assert sys']
+    made = as_page('import os\nfrom math import e, pi', '1', 'assert os', '#| export\npi = 3', 'os.name, e', 'pi')
+    seen = [c['source'] for c in made if c['source'] != 'pi = 3']
+    assert seen == ['from math import pi', 'import os\n1', 'assert os', 'from math import e\nos.name, e', 'pi']
     star = as_page('import os\nfrom sys import *', 'os.name', 'assert path')
-    assert [c['source'] for c in star] == ['import os', 'from sys import *', 'os.name', 'assert path']
+    assert [c['source'] for c in star] == ['from sys import *', 'import os\nos.name', 'assert path']
 
 def test_a_page_runs_again(tmp_path):
     "When what it reads has changed: the library, or a file of figures that it names."

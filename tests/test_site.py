@@ -429,9 +429,10 @@ VISIBLE = 'const r = arguments[0].getBoundingClientRect(); return r.right > 0 &&
 
 @needs_browser
 @pytest.mark.parametrize('fits, seen, page, kind', (('gallery', '.cell_output table', 'catalog', ':has(table)'),
-    ('soft', '.cell_input pre', 'soft', '.cell_input pre')), ids=['table', 'code'])
+    ('soft', '.cell_input pre', 'soft', '.cell_input pre'), ('soft', 'div.math', 'ramp', 'div.math')),
+    ids=['table', 'code', 'equation'])
 def test_what_is_too_wide_says_so(browser, site, fits, seen, page, kind):
-    "A table, or code, fades where it goes on, until one has scrolled to its end; what fits does not."
+    "A table, code or equation fades where it goes on, until one has scrolled to its end; what fits does not."
     with screen(browser, site/f'{fits}.html'):
         time.sleep(.3)                                                  # for an observer that would find one
         assert every(browser, seen) and not every(browser, '.goes-on')
@@ -439,6 +440,15 @@ def test_what_is_too_wide_says_so(browser, site, fits, seen, page, kind):
         wide = wait(browser, lambda: every(browser, f'{kind}.goes-on'), f'{kind} to be too wide')[0]
         browser.execute_script('arguments[0].scrollLeft = 9999', wide)
         wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
+
+@needs_browser
+@pytest.mark.parametrize('screen', (screen, phone))
+def test_a_signature_ends_its_box(browser, site, screen):
+    "The link behind it, which is seen when it is pointed at, stands in its last line."
+    below = """return [...document.querySelectorAll('dl.py > dt .headerlink')].filter(e => e.checkVisibility()
+        && e.getBoundingClientRect().top > e.previousElementSibling.getBoundingClientRect().bottom - 4).length"""
+    for page in ('soft', 'closest', 'fake_quantize'):
+        with screen(browser, site/f'{page}.html'): assert browser.execute_script(below) == 0, page
 
 @needs_browser
 def test_a_report_keeps_its_columns(browser, site):

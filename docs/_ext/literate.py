@@ -4,7 +4,8 @@ Each notebook becomes a page of the source folder (which git ignores). A cell th
 API entries (autodoc, parameters from the docments comments) and its source, folded. Of any other cell one sees the
 example: what it checks is folded after it as "Check", and what must fail is shown with its error (examples.py).
 `#| code-fold: true` folds a cell whole, which is then named by what it holds, or as its `#| code-summary: Errors` says.
-What a cell that stands open needs stands open too: a reader may copy what he sees. So of the imports one sees those.
+What a cell that stands open needs stands open too: a reader may copy what he sees. So of the imports one sees those,
+each in the first cell that needs it.
 
 A folder of notebooks is a group of the menu, with a page of its own that this writes: `literate_folders` has the titles
 in their order, `literate_guidance` what stands at its head. Within a folder the order is that of the numbers in the
@@ -323,7 +324,7 @@ def convert(nb, syms, pkg, base='', terms=()):
     if ids := needed(cells):
         again = nb | dict(cells=[_opened(c, ids) for c in nb['cells']])
         cells = _pages_cells(again, syms, pkg, base, terms)
-    return nb | dict(cells=use_first(late_imports(part_imports(cells))))
+    return nb | dict(cells=use_first(near_imports(late_imports(part_imports(cells)))))
 
 @functools.cache
 def names(code):
@@ -409,6 +410,35 @@ def late_imports(cells):
         while j > i+1 and 'remove-cell' in out[j-1]['metadata'].get('tags', ()): j -= 1    # those speak of the next one
         if '*' not in c['source']: out.insert(j-1, out.pop(i))
     return out
+
+def near_imports(cells):
+    """What an open cell imports stands in the first cell that needs it: in the last example up to it that stands open.
+    It stays where it is if none does, or if the page makes what has that name on the way."""
+    out = [*cells]
+    def is_open(c): return is_example(c) and not _is_folded(c) and 'raises-exception' not in c['metadata']['tags']
+    def place(i, name):
+        last = i
+        for j,c in enumerate(cells[i+1:], i+1):
+            if c['cell_type'] != 'code': continue
+            bound,read = names(c['source'])
+            only_imports = _only_imports(ast.parse(c['source']).body)
+            if is_open(c) and not only_imports: last = j
+            if 'exported' not in c['metadata'] and name in read: return last
+            if name in bound and not only_imports: return i
+        return i
+    for i,c in enumerate(cells):
+        body = ast.parse(c['source']).body if c['cell_type'] == 'code' and is_open(c) else []
+        if not body or not _only_imports(body) or '*' in c['source']: continue
+        placed = {}
+        for n in body:
+            for a in n.names:
+                to = place(i, a.asname or a.name.partition('.')[0])
+                placed.setdefault(to, {}).setdefault(n, []).append(a)
+        for to,found in placed.items():
+            lines = '\n'.join(_import_of(n, some) for n,some in found.items())
+            out[to] = out[to] | dict(source=lines if to == i else f"{lines}\n{out[to]['source']}")
+        if i not in placed: out[i] = None
+    return [c for c in out if c]
 
 def is_entry(c): return str(c['id']).startswith('api-')
 

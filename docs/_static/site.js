@@ -29,11 +29,11 @@ document.addEventListener("DOMContentLoaded", () => {
         pre.classList.toggle("tight", pre.scrollWidth > pre.clientWidth);
     }
 
-    const wide = [...document.querySelectorAll(".table-wrapper, .cell_output, article pre")];
+    const wide = [...document.querySelectorAll(".table-wrapper, .cell_output, article pre, div.math")];
     const hint = e => e.classList.toggle("goes-on", e.scrollWidth - e.clientWidth - e.scrollLeft > 4);
     const look = new ResizeObserver(entries => entries.forEach(({target}) => hint(target)));
     for (const e of wide) {
-        if (!e.querySelector("table, svg.figure") && !e.matches("table, pre")) continue;
+        if (!e.querySelector("table, svg.figure") && !e.matches("table, pre, .math")) continue;
         e.addEventListener("scroll", () => hint(e), {passive: true});
         look.observe(e);
     }

@@ -59,7 +59,6 @@ class Trace:
         self.met.append(weakref.ref(t))
         return t.detach().clone()
 
-# %% ../../nbs/engine/50_replay.ipynb #ddb6c188
 aten = torch.ops.aten
 
 class StandIn(Tensor):
@@ -91,7 +90,6 @@ class StandIn(Tensor):
         v = trace.add(op, [_written(trace, a) for a in args], kwargs, result)
         return cls(result, v, trace)
 
-# %% ../../nbs/engine/50_replay.ipynb #b40e773d
 def _written(trace, a):
     "An argument as a step holds it, which keeps no tensor of other code alive."
     if isinstance(a, StandIn): return a.value
@@ -113,7 +111,6 @@ def _hidden(args, kwargs):
         if isinstance(a, (list, tuple)): yield from a
     yield from kwargs.values()
 
-# %% ../../nbs/engine/50_replay.ipynb #bb461391
 def trace(f, ts):
     "The Trace of `f(*ts)` and its results as Values, None where it returned None."
     t = Trace(len(ts))
@@ -174,7 +171,6 @@ class Program:
         def line(c): return f"{name(c.to)} = {c.name}({', '.join(name(a) for a in c.args)})"
         return '\n'.join(map(line, self.calls))
 
-# %% ../../nbs/engine/50_replay.ipynb #7b3a96de
 class _Uses:
     "When each value of a trace is used last, and which of them a view shows in other places."
     trace:Trace
@@ -201,7 +197,6 @@ class _Uses:
                 if type(a) is Value: last[a] = max(until, last.get(a, until))
         return last
 
-# %% ../../nbs/engine/50_replay.ipynb #7b3a96df
 class Plan(_Uses):
     "A trace on its way to a Program: where each value lives, which function makes it."
     def __init__(self, trace, ends, ts, to):
@@ -263,7 +258,6 @@ class Plan(_Uses):
         self.owner[row] = v
         return row,strides
 
-# %% ../../nbs/engine/50_replay.ipynb #b1894864
 def _in_place(a, b):
     "Is each element of `a` where that of `b` is?"
     laid = [(t.shape, t.stride(), t.itemsize, t.data_ptr()) for t in (a, b)]
@@ -312,7 +306,6 @@ def _maker(step):
     op,dtype = step.op,step.result.dtype                    # a comparison written as numbers
     return lambda *args: op(*args).to(dtype)
 
-# %% ../../nbs/engine/50_replay.ipynb #c336a9f1
 def _with_tensors(step, values):
     "The arguments of a step, a float as the tensor that torch would make of it."
     dtype = step.result.dtype
@@ -367,7 +360,6 @@ class Memory:
         self.frames[program] = registers,calls,changing
         return self.frames[program]
 
-# %% ../../nbs/engine/50_replay.ipynb #b5d514f3
 class _Thread(threading.local):
     "What a thread has of its own: memories that are not in use, and whether it wants replays."
     def __init__(self): self.memories,self.wants = [],True
@@ -435,7 +427,6 @@ def _may_replay(to):
     return (_wanted and _thread.wants and can_stand_in and to.ndim > 0
         and not (function_modes() or torch.is_anomaly_enabled() or saved_tensor_hooks()))
 
-# %% ../../nbs/engine/50_replay.ipynb #b7c1b76e
 def run(f, to, ts, key=None)->Any:
     "`f(*ts)`: the first result goes into `to`, others are returned. Replayed if `key` allows."
     if key is not None and _may_replay(to):
@@ -449,7 +440,6 @@ def run(f, to, ts, key=None)->Any:
     to.copy_(y)
     return others
 
-# %% ../../nbs/engine/50_replay.ipynb #b8d602da
 def _program_if_often(kind, f, to, ts):
     "A Program of work that came often enough, None if it has not, False if there can be none."
     if len(_seen) >= 4*_KEPT: _seen.clear()

@@ -38,47 +38,6 @@ class Served(NamedTuple):
     largest:str       # The largest difference, or '-'
     result:str        # 'same', 'differs', 'missing in the file', 'in the file alone', …
 
-# %% ../../nbs/low_precision/30_served.ipynb #5e4d0012
-def _check_weight(name, t, fn):
-    "Raises for what has no values to compare."
-    if not isinstance(t, Tensor):
-        raise TypeError(f'{fn}: {name} of model must be a Tensor, got {what_came(t)}')
-    if t.layout != torch.strided or t.is_nested or t.is_complex():
-        got = t.dtype if t.is_complex() else t.layout
-        raise TypeError(f'{fn}: {name} of model must be dense and real, got {got}')
-    if t.is_meta:
-        raise ValueError(f'{fn}: {name} of model is on the meta device and has no values')
-
-def _beside(own, read):
-    "Both in a dtype that holds the values of both."
-    whole = not (own.is_floating_point() or read.is_floating_point())
-    dtype = torch.int64 if whole else torch.float64
-    return own.detach().cpu().to(dtype),read.to(dtype)
-
-def _line(name, own, stored, read):
-    "The line of a weight that both have."
-    n = own.numel()
-    if tuple(read.shape) != (tuple(own.shape) or (1,)) and read.shape != own.shape:
-        return Served(name, stored, n, n, '-', f'has shape {tuple(read.shape)} in the file')
-    own,read = _beside(own, read.view(own.shape))
-    off = (own != read) & ~((own != own) & (read != read))
-    gap = (own-read).abs()[off]
-    largest = f'{gap.max().item():.3g}' if len(gap) else '0'
-    return Served(name, stored, n, len(gap), largest, 'differs' if len(gap) else 'same')
-
-def _in_file(own, file, fn):
-    "The lines of the weights that both have, by name, and those of the file's other weights."
-    rows,alone = {},[]
-    for name,stored,read in read_file(file, fn):
-        if name in own: rows[name] = _line(name, own[name], stored, read)
-        elif '_quantizer.' not in name:
-            n = read.numel()
-            alone.append(Served(name, stored, n, n, '-', 'in the file alone'))
-    if rows: return rows,alone
-    mine,theirs = (names_in_words(k) or 'none' for k in (own, [r.weight for r in alone]))
-    told = f'no weight of model is in the file: model has {mine}, the file {theirs}'
-    raise ValueError(f'{fn}: {told}; rename the entries of the state')
-
 # %% ../../nbs/low_precision/30_served.ipynb #5e4d0013
 @torch.no_grad()
 def same_grid(
@@ -120,3 +79,44 @@ def same_grid(
     bad = [r.weight for r in lines if r.result != 'same']
     told = f'{len(bad)} of {len(lines)} are not the same: {names_in_words(bad)}'
     return LayerReport(lines, told if bad else f'all {len(lines)} are the same')
+
+# %% ../../nbs/low_precision/30_served.ipynb #5e4d0012
+def _check_weight(name, t, fn):
+    "Raises for what has no values to compare."
+    if not isinstance(t, Tensor):
+        raise TypeError(f'{fn}: {name} of model must be a Tensor, got {what_came(t)}')
+    if t.layout != torch.strided or t.is_nested or t.is_complex():
+        got = t.dtype if t.is_complex() else t.layout
+        raise TypeError(f'{fn}: {name} of model must be dense and real, got {got}')
+    if t.is_meta:
+        raise ValueError(f'{fn}: {name} of model is on the meta device and has no values')
+
+def _beside(own, read):
+    "Both in a dtype that holds the values of both."
+    whole = not (own.is_floating_point() or read.is_floating_point())
+    dtype = torch.int64 if whole else torch.float64
+    return own.detach().cpu().to(dtype),read.to(dtype)
+
+def _line(name, own, stored, read):
+    "The line of a weight that both have."
+    n = own.numel()
+    if tuple(read.shape) != (tuple(own.shape) or (1,)) and read.shape != own.shape:
+        return Served(name, stored, n, n, '-', f'has shape {tuple(read.shape)} in the file')
+    own,read = _beside(own, read.view(own.shape))
+    off = (own != read) & ~((own != own) & (read != read))
+    gap = (own-read).abs()[off]
+    largest = f'{gap.max().item():.3g}' if len(gap) else '0'
+    return Served(name, stored, n, len(gap), largest, 'differs' if len(gap) else 'same')
+
+def _in_file(own, file, fn):
+    "The lines of the weights that both have, by name, and those of the file's other weights."
+    rows,alone = {},[]
+    for name,stored,read in read_file(file, fn):
+        if name in own: rows[name] = _line(name, own[name], stored, read)
+        elif '_quantizer.' not in name:
+            n = read.numel()
+            alone.append(Served(name, stored, n, n, '-', 'in the file alone'))
+    if rows: return rows,alone
+    mine,theirs = (names_in_words(k) or 'none' for k in (own, [r.weight for r in alone]))
+    told = f'no weight of model is in the file: model has {mine}, the file {theirs}'
+    raise ValueError(f'{fn}: {told}; rename the entries of the state')

@@ -67,7 +67,6 @@ class Add(_OfTwo):
     """
     _operation = staticmethod(operator.add)
 
-# %% ../../nbs/networks/40_operations.ipynb #0fbe41b5
 class Multiply(_OfTwo):
     """`x * y` as a layer, with a place for a quantizer at each. Raises as `*` does.
 
@@ -79,7 +78,6 @@ class Multiply(_OfTwo):
     """
     _operation = staticmethod(operator.mul)
 
-# %% ../../nbs/networks/40_operations.ipynb #5ab0000a2
 class Concatenate(_Operation):
     """`torch.cat` as a layer, with a place for a quantizer at each part. Raises as `cat` does.
 
@@ -135,7 +133,6 @@ class Concatenate(_Operation):
         """
         return f'dim={self.dim}'
 
-# %% ../../nbs/networks/40_operations.ipynb #5ab0000a3
 class Mean(nn.Module):
     """The mean over height and width as a layer, both of length 1. Raises as `torch.mean` does.
 
@@ -577,7 +574,6 @@ def _read_right(model, example, owners, before):
     some = of([k for k in {*map(type, owners)} if right(of([k]))])
     return some if right(some) else {}
 
-# %% ../../nbs/networks/40_operations.ipynb #3fdac686
 def _chosen(model, example, layers):
     "The names of operations to quantize, and of sites that share, in a model read as a whole."
     operations = _only_tensors(model, example, _possible(model, layers))
@@ -611,7 +607,6 @@ def _kept(model, owners, chosen):
         if m in owners: keep.setdefault(m, set()).add(name)
     return keep
 
-# %% ../../nbs/networks/40_operations.ipynb #40ac9358
 @contextmanager
 def _none_writes(model):
     "Curves that write their output over their input; meanwhile they do not."
@@ -642,7 +637,6 @@ def place_operations(model, example, layers):
     shared = {n: g[0] for g in groups for n in g[1:]}
     return OperationSites([name[m] for m in found], sites, shared, left)
 
-# %% ../../nbs/networks/40_operations.ipynb #8eb798f2
 def _path(*names): return '.'.join(n for n in names if n)
 
 def prefixes_before(state, prefix, end):

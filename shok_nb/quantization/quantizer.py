@@ -64,46 +64,6 @@ from .fake_quantize import (
     scale_groups,
 )
 
-# %% ../../nbs/quantization/30_quantizer.ipynb #57a00018
-def _symbolic(op, inputs, axis, dtype, shape, block=None):
-    attributes = {} if axis is None else dict(axis=axis)
-    if block is not None: attributes |= dict(block_size=block)          # from opset 21 on
-    version = 20 if block is None else 21
-    kind:dict[str,Any] = dict(dtype=dtype, shape=shape, version=version)
-    return torch.onnx.ops.symbolic(op, inputs, attributes, **kind)
-
-def _onnx_quantize(x, scale, zero_point, axis=None):
-    inputs = x,scale,zero_point
-    return _symbolic('QuantizeLinear', inputs, axis, zero_point.dtype, x.shape)
-
-def onnx_dequantize(codes, scale, zero_point, axis=None, block=None):
-    inputs = (codes, scale) if zero_point is None else (codes, scale, zero_point)
-    return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
-
-def on_grid_in_onnx(x, scale, zero_point, axis=None, top=None):
-    "Values of codes: the pair of operators that the runtime joins with what stands between."
-    alone = _alone_in_onnx if zero_point.is_floating_point() else lambda x: x
-    codes = _onnx_quantize(alone(x), scale, zero_point, axis)
-    if top is not None: codes = _onnx_at_most(codes, top)
-    return alone(onnx_dequantize(codes, scale, zero_point, axis))
-
-def _in_onnx(x, scale, code, axis, dtype):
-    "The runtime's own two operators, for codes that fill a byte."
-    code = torch.zeros_like(scale) if code is None else code
-    if axis is None: scale,code = scale.view(()),code.view(())
-    else: axis = axis % x.ndim
-    return on_grid_in_onnx(x.float(), scale, code.to(dtype), axis).to(x.dtype)
-
-def _onnx_at_most(codes, top):
-    "Codes of a grid that does not fill a byte: those above its largest become that."
-    kind:dict[str, Any] = dict(dtype=codes.dtype, shape=codes.shape, version=13)
-    return torch.onnx.ops.symbolic('Clip', (codes, None, top), {}, **kind)
-
-def _alone_in_onnx(x):
-    "A sum of one keeps float8 apart: the runtime would join it with its neighbours, and fail."
-    kind:dict[str, Any] = dict(dtype=x.dtype, shape=x.shape, version=13)
-    return torch.onnx.ops.symbolic('Sum', (x,), {}, **kind)
-
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00001
 def laid_beside(t, v, axis, block):
     "A scale or zero point of each channel or block, to broadcast with `v`."
@@ -132,117 +92,6 @@ class Float32Buffers(nn.Module):
 def _kept_in(t, low, high):
     "`t` within these ends. A gradient passes as if it were, so that it finds the way back."
     return straight_through(t.detach().clamp(low, high), t)
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #57b00002
-def _in_evaluation(rounding):
-    "What `rounding` is in evaluation, whatever mode it is in now."
-    if not isinstance(rounding, nn.Module): return rounding
-    if not any(m.training for m in rounding.modules()): return rounding
-    return copy.deepcopy(rounding).eval()
-
-def _whole_values(rounding):
-    "The rounding, and does it round halves to even? Raises unless evaluation gives integers."
-    if isinstance(rounding, type) or not callable(rounding):
-        got = name_of(rounding) if isinstance(rounding, type) else repr(rounding)
-        raise TypeError('Quantizer: rounding must be a function of a tensor or a layer, '
-            f'got {got}')
-    x = torch.linspace(-300, 300, 4801, device='cpu', dtype=torch.float32)
-    try:
-        found = hard_in_evaluation(rounding, 'Quantizer')
-        hard:Any = _in_evaluation(found)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]): y,again = hard(x),hard(x)
-        alike = y.shape == x.shape and y.dtype == x.dtype
-    except Exception as e:
-        if str(e).startswith('Quantizer: rounding='): raise
-        if _has_own_knobs(rounding): return rounding,False
-        told = f'rounding={name_of(rounding)} cannot be called with a tensor alone'
-        raise TypeError(f'Quantizer: {told}: {e}') from e
-    if not alike or not torch.equal(y, again) or not torch.equal(y, y.round()):
-        told = 'does not give one integer for each value in evaluation'
-        raise ValueError(f'Quantizer: rounding={name_of(rounding)} {told}; pass a function '
-            'that rounds, or a layer such as nn.SoftRound()')
-    return found,torch.equal(y, x.round())
-
-def _has_own_knobs(rounding):
-    "Is it a layer of a function with `hard=`, whose knobs may fit only the data?"
-    return isinstance(rounding, Rounding) and rounding.deployed is None
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #57b00004
-_INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
-    mse=mse_init, sample=sample_init, lsq=lsq_init, absmean=absmean_init)
-def _knobs_of(init, block):
-    "The names of what `calibrate_` gives to this function beside `x` and bits."
-    zero_point = () if init is lsq_init else ('zero_point',)
-    return 'signed',*zero_point,'axis',*(('block',) if block is not None else ())
-
-def _check_init(init, block, zero_point):
-    "Raises for what cannot choose such a grid."
-    if callable(init): check_callable(init, 'Quantizer', 'init', 2, _knobs_of(init, block))
-    else: check_choice(init, 'Quantizer', 'init', _INITS)
-    if zero_point and isinstance(init, str) and init in ('lsq', 'absmean'):
-        raise ValueError(f"Quantizer: init='{init}' has no zero point; use 'minmax' or 'mse'")
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #be66b7d6
-def _as_pair(found, shape, zero_point, init):
-    "The scale and the zero point that `init` has found; raises where they are none."
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise TypeError(f'Quantizer: {init} must return a scale and a zero point, as '
-            f'minmax_init does, got {what_came(found)}')
-    for what,t in zip(('scale', 'zero point'), found):
-        if not isinstance(t, Tensor) or t.shape != shape or t.is_complex():
-            got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
-            raise TypeError(f'Quantizer: {init} must return a {what} of real numbers '
-                f'and shape {tuple(shape)}, got {got}')
-    scale,code = found
-    if zero_point: return scale,code
-    if not code.any(): return scale,None
-    raise ValueError(f'Quantizer: {init} gives a zero point, and this one has none; pass '
-        'zero_point=True')
-
-_LEAST_POWER = 2.**-115                     # of those above exp(-80)
-
-def _powers_beside(scale):
-    "The powers of two around a scale, as floats have them; twice itself if it is one."
-    low = binade_of(scale.clamp(min=_LEAST_POWER))
-    return low,torch.where(low < scale, 2*low, low)
-
-def _check_powers(scale):
-    "Raises where a scale is no power of two."
-    low,high = _powers_beside(scale)
-    other = low < high
-    if not other.any(): return
-    found,below,above = (t[other][0].item() for t in (scale, low, high))
-    raise ValueError("Quantizer: set_grid_ wants a power of two with scale='po2', got "
-        f'{found:g}; next to it are {below:g} and {above:g}')
-
-def _power_of_two(log_scale):
-    """The power of two next to a scale by their ratio, made of bits and so exact everywhere.
-    The gradient is as if it were the scale (arXiv:1903.08066, eq. 7)."""
-    k = (log_scale.detach()*(1/math.log(2))).round()
-    if torch.onnx.is_in_onnx_export(): return torch.pow(2., k)
-    power = ((k.to(torch.int32)+127) << 23).view(torch.float32)
-    return power*(log_scale-log_scale.detach()).exp()
-
-def _checked_pair(scale, zero_point, grid, learn, who):
-    "Both in float32, if a grid of them can be computed with; or raises."
-    scale = scale.detach().float()
-    sound = scale.isfinite() & (scale > 0)
-    if not sound.all():
-        told = 'gives a scale that is not positive and finite'
-        raise ValueError(f'Quantizer: {who} {told}, got {scale[~sound][0]:g}')
-    largest = math.exp(grid.log_ends(learn)[1])
-    if (scale > largest).any():
-        raise ValueError(f'Quantizer: {who} gives a scale of {scale.max():.3g}, beyond '
-            f'{largest:.3g}; scale x down')
-    scale = scale.clamp(min=_LEAST_POWER if grid.powers else math.exp(-80.))
-    if zero_point is None: return scale,None
-    code = zero_point.detach().float()
-    low,high = grid.ends()
-    known = (code >= low) & (code <= high) & (code == code.round())
-    if not known.all():
-        raise ValueError(f'Quantizer: {who} gives a zero_point that is no code from '
-            f'{low} to {high}, got {code[~known][0]:g}')
-    return scale,code
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #1b0ca3ca
 class _Grid:
@@ -450,7 +299,6 @@ def dtype_of(format):
     "Torch's dtype of a format, or None."
     return next((d for d,n in FORMAT_NAMES.items() if format == n), None)
 
-# %% ../../nbs/quantization/30_quantizer.ipynb #f4b08659
 class _FormatGrid(_Grid):
     "The numbers of a float format."
     def largest(self): return format_of(self.format, 'Quantizer').largest
@@ -594,6 +442,115 @@ class _FixedGrid(_OwnScalesGrid):
 
     def dtype_in_onnx(self, q): return None
 
+# %% ../../nbs/quantization/30_quantizer.ipynb #57b00002
+def _in_evaluation(rounding):
+    "What `rounding` is in evaluation, whatever mode it is in now."
+    if not isinstance(rounding, nn.Module): return rounding
+    if not any(m.training for m in rounding.modules()): return rounding
+    return copy.deepcopy(rounding).eval()
+
+def _whole_values(rounding):
+    "The rounding, and does it round halves to even? Raises unless evaluation gives integers."
+    if isinstance(rounding, type) or not callable(rounding):
+        got = name_of(rounding) if isinstance(rounding, type) else repr(rounding)
+        raise TypeError('Quantizer: rounding must be a function of a tensor or a layer, '
+            f'got {got}')
+    x = torch.linspace(-300, 300, 4801, device='cpu', dtype=torch.float32)
+    try:
+        found = hard_in_evaluation(rounding, 'Quantizer')
+        hard:Any = _in_evaluation(found)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]): y,again = hard(x),hard(x)
+        alike = y.shape == x.shape and y.dtype == x.dtype
+    except Exception as e:
+        if str(e).startswith('Quantizer: rounding='): raise
+        if _has_own_knobs(rounding): return rounding,False
+        told = f'rounding={name_of(rounding)} cannot be called with a tensor alone'
+        raise TypeError(f'Quantizer: {told}: {e}') from e
+    if not alike or not torch.equal(y, again) or not torch.equal(y, y.round()):
+        told = 'does not give one integer for each value in evaluation'
+        raise ValueError(f'Quantizer: rounding={name_of(rounding)} {told}; pass a function '
+            'that rounds, or a layer such as nn.SoftRound()')
+    return found,torch.equal(y, x.round())
+
+def _has_own_knobs(rounding):
+    "Is it a layer of a function with `hard=`, whose knobs may fit only the data?"
+    return isinstance(rounding, Rounding) and rounding.deployed is None
+
+_INITS:dict[Any,Callable] = dict(minmax=minmax_init, percentile=percentile_init,
+    mse=mse_init, sample=sample_init, lsq=lsq_init, absmean=absmean_init)
+def _knobs_of(init, block):
+    "The names of what `calibrate_` gives to this function beside `x` and bits."
+    zero_point = () if init is lsq_init else ('zero_point',)
+    return 'signed',*zero_point,'axis',*(('block',) if block is not None else ())
+
+def _check_init(init, block, zero_point):
+    "Raises for what cannot choose such a grid."
+    if callable(init): check_callable(init, 'Quantizer', 'init', 2, _knobs_of(init, block))
+    else: check_choice(init, 'Quantizer', 'init', _INITS)
+    if zero_point and isinstance(init, str) and init in ('lsq', 'absmean'):
+        raise ValueError(f"Quantizer: init='{init}' has no zero point; use 'minmax' or 'mse'")
+
+def _as_pair(found, shape, zero_point, init):
+    "The scale and the zero point that `init` has found; raises where they are none."
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise TypeError(f'Quantizer: {init} must return a scale and a zero point, as '
+            f'minmax_init does, got {what_came(found)}')
+    for what,t in zip(('scale', 'zero point'), found):
+        if not isinstance(t, Tensor) or t.shape != shape or t.is_complex():
+            got = tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__
+            raise TypeError(f'Quantizer: {init} must return a {what} of real numbers '
+                f'and shape {tuple(shape)}, got {got}')
+    scale,code = found
+    if zero_point: return scale,code
+    if not code.any(): return scale,None
+    raise ValueError(f'Quantizer: {init} gives a zero point, and this one has none; pass '
+        'zero_point=True')
+
+_LEAST_POWER = 2.**-115                     # of those above exp(-80)
+
+def _powers_beside(scale):
+    "The powers of two around a scale, as floats have them; twice itself if it is one."
+    low = binade_of(scale.clamp(min=_LEAST_POWER))
+    return low,torch.where(low < scale, 2*low, low)
+
+def _check_powers(scale):
+    "Raises where a scale is no power of two."
+    low,high = _powers_beside(scale)
+    other = low < high
+    if not other.any(): return
+    found,below,above = (t[other][0].item() for t in (scale, low, high))
+    raise ValueError("Quantizer: set_grid_ wants a power of two with scale='po2', got "
+        f'{found:g}; next to it are {below:g} and {above:g}')
+
+def _power_of_two(log_scale):
+    """The power of two next to a scale by their ratio, made of bits and so exact everywhere.
+    The gradient is as if it were the scale (arXiv:1903.08066, eq. 7)."""
+    k = (log_scale.detach()*(1/math.log(2))).round()
+    if torch.onnx.is_in_onnx_export(): return torch.pow(2., k)
+    power = ((k.to(torch.int32)+127) << 23).view(torch.float32)
+    return power*(log_scale-log_scale.detach()).exp()
+
+def _checked_pair(scale, zero_point, grid, learn, who):
+    "Both in float32, if a grid of them can be computed with; or raises."
+    scale = scale.detach().float()
+    sound = scale.isfinite() & (scale > 0)
+    if not sound.all():
+        told = 'gives a scale that is not positive and finite'
+        raise ValueError(f'Quantizer: {who} {told}, got {scale[~sound][0]:g}')
+    largest = math.exp(grid.log_ends(learn)[1])
+    if (scale > largest).any():
+        raise ValueError(f'Quantizer: {who} gives a scale of {scale.max():.3g}, beyond '
+            f'{largest:.3g}; scale x down')
+    scale = scale.clamp(min=_LEAST_POWER if grid.powers else math.exp(-80.))
+    if zero_point is None: return scale,None
+    code = zero_point.detach().float()
+    low,high = grid.ends()
+    known = (code >= low) & (code <= high) & (code == code.round())
+    if not known.all():
+        raise ValueError(f'Quantizer: {who} gives a zero_point that is no code from '
+            f'{low} to {high}, got {code[~known][0]:g}')
+    return scale,code
+
 # %% ../../nbs/quantization/30_quantizer.ipynb #e7ed874e
 def _kind_of(format):
     "The class of its grid."
@@ -635,6 +592,46 @@ def _grid_of(format, bits, signed, zero_point, axis, block, learn, init, scale):
         raise ValueError("Quantizer: scale='po2' has no zero point; leave one out")
     _check_init(init, grid.block, zero_point)
     return grid.changed(powers=True) if powers else grid
+
+# %% ../../nbs/quantization/30_quantizer.ipynb #57a00018
+def _symbolic(op, inputs, axis, dtype, shape, block=None):
+    attributes = {} if axis is None else dict(axis=axis)
+    if block is not None: attributes |= dict(block_size=block)          # from opset 21 on
+    version = 20 if block is None else 21
+    kind:dict[str,Any] = dict(dtype=dtype, shape=shape, version=version)
+    return torch.onnx.ops.symbolic(op, inputs, attributes, **kind)
+
+def _onnx_quantize(x, scale, zero_point, axis=None):
+    inputs = x,scale,zero_point
+    return _symbolic('QuantizeLinear', inputs, axis, zero_point.dtype, x.shape)
+
+def onnx_dequantize(codes, scale, zero_point, axis=None, block=None):
+    inputs = (codes, scale) if zero_point is None else (codes, scale, zero_point)
+    return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
+
+def on_grid_in_onnx(x, scale, zero_point, axis=None, top=None):
+    "Values of codes: the pair of operators that the runtime joins with what stands between."
+    alone = _alone_in_onnx if zero_point.is_floating_point() else lambda x: x
+    codes = _onnx_quantize(alone(x), scale, zero_point, axis)
+    if top is not None: codes = _onnx_at_most(codes, top)
+    return alone(onnx_dequantize(codes, scale, zero_point, axis))
+
+def _in_onnx(x, scale, code, axis, dtype):
+    "The runtime's own two operators, for codes that fill a byte."
+    code = torch.zeros_like(scale) if code is None else code
+    if axis is None: scale,code = scale.view(()),code.view(())
+    else: axis = axis % x.ndim
+    return on_grid_in_onnx(x.float(), scale, code.to(dtype), axis).to(x.dtype)
+
+def _onnx_at_most(codes, top):
+    "Codes of a grid that does not fill a byte: those above its largest become that."
+    kind:dict[str, Any] = dict(dtype=codes.dtype, shape=codes.shape, version=13)
+    return torch.onnx.ops.symbolic('Clip', (codes, None, top), {}, **kind)
+
+def _alone_in_onnx(x):
+    "A sum of one keeps float8 apart: the runtime would join it with its neighbours, and fail."
+    kind:dict[str, Any] = dict(dtype=x.dtype, shape=x.shape, version=13)
+    return torch.onnx.ops.symbolic('Sum', (x,), {}, **kind)
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00003
 _SET_ONCE = ('kind', 'bits', 'signed', 'has_zero_point', 'axis', 'block', 'format', 'learn',
@@ -761,29 +758,6 @@ class _GridTensors(Float32Buffers):
         ready,signed = bool(saved[5]),self.kind.asked
         if ready and signed is None: signed = bool(saved[0] < 0)
         self._set(kind=self.kind.changed(signed=signed), ready=ready)
-
-# %% ../../nbs/quantization/30_quantizer.ipynb #57a00005
-def _given_scale(q, scale):
-    "In the shape of the grid: one for all is one for each."
-    now = getattr(q, q._scale_name())
-    scale = real_tensor(scale, 'Quantizer', 'set_grid_ scale', torch.float32, now.device)
-    if scale.ndim == 0: scale = scale.expand(now.shape)
-    known = q.ready or q.axis is None and q.block is None
-    wanted = now.shape if known else scale.shape
-    if not known and q.block is None: wanted = scale.shape[-1:]       # of an axis
-    if scale.shape == wanted and scale.numel(): return scale
-    told = f'set_grid_ wants a scale of shape {tuple(wanted)}'
-    raise ValueError(f'Quantizer: {told}, got {tuple(scale.shape)}')
-
-def _given_zero_point(q, code, scale):
-    "In the shape of the scale; None is as it was."
-    if not q.has_zero_point: return None
-    if code is None: return q.grid()[1] if q.ready else torch.zeros_like(scale)
-    device = scale.device
-    code = real_tensor(code, 'Quantizer', 'set_grid_ zero_point', torch.float32, device)
-    if code.ndim == 0 or code.shape == scale.shape: return code.expand(scale.shape)
-    told = f'set_grid_ wants a zero_point of shape {tuple(scale.shape)}'
-    raise ValueError(f'Quantizer: {told}, got {tuple(code.shape)}')
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00006
 class Quantizer(_GridTensors):
@@ -1004,7 +978,29 @@ class Quantizer(_GridTensors):
         return self.kind.codes(self, check_input(x, 'Quantizer'))
 
 
-# %% ../../nbs/quantization/30_quantizer.ipynb #57d00001
+# %% ../../nbs/quantization/30_quantizer.ipynb #57a00005
+def _given_scale(q, scale):
+    "In the shape of the grid: one for all is one for each."
+    now = getattr(q, q._scale_name())
+    scale = real_tensor(scale, 'Quantizer', 'set_grid_ scale', torch.float32, now.device)
+    if scale.ndim == 0: scale = scale.expand(now.shape)
+    known = q.ready or q.axis is None and q.block is None
+    wanted = now.shape if known else scale.shape
+    if not known and q.block is None: wanted = scale.shape[-1:]       # of an axis
+    if scale.shape == wanted and scale.numel(): return scale
+    told = f'set_grid_ wants a scale of shape {tuple(wanted)}'
+    raise ValueError(f'Quantizer: {told}, got {tuple(scale.shape)}')
+
+def _given_zero_point(q, code, scale):
+    "In the shape of the scale; None is as it was."
+    if not q.has_zero_point: return None
+    if code is None: return q.grid()[1] if q.ready else torch.zeros_like(scale)
+    device = scale.device
+    code = real_tensor(code, 'Quantizer', 'set_grid_ zero_point', torch.float32, device)
+    if code.ndim == 0 or code.shape == scale.shape: return code.expand(scale.shape)
+    told = f'set_grid_ wants a zero_point of shape {tuple(scale.shape)}'
+    raise ValueError(f'Quantizer: {told}, got {tuple(code.shape)}')
+
 def fresh_copy(q, **values):
     "A copy of a Quantizer without a grid, that may have other bits or another axis."
     arguments:Any = q.kind.other_kind(q, values)
