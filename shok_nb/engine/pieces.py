@@ -94,17 +94,21 @@ def _joined(parts, d, cut):
     if parts[0] is None: return None
     return torch.cat(parts, d) if cut else torch.stack(parts).sum(0)
 
+def _knobs_of_pieces(knobs, is_cut, rows, d, n):
+    "The knobs of each of `n` pieces."
+    if not knobs: return [()]*n
+    return zip(*[k.split(rows, d) if cut else [k]*n for k,cut in zip(knobs, is_cut)])
+
 def _cut(f, key, size, to, ts, knobs, uncut=None):
-    "`run_into` by pieces of about `size` elements, cut along the first dim longer than 1."
+    """`run_into` by pieces of about `size` elements, cut along the first dim longer than 1
+    that is not `uncut`."""
     dims = [d for d in range(-to.ndim, 0) if to.shape[d] > 1 and d != uncut]
     if to.numel() <= size or not dims: return run_into(f, to, ts, knobs, key)
     d = dims[0]
     rows = max(1, size*to.shape[d]//to.numel())
-    n = -(-to.shape[d]//rows)
     is_cut = [isinstance(k, Tensor) and k.ndim >= -d and k.shape[d] > 1 for k in knobs]
     of_tensors = zip(*[t.split(rows, d) for t in (to, *ts)])
-    of_knobs = [k.split(rows, d) if cut else [k]*n for k,cut in zip(knobs, is_cut)]
-    of_knobs = zip(*of_knobs) if knobs else [()]*n
+    of_knobs = _knobs_of_pieces(knobs, is_cut, rows, d, -(-to.shape[d]//rows))
     pieces = zip(of_tensors, of_knobs)
     sums = [_cut(f, key, size, tensors[0], tensors[1:], ks, uncut) for tensors,ks in pieces]
     return [_joined(parts, d, cut) for parts,cut in zip(zip(*sums), is_cut)]

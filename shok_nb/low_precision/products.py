@@ -406,19 +406,17 @@ def _check_block(block, format, scale):
     "Raises for blocks that a format cannot have."
     fn = 'Operand'
     if isinstance(block, str): check_choice(block, fn, 'block', ('tensor', 'row'))
-    elif isinstance(block, tuple) and len(block) == 2:
-        for n in block: check_count(n, fn, 'block', 1)
-    elif block is not None: check_count(block, fn, 'block', 1)
+    elif block is not None:
+        sides = block if isinstance(block, tuple) and len(block) == 2 else [block]
+        for n in sides: check_count(n, fn, 'block', 1)
     tile = _tile_of(block)
     if format in ('nvfp4', '4/6'):
         if tile in ((1, 16), (16, 16)): return tile
         raise ValueError(f'{fn}: block of {format} must be 16 or (16, 16), got {block!r}')
-    if scale == 'sawb' and block is not None: return tile
-    if scale is not None and (tile is None or tile[0] != 1):
-        what = 'given' if scale == 'sawb' else 'a number of values'
-        told = f"block must be {what} where scale={scale!r}, got {block!r}"
-        raise ValueError(f'{fn}: {told}')
-    return tile
+    if scale == 'sawb': wanted,fits = 'given',block is not None
+    else: wanted,fits = 'a number of values',scale is None or tile and tile[0] == 1
+    if fits: return tile
+    raise ValueError(f'{fn}: block must be {wanted} where scale={scale!r}, got {block!r}')
 
 def _check_scale(scale, format):
     "Raises for a rule of scales that the format does not have."

@@ -149,6 +149,22 @@ def _by_rows(v, dtype):
     least = torch.where((v >= 0).all(), torch.finfo(dtype).smallest_normal, 0.)
     return torch.where(t > 0, torch.maximum(t, least), t),scale
 
+def _drawn_by(state_dict, mine, fn):
+    "What decides the draws of a saved optimizer. Raises ValueError for that of another kind."
+    given = state_dict if isinstance(state_dict, dict) else {}
+    parts = given, *given.get('param_groups', ())
+    own = next((d['rounded'] for d in parts if 'rounded' in d), None)
+    if not isinstance(own, dict):
+        got = what_came(state_dict)
+        raise ValueError(f'{fn}: state_dict must be one of {fn}, got {got} without "rounded"')
+    if missing := mine.keys() - own.keys():
+        told = ', '.join(sorted(missing))
+        raise ValueError(f'{fn}: state_dict lacks {told} in "rounded"')
+    for k in ('format', 'states', 'rounding'):
+        if own[k] == mine[k]: continue
+        raise ValueError(f'{fn}: state_dict has {k}={own[k]}, this one {mine[k]}')
+    return own
+
 def _is_state(v, p):
     "Is it a tensor of the optimizer with a number for each of the parameter?"
     return isinstance(v, Tensor) and v.is_floating_point() and v.shape == p.shape != ()
@@ -430,22 +446,10 @@ class RoundedOptimizer(torch.optim.Optimizer):
             >>> optimizer.iteration
             0
         """
-        fn = type(self).__name__
-        given = state_dict if isinstance(state_dict, dict) else {}
-        groups = given.get('param_groups', ())
-        own = next((d['rounded'] for d in (given, *groups) if 'rounded' in d), None)
-        if not isinstance(own, dict):
-            raise ValueError(f'{fn}: state_dict must be one of {type(self).__name__}, got '
-                f'{what_came(state_dict)} without "rounded"')
-        mine = self._own()
-        if missing := mine.keys() - own.keys():
-            told = ', '.join(sorted(missing))
-            raise ValueError(f'{fn}: state_dict lacks {told} in "rounded"')
-        for k in ('format', 'states', 'rounding'):
-            if own[k] == mine[k]: continue
-            raise ValueError(f'{fn}: state_dict has {k}={own[k]}, this one {mine[k]}')
+        own = _drawn_by(state_dict, self._own(), type(self).__name__)
         def apart(d): return {k: v for k,v in d.items() if k != 'rounded'}
-        of_inner:Any = apart(given) | dict(param_groups=[apart(g) for g in groups])
+        groups = [apart(g) for g in state_dict.get('param_groups', ())]
+        of_inner:Any = apart(state_dict) | dict(param_groups=groups)
         super().load_state_dict(of_inner)                   # with hooks on this optimizer
         # torch casts states to the dtype of their parameter: they are put back as they were
         for i,p in self._numbered():
