@@ -192,11 +192,11 @@ class RoundedOptimizer(torch.optim.Optimizer):
         >>> import torch, shok_nb as R
         >>> from functools import partial
         >>> w = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-        >>> optimizer = R.RoundedOptimizer([w], partial(torch.optim.SGD, lr=0.1))
+        >>> optimizer = R.RoundedOptimizer([w], partial(torch.optim.SGD, lr=0.1), seed=3)
         >>> w.grad = torch.full_like(w, 0.1)
         >>> optimizer.step()
         >>> w.data
-        tensor([0.9922, 0.9922, 0.9883, 0.9883], dtype=torch.bfloat16)
+        tensor([0.9883, 0.9883, 0.9922, 0.9922], dtype=torch.bfloat16)
     """
     def __init__(self,
         params:Any,             # As for the optimizer: parameters, or groups of them
