@@ -19,12 +19,14 @@ from shok_nb.engine.parts import (
     broadcast_with,
     by_mode,
     cached,
+    finite,
     maths,
     name_of,
     nan_to_zero,
     pick,
     saturate,
     sign_of,
+    worked_out_once,
 )
 from shok_nb.engine.staircases import staircase
 
@@ -417,6 +419,7 @@ def test_scalar_sign_finite_spread():
     v = torch.tensor([INF, -INF, NAN, 2., -.5, 0., -0.])
     assert same(sign_of(v), torch.tensor([1., -1., NAN, 1., -1., 1., 1.]))
     assert nan_to_zero(v)[2] == 0 and torch.equal(nan_to_zero(v)[3:], v[3:]) and nan_to_zero(v).isnan().sum() == 0
+    for f in (finite, torch.compile(finite, backend='eager')): assert torch.equal(f(v), v.nan_to_num())
     for dtype in FLOATS:
         k = torch.tensor(.1, dtype=torch.float64)
         assert as_scalar(k, v.to(dtype)).dtype == as_scalar(.1, v.to(dtype)).dtype == dtype
@@ -631,6 +634,21 @@ def test_saturate(ends):
     nested = torch.nested.nested_tensor([v, v[1:3]], layout=torch.jagged)
     if any(isinstance(t, torch.Tensor) for t in ends): return
     for got,part in zip(saturate(nested, *ends).unbind(), (v, v[1:3])): assert torch.equal(got, part.clamp(low, high))
+
+@pytest.mark.parametrize('kind, once', [('number', False), ('scalar', True), ('row', False), ('meta', False)])
+def test_worked_out_once(kind, once):
+    "Compiled for a CPU, numbers that come of a tensor without dimensions lie in memory; else each is as it was."
+    k = dict(number=3., scalar=torch.tensor(3.), row=torch.tensor([3.]), meta=torch.tensor(3., device='meta'))[kind]
+    x,seen = torch.tensor([2.], device='meta' if kind == 'meta' else 'cpu'),[]
+    def f(x, k):
+        a,b = worked_out_once(k*2, k+1)
+        return x*a - b
+    def look(gm, inputs):
+        seen.extend(n.target for n in gm.graph.nodes)
+        return gm.forward
+    y = torch.compile(f, fullgraph=True, backend=look)(x, k)
+    assert (torch.stack in seen) == once and worked_out_once(k, k) == (k, k)
+    assert kind == 'meta' or y == f(x, k) == 8
 
 def test_knobs_by_place_and_by_name():
     "Some by position, the rest by name or by default."

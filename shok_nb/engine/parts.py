@@ -40,6 +40,22 @@ def _where_known(t): return torch.where(t == t, t, 0.)
 
 nan_to_zero = either(torch.nan_to_num, _where_known)   # infinity is finite in one form alone
 
+def _known_and_finite(t):
+    most = torch.finfo(t.dtype).max
+    return _where_known(t).clamp(-most, most)
+
+finite = either(torch.nan_to_num, _known_and_finite)   # `isnan` is no vector code in C++
+
+def _as_they_are(*coefficients): return coefficients
+
+def _in_memory(*coefficients):
+    "Where generated C++ loads a number, it does not work it out again for each element."
+    for c in coefficients:
+        if not isinstance(c, Tensor) or c.dim() or c.device.type != 'cpu': return coefficients
+    return torch.stack(coefficients)
+
+worked_out_once = either(_as_they_are, _in_memory)      # two of them or more
+
 # %% ../../nbs/engine/90_parts.ipynb #bec286d8
 def nearest_and_error(v):
     "The nearest integer to `v` and the error of rounding to it, 0 where `v` is infinite."

@@ -37,9 +37,11 @@ class _Curve:
         return addcmul(n, self.rise(e.abs(), *knobs), e.sign(), value=-1)
 
     def compiled(self, v, *knobs):
-        n,e = nearest_and_error(v)
-        h = self.rise(e, *knobs) if self.odd else self.rise(e.abs(), *knobs)*e.sign()
-        return torch.where(e == 0, v, n-h)
+        n = torch.round(v)
+        e = n-v                                          # nan at infinity, which n == v keeps
+        h = self.rise(e if self.odd else e.abs(), *knobs)
+        y = n-h if self.odd else torch.where(e < 0, n+h, n-h)
+        return torch.where(n == v, v, y)
 
     def height(self, v, *knobs):
         "The nearest integer, a constant, and the signed height above it."

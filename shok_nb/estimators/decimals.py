@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 from ..engine.arguments import check_choice, check_count, check_input
-from ..engine.compat import has_float64
+from ..engine.compat import constant, has_float64
 from ..engine.core import estimator
 from ..engine.parts import addcmul, as_scalar, cached, either, nan_to_zero
 
@@ -133,9 +133,11 @@ def decimal_ste(
     return (_flat if beyond else _of_product(d))(x)
 
 # %% ../../nbs/estimators/26_decimals.ipynb #b051dfba
+_tens = constant([10.**d for d in range(-38, 39)])
+
 @cached
 def _shok_rounding(d):
-    scale = 10.**d
+    scale = _tens()[d+38]    # generated code would take the power for each element
     def value(v):
         s = v*scale
         n = torch.floor(s)

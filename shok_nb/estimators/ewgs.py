@@ -14,7 +14,7 @@ from ..engine.arguments import check_input, check_knob, check_step
 from ..engine.compat import skips_backward
 from ..engine.core import back_in_range, estimator
 from ..engine.grid import Grid, cut_as
-from ..engine.parts import by_mode, either
+from ..engine.parts import by_mode, either, nan_to_zero
 from ..engine.pieces import (
     as_number,
     cut_in_pieces,
@@ -46,7 +46,7 @@ class _Pull(Function):
 
 def _pulled_gradient(x, g, delta, step, offset):
     v = step.cells(x, offset).v if isinstance(step, Grid) else (x-offset)/step
-    return g + delta*g.abs()*torch.nan_to_num(v-torch.round(v)),None,None,None
+    return g + delta*g.abs()*nan_to_zero(v-torch.round(v)),None,None,None
 
 _round = estimator('ewgs_round', torch.round, pure=True)
 

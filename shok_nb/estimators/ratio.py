@@ -6,14 +6,21 @@
 __all__ = ['ratio_round']
 
 # %% ../../nbs/estimators/11_ratio.ipynb #cff52624
+import math
 import torch
 from torch import Tensor
 from ..engine.core import estimator
+from ..engine.parts import either
 
 # %% ../../nbs/estimators/11_ratio.ipynb #dd74ba1b
+def _settled_in_code(r):
+    return torch.where(r.abs() < math.inf, r, torch.where(r == r, 0., 1.))
+
+_settled = either(lambda r: torch.nan_to_num(r, 1., 0., 0.), _settled_in_code)
+
 def ratio_slope(v):
     "Slope of `v`: 0/0 and inf/inf, which are nan, count as 1, and v/0 as 0."
-    return torch.nan_to_num(v/torch.round(v), 1., 0., 0.)
+    return _settled(v/torch.round(v))
 
 def _plain(v):
     "`torch.round` with the slope of a function whose derivative is the ratio, as plain ops."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from ..engine.compat import constant
 from ..engine.core import estimator
-from ..engine.parts import as_scalar, flat_at_jump, pi, pick, saturate
+from ..engine.parts import as_scalar, flat_at_jump, nan_to_zero, pi, pick, saturate
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/21_sigmoid.ipynb #b39d26d1
@@ -91,9 +91,10 @@ def _one(v, s, c):
 def _one_plain(v, s, c): return flat_at_jump(_one(v, s, c), s)
 
 def _incline(v, s, c):
-    y = _one(-(v-c).abs(), s, 0.)                           # in the smaller half 1-y is exact
+    q = saturate((v-c).abs(), None, torch.finfo(v.dtype).max)
+    y = torch.sigmoid(-_finite_width(s, v)*q)               # in the smaller half 1-y is exact
     s = as_scalar(s, v)
-    return torch.nan_to_num((y - y*y)*torch.where(torch.isinf(s), 0., s))
+    return nan_to_zero((y - y*y)*torch.where(torch.isinf(s), 0., s))
 
 _sigmoid = estimator('sigmoid_round', _one, _incline, _one_plain, export_value=False,
     steepness=dict(lo=0.), center=dict(lo=-math.inf, open=True), pure=True)

@@ -10,14 +10,21 @@ import torch
 from torch import Tensor
 from ..engine.compat import constant
 from ..engine.core import estimator
-from ..engine.parts import as_scalar, broadcast_with, indicator, saturate, sign_of
+from ..engine.parts import (
+    as_scalar,
+    broadcast_with,
+    finite,
+    indicator,
+    saturate,
+    sign_of,
+)
 
 # %% ../../nbs/estimators/14_signs.ipynb #3eefd092
 def _value(v, *knobs): return broadcast_with(sign_of(v), *knobs)
 
 def _surrogate(name, curve, slope, **ranges):
     "The sign with the slope of an odd `curve`, given for q = |v|."
-    def known(v, *knobs): return torch.nan_to_num(slope(v.abs(), *knobs))
+    def known(v, *knobs): return finite(slope(v.abs(), *knobs))
     def plain(v, *knobs):
         sign = sign_of(v.detach())                        # `abs` would lose the slope at zero
         y = sign*curve(v*sign, *knobs)

@@ -9,7 +9,7 @@ __all__ = ['sine_round', 'cosine_round']
 import torch
 from torch import Tensor
 from ..engine.arguments import check_count
-from ..engine.parts import cached, minus_sine, pi
+from ..engine.parts import cached, either, minus_sine, pi
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/22_sine.ipynb #8ec4f296
@@ -62,9 +62,15 @@ def sine_round(
     return _again(depth)(x, hard=hard, step=step, offset=offset)
 
 # %% ../../nbs/estimators/22_sine.ipynb #0e1eb257
-def _half(q): return torch.sin(pi()/2*q)**2
+def _sine_in_code(q):
+    "sin(2πq) for q in [0, ¼]: generated code needs no sine for every q."
+    return 2*pi()*(q - minus_sine(q))
 
-_cosine = staircase('cosine_round', _half, lambda q: pi()/2*torch.sin(pi()*q), pure=True)
+_quarter = either(lambda q: torch.sin(pi()/2*q), lambda q: _sine_in_code(q/4))
+_half = either(lambda q: torch.sin(pi()*q), lambda q: _sine_in_code(q/2))
+
+_cosine = staircase('cosine_round', lambda q: _quarter(q)**2, lambda q: pi()/2*_half(q),
+    pure=True)
 
 def cosine_round(
     x:Tensor, # Values; any shape, floating dtype

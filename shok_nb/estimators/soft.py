@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from ..engine.arguments import check_input
-from ..engine.parts import addcmul, is_followed, maths, saturate
+from ..engine.parts import addcmul, is_followed, maths, saturate, worked_out_once
 from ..engine.staircases import staircase
 def _large(dtype):
     "Above this alpha sinh(alpha) would overflow."
@@ -31,10 +31,10 @@ def _three(series, closed, large):
         least,most = _closed_range(q.dtype)
         low,high = a < least,a > most
         # each with what is in its range, and a number where nothing of it is taken
-        near = series(q, torch.where(low & (a >= 0), a, 0.))
-        far = large(q, torch.where(high, a, most))
-        between = closed(q, torch.where(low | high, 1., a))
-        return torch.where(low, near, torch.where(high, far, between))
+        small,great,other = worked_out_once(torch.where(low & (a >= 0), a, 0.),
+            torch.where(high, a, most), torch.where(low | high, 1., a))
+        far = torch.where(high, large(q, great), closed(q, other))
+        return torch.where(low, series(q, small), far)
     return rise
 
 # where an end's own slope does not matter
@@ -48,8 +48,9 @@ def _closed(q, a):
         d = t - end
         return t*(p/end)/(d*d + p)
     m = maths(a)
-    u = torch.expm1((2*a)*q)
-    return u/(-m.expm1(-a)*u + 2*m.sinh(a))
+    k,p,end = worked_out_once(2*a, -m.expm1(-a), 2*m.sinh(a))
+    u = torch.expm1(k*q)
+    return u/(p*u + end)
 
 def _large_alpha(q, a):
     a = _at_most(a, 1e30)                               # inf*0 at a tie would be nan
@@ -61,8 +62,9 @@ def _series(q, a):
 
 def _slope(q, a):
     b = _clamp(a, 1e-12, 1e30)
-    s = torch.sigmoid((q-.5)*(2*b))
-    return addcmul(s, s, s, value=-1)*_unless_inf(a, 2*b/maths(a).tanh(b/2))
+    k,top = worked_out_once(2*b, _unless_inf(a, 2*b/maths(a).tanh(b/2)))
+    s = torch.sigmoid((q-.5)*k)
+    return addcmul(s, s, s, value=-1)*top
 
 def _unless_inf(a, k):
     "`k`, 0 where `a` is infinite."
@@ -108,12 +110,13 @@ def soft_round(
 # %% ../../nbs/estimators/20_soft.ipynb #f89fc5d6
 def _undo_closed(u, a):
     m = maths(a)
-    return torch.log1p((2*m.sinh(a))*u/(m.expm1(-a)*u + 1))*(.5/a)
+    over,under,size = worked_out_once(2*m.sinh(a), m.expm1(-a), .5/a)
+    return torch.log1p(over*u/(under*u + 1))*size
 
 def _undo_large(u, a):
     inside = torch.where(u > 0, u, .5)
     y = .5 + torch.logit(inside)/(2*a)
-    at_0 = _undo_closed(u, _at_most(a, _large(u.dtype)))
+    at_0 = _undo_closed(u, _at_most(a, _large(u.dtype))) if is_followed(u, a) else u
     return torch.where(u > 0, saturate(y, 0., .5), at_0)
 
 def _undo_series(u, a):
@@ -123,8 +126,8 @@ def _undo_series(u, a):
 def _mean_closed(q, a):
     m = maths(a)
     if m is torch and is_followed(q, a): return _mean_of_tensor(q, a)
-    over,under = 4*m.tanh(a/2),4/(1+m.exp(a))
-    return saturate(torch.log1p(over*q/(under*q + (1-2*q)))*(.5/a), None, .5)
+    over,under,size = worked_out_once(4*m.tanh(a/2), 4/(1+m.exp(a)), .5/a)
+    return saturate(torch.log1p(over*q/(under*q + (1-2*q)))*size, None, .5)
 
 def _mean_of_tensor(q, a):
     "The same; beside a tie two logarithms, so no derivative squares what vanishes there."
@@ -138,7 +141,8 @@ def _mean_of_tensor(q, a):
 def _mean_large(q, a):
     inside = torch.where(q < .5, q, 0.)
     y = torch.atanh(2*inside)/a
-    at_tie = _mean_closed(q, _at_most(a, _large(q.dtype)))
+    # ½ there, as at_0 is 0: the closed form is for their derivatives
+    at_tie = _mean_closed(q, _at_most(a, _large(q.dtype))) if is_followed(q, a) else q
     return torch.where(q < .5, saturate(y, 0., .5), at_tie)
 
 def _mean_series(q, a):
@@ -148,7 +152,8 @@ def _mean_series(q, a):
 def _steepness(p, a):
     "Slope of the inverse where u*(1-u) = `p`."
     b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _large(p.dtype)),maths(a)
-    return _unless_inf(a, 1.)/((2*b*m.tanh(b/2))*p + c/m.sinh(c))
+    top,k,least = worked_out_once(_unless_inf(a, 1.), 2*b*m.tanh(b/2), c/m.sinh(c))
+    return top/(k*p + least)
 
 def _undo_slope(u, a): return _steepness(u*(1-u), a)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_flag
 from ..engine.core import estimator, slope_one
-from ..engine.parts import broadcast_with, pi, saturate
+from ..engine.parts import broadcast_with, finite, pi, saturate
 
 # %% ../../nbs/estimators/15_spikes.ipynb #15a00004
 def _step(u, *own): return u.floor().clamp(-1, 0) + 1      # no bools, and nan where `u` is
@@ -29,7 +29,7 @@ def _form(name, curve, slope, ternary, soft, ranges):
     def hard(v, *knobs): return broadcast_with(_summed(_step, ternary, -1, v, *knobs), *knobs)
     def smooth(v, *knobs): return _summed(_from_half, ternary, -1, v, *knobs)
     def _from_half(u, *own): return .5 + curve(saturate(u, -1e15, 1e15), *own)
-    def known(v, *knobs): return torch.nan_to_num(_summed(slope, ternary, 1, v, *knobs))
+    def known(v, *knobs): return finite(_summed(slope, ternary, 1, v, *knobs))
     def plain(v, *knobs):
         y = smooth(v, *knobs)
         return y if soft else hard(v.detach(), *knobs) - (y.detach()-y)

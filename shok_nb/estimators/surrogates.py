@@ -13,7 +13,7 @@ from torch import Tensor
 from ..engine.arguments import check_count, check_input, check_knob
 from ..engine.core import estimator, slope_one
 from ..engine.grid import in_steps
-from ..engine.parts import as_scalar, broadcast_with, cached, indicator, pi
+from ..engine.parts import as_scalar, broadcast_with, cached, finite, indicator, pi
 from ..engine.pieces import wide_dtype
 from ..engine.staircases import staircase
 
@@ -102,7 +102,7 @@ def _dsq(levels):
         return broadcast_with(n*step + lower, a)
     def slope(v, a, lower, upper):
         w,n,_ = grid(v, lower, upper)
-        return torch.nan_to_num(_dsq_slope((n-w).abs(), a))*within(v, lower, upper)
+        return finite(_dsq_slope((n-w).abs(), a))*within(v, lower, upper)
     def plain(v, a, lower, upper):
         step = spacing(lower, upper)
         return _cell.composite(_kept(v, lower, upper), step, lower, a)
