@@ -41,7 +41,8 @@ def _right(t, n): return t.bitwise_right_shift(n) if isinstance(t, Tensor) else 
 
 def _upper(word, n):
     "Its bits from `n` on, where zeros come in from the left."
-    return _right(word, n) & 2**(64-n)-1 if isinstance(word, Tensor) else word >> n
+    if not isinstance(word, Tensor): return word >> n
+    return word.bitwise_right_shift(n) & 2**(64-n)-1
 
 def _signed(n, bits=64): return (n + 2**(bits-1)) % 2**bits - 2**(bits-1)
 
@@ -49,8 +50,8 @@ def _beside(word, n): return _signed(n) if isinstance(word, Tensor) else n
 
 def _times(word, factor):
     "Modulo 2**64, by a number; only an int of Python does not wrap by itself."
-    product = word*_beside(word, factor)
-    return product & _WORD if type(product) is int else product
+    if type(word) is int: return word*factor & _WORD
+    return word*_beside(word, factor)
 
 def _without_overflow(word, factor):
     "A Tensor times a number, from products of halves: for code that is generated."
