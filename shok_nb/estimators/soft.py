@@ -48,7 +48,8 @@ def _closed(q, a):
         d = t - end
         return t*(p/end)/(d*d + p)
     m = maths(a)
-    k,p,end = worked_out_once(2*a, -m.expm1(-a), 2*m.sinh(a))
+    k,p,end = 2*a,-m.expm1(-a),2*m.sinh(a)
+    if m is torch: k,p,end = worked_out_once(k, p, end)
     u = torch.expm1(k*q)
     return u/(p*u + end)
 
@@ -62,7 +63,8 @@ def _series(q, a):
 
 def _slope(q, a):
     b = _clamp(a, 1e-12, 1e30)
-    k,top = worked_out_once(2*b, _unless_inf(a, 2*b/maths(a).tanh(b/2)))
+    k,top = 2*b,_unless_inf(a, 2*b/maths(a).tanh(b/2))
+    if isinstance(a, Tensor): k,top = worked_out_once(k, top)
     s = torch.sigmoid((q-.5)*k)
     return addcmul(s, s, s, value=-1)*top
 
@@ -110,7 +112,8 @@ def soft_round(
 # %% ../../nbs/estimators/20_soft.ipynb #f89fc5d6
 def _undo_closed(u, a):
     m = maths(a)
-    over,under,size = worked_out_once(2*m.sinh(a), m.expm1(-a), .5/a)
+    over,under,size = 2*m.sinh(a),m.expm1(-a),.5/a
+    if m is torch: over,under,size = worked_out_once(over, under, size)
     return torch.log1p(over*u/(under*u + 1))*size
 
 def _undo_large(u, a):
@@ -126,7 +129,8 @@ def _undo_series(u, a):
 def _mean_closed(q, a):
     m = maths(a)
     if m is torch and is_followed(q, a): return _mean_of_tensor(q, a)
-    over,under,size = worked_out_once(4*m.tanh(a/2), 4/(1+m.exp(a)), .5/a)
+    over,under,size = 4*m.tanh(a/2),4/(1+m.exp(a)),.5/a
+    if m is torch: over,under,size = worked_out_once(over, under, size)
     return saturate(torch.log1p(over*q/(under*q + (1-2*q)))*size, None, .5)
 
 def _mean_of_tensor(q, a):
@@ -152,7 +156,8 @@ def _mean_series(q, a):
 def _steepness(p, a):
     "Slope of the inverse where u*(1-u) = `p`."
     b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _large(p.dtype)),maths(a)
-    top,k,least = worked_out_once(_unless_inf(a, 1.), 2*b*m.tanh(b/2), c/m.sinh(c))
+    top,k,least = _unless_inf(a, 1.),2*b*m.tanh(b/2),c/m.sinh(c)
+    if m is torch: top,k,least = worked_out_once(top, k, least)
     return top/(k*p + least)
 
 def _undo_slope(u, a): return _steepness(u*(1-u), a)
