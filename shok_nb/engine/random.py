@@ -9,7 +9,7 @@ __all__ = ['split_mix', 'check_random', 'uniform_like', 'fold_in', 'noise_like']
 import inspect
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
 import torch
@@ -66,8 +66,7 @@ def _without_overflow(word, factor):
 def split_mix(
     word:Any,        # 64 bits: an int or an array of them from 0 on, or an int64 Tensor
     key:Any=0,       # Of one kind with `word`, or an int
-    times:Callable=_times, # Multiplies modulo 2**64
-    mix:Sequence=_MIX # Shift, factor, shift, factor, shift
+    times:Callable=_times # Multiplies modulo 2**64
 )->Any:              # As scrambled as random bits; no two words give the same
     """SplitMix64's output function (Steele 2014), with a key between its multiplications.
 
@@ -75,7 +74,6 @@ def split_mix(
         word (Any): 64 bits: an int or an array of them from 0 on, or an int64 Tensor
         key (Any = 0): Of one kind with `word`, or an int
         times (Callable = _times): Multiplies modulo 2**64
-        mix (Sequence = _MIX): Shift, factor, shift, factor, shift
 
     Returns:
         Any: As scrambled as random bits; no two words give the same
@@ -85,7 +83,7 @@ def split_mix(
         >>> hex(split_mix(1))
         '0x5692161d100b05e5'
     """
-    first,factor,second,other,last = mix
+    first,factor,second,other,last = _MIX
     word = times(word ^ _upper(word, first), factor) ^ key
     word = times(word ^ _upper(word, second), other)
     return word ^ _upper(word, last)

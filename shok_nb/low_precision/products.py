@@ -332,7 +332,7 @@ def _by_nvfp4(v, op, dim, knobs):
     square,both = op.tile == (16, 16),op.format == '4/6'
     most = 1536 if both else 2688
     kind = dict(scale='nearest' if op.scale is None else op.scale, square=square)
-    kind |= dict() if square else dict(dim=dim, pad=True)
+    if not square: kind |= dict(dim=dim, pad=True)
     grids = [partial(nvfp4_quantize, top=top, **kind) for top in (6., 4.)]
     def fit(t, **own):
         if not both: return nvfp4_quantize(t, op.rounding, **own, **kind, **knobs)
@@ -342,8 +342,8 @@ def _by_nvfp4(v, op, dim, knobs):
         size = t.abs().amax(1, keepdim=True).clamp(min=1e-30)/most
         return (fit(t/size)*size).view(v.shape[0], -1)[:, :v.shape[1]]
     size = v.abs().amax().clamp(min=1e-30)/most
-    t = _padded(v, 16, 16) if square else v
-    return fit(t, tensor_scale=size)[..., :v.shape[-2], :v.shape[-1]]
+    if not square: return fit(v, tensor_scale=size)
+    return fit(_padded(v, 16, 16), tensor_scale=size)[..., :v.shape[-2], :v.shape[-1]]
 
 def _by_eden(v, op, seed):
     """Elements to the nearest, and what they err along each turned group is put into its
