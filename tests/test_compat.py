@@ -16,6 +16,7 @@ import shok_nb
 from shok_nb.catalog import catalog
 
 ROOT = Path(__file__).parent.parent
+is_tracing = torch._C._is_tracing
 # Names of torch, and whether the package then knows nothing of what they tell.
 AWAY = {
     '_C._are_functorch_transforms_active': lambda compat: compat.mode() == 'transform',
@@ -24,6 +25,7 @@ AWAY = {
     '_C._current_graph_task_id': lambda compat: not compat.in_backward(),
     '_C._functorch.is_legacy_batchedtensor': lambda compat: compat.batched is compat.unknown,
     '_C._len_torch_function_stack': lambda compat: compat.function_modes is compat.unknown,
+    '_C._is_tracing': lambda compat: compat._tracing is compat.is_tracing,
     'Tensor._make_wrapper_subclass': lambda compat: not compat.can_stand_in,
     '_C._autograd._top_saved_tensors_default_hooks': lambda compat: compat.saved_tensor_hooks(),
     'Tensor._is_zerotensor': lambda compat: compat.empty is compat.unknown,
@@ -43,7 +45,9 @@ def without(again, monkeypatch):
             if name == 'autograd.Function.apply':              # in C, as from torch 2.15 on; it cannot go altogether
                 m.setattr(torch.autograd.Function, 'apply', vars(torch._C._FunctionBase)['apply'])
             elif name.startswith('Tensor.'): m.setattr(*parent(name), None)          # its parent, in C, keeps it
-            else: m.delattr(*parent(name), raising=False)
+            else:
+                if name == '_C._is_tracing': m.setattr(torch.jit, 'is_tracing', lambda: is_tracing())   # it asks this
+                m.delattr(*parent(name), raising=False)
             return again(),importlib.import_module('shok_nb.engine.compat')
     return load
 

@@ -138,10 +138,15 @@ def stand_in(cls, like):
     return _make_wrapper(cls, like.shape, **kw)
 
 # %% ../../nbs/engine/70_compat.ipynb #c04a0023
+_active = unknown if _unsure else _func_active
+_tracing = _private('_C._is_tracing') or is_tracing
+
+def _mode_of_code():
+    if exporting(): return 'export'
+    return 'transform' if _active() or forward_ad._current_level >= 0 else 'compile'
+
 def mode():
     "How the code that asks is run: 'export', 'transform', 'compile' or 'eager'."
-    compiling = is_compiling()
-    if compiling and exporting(): return 'export'
-    if _unsure or _func_active() or forward_ad._current_level >= 0: return 'transform'
-    if not compiling and is_tracing(): return 'transform'
-    return 'compile' if compiling else 'eager'
+    if is_compiling(): return _mode_of_code()
+    if _active() or forward_ad._current_level >= 0 or _tracing(): return 'transform'
+    return 'eager'

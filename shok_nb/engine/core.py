@@ -37,6 +37,7 @@ from .grid import (
 )
 from .parts import by_mode, is_followed
 from .pieces import (
+    HALVES,
     as_number,
     can_fuse,
     cut_in_pieces,
@@ -109,15 +110,50 @@ class _Numbers(Function):
         needs = True,*[False]*len(rest)
         return ctx.op.backward(g, *kept, *rest, needs=needs)[0],None,None
 
+def _as_written(x, op, knobs):
+    "The value on the common grid by the formula alone: in a wide dtype, in memory of its own."
+    if op.single: return op.value(x, *knobs)
+    dtype = x.dtype
+    if dtype in HALVES: return op.value(x.float(), *knobs).to(dtype)
+    y = op.value(x, *knobs)
+    if y.dtype != dtype: return y.to(dtype)
+    return y.clone() if y.data_ptr() == x.data_ptr() else y
+
+class _Small(Function):
+    "The same for a small tensor on the common grid, by the formulas as they are written."
+    @staticmethod
+    def forward(ctx, x, op, knobs):
+        ctx.op,ctx.knobs = op,knobs
+        ctx.save_for_backward(x)
+        return _as_written(x, op, knobs)
+
+    @staticmethod
+    def backward(ctx, g):
+        op,knobs,(x,) = ctx.op,ctx.knobs,ctx.saved_tensors
+        if torch.is_grad_enabled() or mode() == 'transform':
+            needs = True,*[False]*(2+len(knobs))
+            return _by_autograd(op, g, x, (1., 0., *knobs), needs)[0],None,None
+        dtype = x.dtype
+        if dtype not in HALVES: return g*op.slope(x, *knobs),None,None
+        return (g.float()*op.slope(x.float(), *knobs)).to(dtype),None,None
+
 class _Straight(Function):
-    "The common case of it, slope 1 and nothing else to learn: the least Function there is."
+    "Of slope 1 on the common grid, where nothing else learns: the least Function there is."
     @staticmethod
-    def forward(ctx, x, value): return value(x)
+    def forward(ctx, x, op, knobs): return _as_written(x, op, knobs)
     @staticmethod
-    def backward(ctx, g): return g,None
+    def backward(ctx, g): return g,None,None
 
 # without torch's search for transforms: eager code has made it
-_evaluate,_straight,_numbers = map(quick_apply, (_Evaluate, _Straight, _Numbers))
+_evaluate,_numbers = quick_apply(_Evaluate),quick_apply(_Numbers)
+_small,_straight = quick_apply(_Small),quick_apply(_Straight)
+
+def _straight_way(op, x, recorded):
+    "How the value is had by the formula alone, or None if a tensor is too large for that."
+    small = op.pure and is_small(x)
+    if not (small or op.single and op.slope is None): return None
+    if not recorded: return _as_written
+    return _straight if op.slope is None else _small
 
 # %% ../../nbs/engine/10_core.ipynb #c1000004
 def _form_now(op): return op.compiled if torch.compiler.is_compiling() else op.value
@@ -192,6 +228,12 @@ def _common_range(lo=0., hi=math.inf, **_):
     "Numbers between these are in the range in every dtype."
     return max(lo, -1e37) or 1e-37, min(hi, 1e37)
 
+def _are_common(knobs, ranges):
+    "Are all knobs floats well inside their ranges?"
+    for k,(low,high) in zip(knobs, ranges):
+        if not (type(k) is float and low < k < high): return False
+    return True
+
 def _for_number(kw):
     "What `check_knob` is asked; the rest is about tensors."
     return {k: v for k,v in kw.items() if k not in ('size', 'held')}
@@ -233,7 +275,7 @@ def _accepted(op, x, rest, how):
     does one learn?"""
     good,tensors,learns = [],False,False
     for i,(k,(arg,kw,low,high)) in enumerate(zip(rest, op.ranges)):
-        if not (type(k) is float and low < k < high):    # of the common case no more is asked
+        if not (type(k) is float and low < k < high):    # of a common number no more is asked
             if i == 0: k = check_step(k, x, op.name)
             else: k = check_knob(k, x, op.name, arg, **_for_number(kw))
             unread = how == 'export' and op.single       # a graph would hold it for nothing
@@ -374,6 +416,7 @@ class estimator:
         self.plain = partial(_plain_of, value, slope) if plain is None else plain
         grid = dict(step=dict(open=True), offset=dict(lo=-math.inf, open=True))
         self.ranges = [(arg, kw, *_common_range(**kw)) for arg,kw in (grid | ranges).items()]
+        self.common = [(low, high) for _,_,low,high in self.ranges[2:]]
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.
         known = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
         self.single,self.kernels = single or known,{}
@@ -410,16 +453,16 @@ class estimator:
         check_input(x, self.name)
         if named or len(knobs) != len(self.names): knobs = _in_order(self, knobs, named)
         how,rest,tensors,learns = mode(),[step, offset, *knobs],False,False
-        common = len(knobs) == 0 and is_default_grid(step, offset)
-        if not common: rest,tensors,learns = _accepted(self, x, rest, how)
+        even = is_default_grid(step, offset)
+        if not (even and _are_common(knobs, self.common)):
+            rest,tensors,learns = _accepted(self, x, rest, how)
         if how != 'eager': return _not_eager(self, how, x, rest, learns)
         recorded = torch.is_grad_enabled() and (learns or x.requires_grad)
+        if even and not tensors:
+            straight = _straight_way(self, x, recorded)
+            if straight: return straight(x, self, rest[2:])
         if not recorded: return self.forward(x, *rest)
-        if self.slope is None and common:
-            return _straight(x, self.value if self.single else self._common)
         return _evaluate(self, x, *rest) if tensors else _numbers(x, self, rest)
-
-    def _common(self, x): return self.forward(x, 1., 0.)
 
     def composite(self,
         x:Tensor,  # Values; any shape, floating dtype
