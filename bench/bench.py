@@ -32,12 +32,13 @@ import layers  # noqa: E402 (found by the line above)
 from rivals import ON_GRIDS, Candidate, fourier_loop, peers, rivals, why  # noqa: E402 (found by the line above)
 import shok_nb as R  # noqa: E402 (found by the line above)
 from shok_nb.catalog import catalog  # noqa: E402 (found by the line above)
+from shok_nb.engine.core import estimator  # noqa: E402 (found by the line above)
 
 PEERS = HERE.parent/'.venv-peers'/'bin'/'python'                 # made by `make peers`
 STEADY = dict(MALLOC_TOP_PAD_='4000000000', MALLOC_MMAP_THRESHOLD_='4000000000', MALLOC_TRIM_THRESHOLD_='8000000000')
 PARTS = dict(small=['small'], large=['large'], steady=['steady'], compile=['compile'], grids=['grids'],
     layers=['layers'], peers=['peers', 'peers-steady', 'peers-grids', 'peers-layers'])
-SIZES = {'small': '1024,65536', 'peers': '1024,65536,1048576,16777216', 'grids': '16777216',
+SIZES = {'small': '16,1024,16384,65536', 'peers': '1024,65536,1048576,16777216', 'grids': '16777216',
     'peers-grids': '16777216', 'layers': '4096', 'peers-layers': '256'}
 LARGE = '1048576,16777216'
 FIVE = 'round_ste', 'cubic_round', 'soft_round', 'fourier_round', 'stochastic_round'
@@ -60,6 +61,45 @@ def ours():
         'fake_quantize': functools.partial(R.fake_quantize, scale=.1),
     }
     return out + [Candidate(n, f, n.removesuffix('(seed=s)'), 'ours') for n,f in more.items()]
+
+def plain_functions():
+    """For each of ours that is one estimator, a plain autograd.Function of the same formulas, as one would write it
+    by hand: the rest of a call is checks, grids and transforms. Noise is left out, since it is drawn outside."""
+    out = []
+    for c in ours():
+        seen = []
+        def note(op, x, *knobs, seen=seen, **named):
+            seen.append((op, knobs, named))
+            return call(op, x, *knobs, **named)
+        call,estimator.__call__ = estimator.__call__,note
+        try: c.f(torch.ones(3))
+        finally: estimator.__call__ = call
+        if len(seen) != 1: continue
+        op,knobs,named = seen[0]
+        grid = named.pop('step', 1.),named.pop('offset', 0.)
+        knobs = list((op.defaults | dict(zip(op.names, knobs)) | named).values())
+        if grid != (1., 0.) or any(isinstance(k, torch.Tensor) for k in knobs): continue
+        f = by_hand(op.value, op.slope, knobs).apply
+        x = torch.randn(64, requires_grad=True)
+        g = torch.randn(64)
+        if torch.equal(both(f, x, g)[1][0], both(c.f, x, g)[1][0]):       # EWGS looks at the gradient too
+            out.append(Candidate(f'Function: {c.name}', f, c.name, 'Function'))
+    return out
+
+def by_hand(value, slope, knobs):
+    "A Function of these formulas, in float32 where a half comes."
+    def wide(f, x, *others):
+        if x.dtype not in (torch.float16, torch.bfloat16): return f(x, *others)
+        return f(x.float(), *[t.float() for t in others]).to(x.dtype)
+    def down(x, g): return g*slope(x, *knobs)
+    class ByHand(Function):
+        @staticmethod
+        def forward(ctx, x):
+            if slope is not None: ctx.save_for_backward(x)
+            return wide(lambda x: value(x, *knobs), x)
+        @staticmethod
+        def backward(ctx, g): return g if slope is None else wide(down, *ctx.saved_tensors, g)
+    return ByHand
 
 CASTS = 'two casts of torch'
 def grids():
@@ -387,6 +427,7 @@ def run(job, a):
         mine = {c.group for c in found}
         cs = [c for c in ours() if c.name in mine] + found
         if not found: sys.exit(f'bench: this Python has none of the peers: {missing}')
+    if base == 'small': cs += [c for c in plain_functions() if a.only in c.name]
     start,out = time.perf_counter(),{}
     out['names'] = [dict(part=job, name=c.name, group=c.group, by=c.by, same=c.same) for c in cs]
     if base == 'compile':
@@ -403,7 +444,8 @@ def run(job, a):
     if base in ('large', 'steady') and not a.only: out['sweep'] = list(sweep(cs, clock, quick, job, a.memory))
     if job in ('small', 'peers'):
         n = 2**16 if a.quick else 2**22
-        out['memory'] = [dict(part=job, size=n, rows=memory(cs, clock, n))]
+        others = [c for c in cs if c.by != 'Function']
+        out['memory'] = [dict(part=job, size=n, rows=memory(others, clock, n))]
     if base == 'small' and not a.only:
         say(f'{job}: calls, terms, graphs')
         out['overhead'] = [dict(part=job, rows=overhead(cs, clock, a))]
@@ -531,6 +573,72 @@ def first_table(data, names):
             f'once, results included. Both are in units of `x`, measured at {sizes}.\n')
     return [*out, grid(['estimator', 'by', 'forward', 'f+b', 'compiled, f+b', 'saved', 'peak'], rows)]
 
+# More arithmetic than the line beside it, for numbers that the line gets wrong.
+WHY = {
+    'ratio_round': 'a slope at 0, at infinity and where `round(x)` is 0',
+    'clipped_sign': '1 for 0, and the sign of -0',
+    'soft_round': '`alpha` from 0 to infinity, infinite values, and relative accuracy near integers',
+    'logistic_round': '`beta` from 0 to infinity, infinite values, and relative accuracy near integers',
+    'soft_round_inverse': 'the same digits for every `alpha`, infinite values',
+    'soft_round_conditional_mean': 'the same digits for every `alpha`, infinite values',
+    'sigmoid_round': 'the line overflows in two fifths of its cell',
+    'sine_round': 'infinite and large values, and relative accuracy near integers, where the line cancels',
+    'cosine_round': 'infinite and large values, and relative accuracy near integers, where the line cancels',
+    'fourier_round': 'infinite and large values, whose sine has no digits left',
+    'fourier_round(terms=10)': 'infinite and large values, whose sine has no digits left',
+    'cubic_round': 'infinity, where the line is nan',
+    'ramp_round': 'infinity, and each cell as the first',
+    'decimal_ste': "decimals exactly rounded, which torch's own are not",
+    'diff_round': 'infinity, and decimals exactly rounded',
+    'stochastic_round': 'large values, whose sum with a number below 1 is rounded before the floor, and -0',
+    'normalize_grad': 'gradients of nan, infinity and below the smallest normal number',
+    'fake_quantize': "a choice of gradient, learned ends, blocks; torch's is one operation",
+}
+
+def comparisons(data):
+    """Ours over each other way in the same table: with backward, forward if only values agree, both of a Function.
+    Each as `(name, kind of code, place, ratio)`."""
+    names = {n['name']: n for n in data['names']}
+    for t in data.get('tables', []):
+        for k,r in t['rows'].items():
+            code = ', compiled' if k.endswith(', compiled') else ''
+            n = names.get(k.removesuffix(code))
+            mine = n and n['by'] != 'ours' and t['rows'].get(n['group'] + code)
+            if not mine or t['part'] == 'compile' and not code: continue
+            asked = (0, 1) if n['by'] == 'Function' else (0,) if n['same'] == 'value' else (1,)
+            for i in asked:
+                place = f"{power(t['size'])}, {title(t)}, {('forward', 'f+b')[i]}"
+                yield n,code[2:] or 'eager',place,mine[i][1]/r[i][1]
+
+def behind(data):
+    "`(number of comparisons, rows)`: where ours takes longer, pair by pair, what for, and whether it may."
+    found,total = {},0
+    for n,code,place,ratio in comparisons(data):
+        by_hand = n['by'] == 'Function'
+        total += 1
+        if ratio <= (HAND if by_hand else NOISE): continue
+        lost = found.setdefault((n['name'], code), dict(n=n, ratios=[]))
+        lost['ratios'].append((ratio, place))
+    return total,[_lost(v['n'], code, v['ratios']) for (_,code),v in found.items()]
+
+def _lost(n, code, ratios):
+    worst,place = max(ratios)
+    why = '' if n['by'] == 'Function' else WHY.get(n['group'], '')
+    goal = 'kept' if why and worst <= RIGHT else 'missed'
+    return [f"`{n['group']}`", label(n), code, len(ratios), short(worst), place, why, goal]
+
+NOISE,RIGHT,HAND = 1.05,1.3,1.1     # medians differ by a twentieth from run to run; two goals
+
+def behind_table(data):
+    total,rows = behind(data)
+    if not rows: return []
+    lost = sum(r[3] for r in rows)
+    head = 'ours', 'beside', 'code', 'times', 'worst', 'where', 'what the difference does', 'goal'
+    return ['## Where ours takes longer\n', f'In {lost} of {total} comparisons of one table ours takes more than '
+        f'{NOISE} of the time, or than {HAND} of a plain `autograd.Function` of the same formulas. The goal is never '
+        f'to, except {RIGHT} where more arithmetic gets numbers right that the other gets wrong.\n',
+        grid(head, rows)]
+
 def all_sizes(data, names):
     "A table for each kind of memory, dtype and number of threads."
     out = ['## All sizes\n\nForward / f+b, medians. A ~ marks a middle half wider than a fifth of its median.\n']
@@ -630,13 +738,13 @@ def small_tables(data):
 
 def report(data):
     "results.json as Markdown."
-    names = ordered(data)
+    names = [n for n in ordered(data) if n['by'] != 'Function']
     out = ['# Benchmarks\n', 'Written by `bench/bench.py` from `results.json`. A ratio of 1 is the least time any pair '
         'of passes over memory could take: forward is divided by `x.clone()`, forward and backward (f+b) by a clone '
         'and a multiplication. Medians, with the middle half in brackets. Bold rows are ours at their defaults; those '
         'below each do the same maths.\n']
-    out += about(data['parts']) + first_table(data, names) + all_sizes(data, names) + compile_table(data, names)
-    out += small_tables(data)
+    out += about(data['parts']) + first_table(data, names) + behind_table(data)
+    out += all_sizes(data, names) + compile_table(data, names) + small_tables(data)
     drift = twice(data)
     if drift:
         out += ['## Twice\n', f"Ours beside the peers were measured in the peers' Python too, {len(drift)} figures: "
@@ -688,6 +796,10 @@ def main(argv=None):
         data = merge(json.loads(file.read_text('utf-8')) if file.exists() else {}, new)
         file.write_text(dumps(data), 'utf-8')
         (a.out/f'RESULTS{stem}.md').write_text(report(data), 'utf-8')
+        total,rows = behind(new)
+        missed = sum(r[-1] == 'missed' for r in rows)
+        say(f'{a.job}: ours takes longer in {sum(r[3] for r in rows)} of {total} comparisons; {missed} of {len(rows)} '
+            'pairs miss their goal')
         return
     for job in [j for part in a.part for j in PARTS[part]]:
         if a.device == 'cuda' and job not in ('small', 'large', 'compile'): continue

@@ -25,6 +25,41 @@ def test_everything_is_measured():
     assert len(OURS) == len(bench.ours()) and not OURS.keys() & {c.name for c in rivals()}
     assert {c.group for c in [*OURS.values(), *rivals()]} <= OURS.keys()
 
+@pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16))
+def test_plain_functions(dtype):
+    "Written by hand from the formulas of ours: the same bits. Noise and EWGS, which sees the gradient, have none."
+    made = {c.group: c.f for c in bench.plain_functions()}
+    smooth = {f'{r.name}(hard=True)' for r in catalog if r.smooth}
+    assert smooth | {'round_ste', 'soft_round', 'spike_ste', 'decimal_ste'} <= made.keys() and 'ewgs_round' not in made
+    x = torch.linspace(-3, 3, 1001).to(dtype).requires_grad_()
+    for k,f in made.items():
+        (y,(d,)),(want,(slope,)) = (bench.both(f, x, x.detach()) for f in (f, OURS[k].f))
+        assert torch.equal(y, want) and torch.equal(d, slope), k
+
+def test_where_ours_takes_longer(monkeypatch):
+    """Each way beside ours in its own table: values alone by forward, a Function by both; what may take longer has a
+    reason, and up to 1.3."""
+    def name(name, group, by, same='both'): return dict(part='small', name=name, group=group, by=by, same=same)
+    names = [name('f', 'f', 'ours'), name('line', 'f', 'formula'), name('value', 'f', 'torch', 'value'),
+        name('Function: f', 'f', 'Function'), name('far', 'g', 'formula')]
+    def row(forward, back): return [[0, forward, 9], [0, back, 9]]
+    rows = dict(f=row(6., 6.), line=row(1., 5.), value=row(5.8, 1.)) | {'Function: f': row(5., 5.6), 'far': row(1., 1.)}
+    def table(part, rows): return dict(part=part, memory='default', dtype='float32', threads=1, size=1024, rows=rows)
+    fast = rows | {'f, compiled': row(1., 2.), 'line, compiled': row(1., 1.)}
+    data = dict(names=names, tables=[table('small', rows), table('compile', fast)])
+    total,lost = bench.behind(data)
+    found = {(r[1], r[2]): (*r[3:5], r[-1]) for r in lost}
+    where = lost[0][5]
+    assert total == 5 and where == '2^10, float32, 1 thread, default allocator, f+b'
+    assert found == {('`line`', 'eager'): (1, '1.20', 'missed'), ('Function: f', 'eager'): (1, '1.20', 'missed'),
+        ('`line`', 'compiled'): (1, '2.00', 'missed')}
+    monkeypatch.setitem(bench.WHY, 'f', 'infinity')
+    assert [r[-1] for r in bench.behind(data)[1]] == ['kept', 'missed', 'missed']
+    text = '\n'.join(bench.behind_table(data))
+    assert 'In 3 of 5 comparisons' in text and '| `f` | `line` | eager | 1 | 1.20 | ' in text
+
+def test_reasons_are_of_rows(): assert bench.WHY.keys() <= OURS.keys()
+
 @pytest.mark.parametrize('c', rivals() + peers()[0], ids=lambda c: c.name)
 def test_rivals_do_the_same(c):
     """Values and gradients of a rival are those of ours in float32, at points .01 from ties and integers,
@@ -168,10 +203,13 @@ def test_small(small):
     data,text = stored(small)
     t, = data['tables']
     assert (t['size'], t['dtype'], t['threads'], t['memory']) == (1024, 'float32', 1, 'default')
-    assert t['rows'].keys() == OURS.keys() | {c.name for c in rivals()} == data['memory'][0]['rows'].keys()
+    known = OURS.keys() | {c.name for c in rivals()}
+    assert data['memory'][0]['rows'].keys() == known
+    assert t['rows'].keys() == known | {c.name for c in bench.plain_functions()}
     assert data['parts']['small']['quick'] and 'smoke run' in text
     cells = [l.strip('| ').split(' | ') for l in text.splitlines() if l.startswith('| ')]
     for n in data['names']:
+        if n['by'] == 'Function': continue
         f,b = t['rows'][n['name']]
         assert all(0 < q[0] <= q[1] <= q[2] for q in (f, b))
         glance, = (c for c in cells if c[0] == bench.label(n) and len(c) == 7)

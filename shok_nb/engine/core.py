@@ -38,6 +38,7 @@ from .grid import (
 from .parts import by_mode, is_followed
 from .pieces import (
     HALVES,
+    WHOLE_FLOATS,
     as_number,
     can_fuse,
     cut_in_pieces,
@@ -148,11 +149,12 @@ class _Straight(Function):
 _evaluate,_numbers = quick_apply(_Evaluate),quick_apply(_Numbers)
 _small,_straight = quick_apply(_Small),quick_apply(_Straight)
 
-def _straight_way(op, x, recorded):
-    "How the value is had by the formula alone, or None if a tensor is too large for that."
-    small = op.pure and is_small(x)
-    if not (small or op.single and op.slope is None): return None
-    if not recorded: return _as_written
+def _straight_way(op, x, step, offset):
+    "How a small plain tensor has its value on the common grid by the formula, or None."
+    if not (op.pure and is_small(x) and is_default_grid(step, offset)): return None
+    dense = x.layout == torch.strided and not x.is_nested
+    if not (dense and x.dtype in WHOLE_FLOATS): return None      # refused, by name
+    if not (torch.is_grad_enabled() and x.requires_grad): return _as_written
     return _straight if op.slope is None else _small
 
 # %% ../../nbs/engine/10_core.ipynb #c1000004
@@ -450,17 +452,15 @@ class estimator:
             >>> nearest(torch.tensor([0.4, 1.7]), step=0.5)
             tensor([0.5000, 1.5000])
         """
-        check_input(x, self.name)
         if named or len(knobs) != len(self.names): knobs = _in_order(self, knobs, named)
-        how,rest,tensors,learns = mode(),[step, offset, *knobs],False,False
-        even = is_default_grid(step, offset)
-        if not (even and _are_common(knobs, self.common)):
-            rest,tensors,learns = _accepted(self, x, rest, how)
+        straight = _straight_way(self, x, step, offset)
+        if straight and _are_common(knobs, self.common): return straight(x, self, knobs)
+        check_input(x, self.name)
+        how = mode()
+        rest,tensors,learns = _accepted(self, x, [step, offset, *knobs], how)
         if how != 'eager': return _not_eager(self, how, x, rest, learns)
+        if straight and not tensors: return straight(x, self, rest[2:])
         recorded = torch.is_grad_enabled() and (learns or x.requires_grad)
-        if even and not tensors:
-            straight = _straight_way(self, x, recorded)
-            if straight: return straight(x, self, rest[2:])
         if not recorded: return self.forward(x, *rest)
         return _evaluate(self, x, *rest) if tensors else _numbers(x, self, rest)
 
@@ -505,7 +505,8 @@ class estimator:
             tensor([0., 2.])
         """
         if self.single and is_default_grid(*rest[:2]): return self.value(x, *rest[2:])
-        if not (self.pure and is_small(x)): return _in_pieces(self, _value, (), (x,), rest)[0]
+        if not (self.pure and is_small(x)):
+            return _in_pieces(self, _value, (), (x,), rest)[0]
         y = whole(partial(_value, self), (x,), rest)[0]
         return y.clone() if y.data_ptr() == x.data_ptr() else y
 
@@ -543,6 +544,13 @@ class estimator:
         if any(needs[1:]):
             to_rest = [None if d is None else d.to(t.dtype) for t,d in zip(rest, to_rest)]
         return [to_x, *to_rest]
+
+# %% ../../nbs/engine/10_core.ipynb #3f5a91c3
+def with_noise(op, x, noise, step, offset):
+    "`op(x, noise, step=step, offset=offset)` for noise that was drawn for a checked `x`."
+    fits = noise.shape == x.shape and not noise.requires_grad
+    straight = fits and _straight_way(op, x, step, offset)
+    return straight(x, op, (noise,)) if straight else op(x, noise, step=step, offset=offset)
 
 # %% ../../nbs/engine/10_core.ipynb #cf8a6de5
 class _Through(Function):

@@ -9,7 +9,6 @@ __all__ = []
 import warnings
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 from .compat import (
     batched,
     compile_error,
@@ -134,8 +133,9 @@ def _as_vectors(uncut, knobs, *ts):
     return [t.as_strided((t.numel(),), (1,)) for t in ts]
 
 def is_small(x):
-    "Is it on a CPU, and so small that cutting it, or looking for a replay, takes longer?"
-    if is_compiling() or type(x) not in PLAIN_TYPES: return False
+    """Is it in eager code on a CPU, and so small that cutting it, or looking for a replay,
+    takes longer?"""
+    if type(x) not in PLAIN_TYPES or mode() != 'eager': return False
     return x.is_cpu and x.numel() <= SMALL and not dispatch_modes()
 
 def cut_in_pieces(f, key, ts, knobs, make=None, uncut=None):

@@ -22,12 +22,13 @@ from .arguments import (
     check_step,
     is_strided,
 )
+from .compat import mode
+from .grid import is_default_grid
 from .parts import either, maths, pick
 from .pieces import (
     PIECE,
     PLAIN_TYPES,
     SMALL,
-    for_cpu,
     is_ordinary,
     wide_dtype,
 )
@@ -84,6 +85,10 @@ def split_mix(
         '0x5692161d100b05e5'
     """
     first,factor,second,other,last = _MIX
+    if type(word) is int:                               # in one function, for small tensors
+        word = (word ^ word >> first)*factor & _WORD ^ key
+        word = (word ^ word >> second)*other & _WORD
+        return word ^ word >> last
     word = times(word ^ _upper(word, first), factor) ^ key
     word = times(word ^ _upper(word, second), other)
     return word ^ _upper(word, last)
@@ -131,7 +136,7 @@ def _write_fraction(to, dtype, each, bits, more=None):
     if each == 4 or more is not None: to[:] = _fraction(dtype, each, bits, more)
     else:
         bits >>= 8
-        to[:] = bits.view('int32')                          # NumPy is slow with uint32
+        to[:] = bits.view(_arrays()[-1])                    # NumPy is slow with uint32
         to *= 2.**-24
 
 def _streams(draw, dtype, random_bits):
@@ -159,13 +164,16 @@ def _one_by_one(x, seed, draw, dtype, random_bits):
 
 @lru_cache
 def _arrays()->Any:
-    "NumPy, the first counts and the numbers of the mix; None where torch has no NumPy."
+    """NumPy, the first counts, the numbers of the mix, and the dtypes of a word, of its halves
+    and quarters, and of a half with a sign; None where torch has no NumPy."""
     try:
         import numpy as np
         torch.from_numpy(np.zeros(1))
     except (ImportError, RuntimeError): return None
     counts = np.arange(PIECE//2, dtype='uint64')*np.uint64(_GOLDEN)
-    return np,counts,[np.array(n, dtype='uint64') for n in _MIX]
+    kinds = [np.dtype(kind) for kind in ('uint64', 'uint32', 'uint16', 'int32')]
+    word,half,quarter,signed = kinds
+    return np,counts,[np.array(n, dtype=word) for n in _MIX],word,{2: half, 4: quarter},signed
 
 def _little(words, each):
     "`words` so that in memory the lowest part of each comes first."
@@ -177,17 +185,18 @@ def _little(words, each):
 def _in_arrays(keys, each, start, stop, room):
     """Parts `start` to `stop` of the words of a stream, at most `PIECE` of them, by NumPy:
     `split_mix` in the memory of `room`, since to ask for more takes as long."""
-    np,counts,(first,factor,second,other,last) = _arrays()
+    np,counts,(first,factor,second,other,last),kind,parts,_ = _arrays()
     word,moved = room[:, :-((start-stop)//each)]
-    np.add(counts[:len(word)], np.uint64(_times(start//each, _GOLDEN)), out=word)
-    word ^= np.uint64(keys[0])
+    counts = counts[:len(word)]
+    if start: counts = np.add(counts, np.uint64(_times(start//each, _GOLDEN)), out=word)
+    np.bitwise_xor(counts, np.array(keys[0], kind), out=word)
     word ^= np.right_shift(word, first, out=moved)
     word *= factor
-    word ^= np.uint64(keys[1])
+    word ^= np.array(keys[1], kind)
     word ^= np.right_shift(word, second, out=moved)
     word *= other
     word ^= np.right_shift(word, last, out=moved)
-    return _little(word, each).view(f'uint{64//each}')[:stop-start]
+    return _little(word, each).view(parts[each])[:stop-start]
 
 def _in_tensors(keys, each, start, stop, device):
     "The same by torch, with a sign."
@@ -206,7 +215,7 @@ def bits_in_pieces(x, seed, each, numbers):
     n,threads = x.numel(),torch.get_num_threads()
     arrays = x.is_cpu and (n <= SMALL or threads < 3) and _arrays()
     size = PIECE if arrays else PIECE*threads if x.is_cpu else 2**22
-    room:Any = arrays and arrays[0].empty((len(streams), 2, min(n, size)//each+1), 'uint64')
+    room:Any = arrays and arrays[0].empty((len(streams), 2, min(n, size)//each+1), arrays[3])
     for i in range(0, n, size):
         j = min(i+size, n)
         if arrays: yield i,j,*[_in_arrays(k, each, i, j, r) for k,r in zip(streams, room)]
@@ -216,16 +225,29 @@ def quarters_in_pieces(x, seed):
     "The same of draw 0 for 16 random bits."
     return bits_in_pieces(x, seed, *_streams(0, x.dtype, 16))
 
+def _few(x, seed, draw):
+    "Floats of half a word for a small tensor: one piece, in as few steps as there can be."
+    np,*_,kind,_,_ = _arrays()
+    n = x.numel()
+    keys = _keys(seed.item() & _WORD, draw, _times)
+    bits = _in_arrays(keys, 2, 0, n, np.empty((2, n//2+1), kind))
+    u = torch.empty_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
+    _write_fraction(u.numpy().reshape(-1), torch.float32, 2, bits)
+    return u
+
 def _in_order(x, seed, draw, dtype, random_bits):
     "Some from a word, and in pieces."
-    plain = type(x) in PLAIN_TYPES and is_ordinary(seed) and not torch.jit.is_tracing()
-    if not (plain and x.numel()): return _one_by_one(x, seed, draw, dtype, random_bits)
+    if not (type(x) in PLAIN_TYPES and x.numel() and is_ordinary(seed)):
+        return _one_by_one(x, seed, draw, dtype, random_bits)
+    floats = dtype == torch.float32 and random_bits is None
+    if floats and x.is_cpu and seed.is_cpu and x.numel() <= SMALL and _arrays():
+        return _few(x, seed, draw)
     each,numbers = _streams(draw, dtype, random_bits)
     u:Any = torch.empty(x.numel(), dtype=dtype, device=x.device)
     for i,j,*bits in bits_in_pieces(x, seed, each, numbers):
-        if isinstance(bits[0], Tensor): u[i:j] = _fraction(dtype, each, *bits)
+        if type(bits[0]) is Tensor: u[i:j] = _fraction(dtype, each, *bits)
         else: _write_fraction(u.numpy()[i:j], dtype, each, *bits)
-    return u.view(x.shape)
+    return u.view_as(x)
 
 _look_up = either(_in_order, _one_by_one)           # a number in [0, 1) for each element
 
@@ -304,7 +326,11 @@ def _drawn(x, generator, seed, draw, dtype, random_bits):
         return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
     if type(x) not in PLAIN_TYPES: return torch.rand_like(x, dtype=dtype)
     # naming a generator, if only None, would want known sizes
-    if not for_cpu(x): return torch.rand(x.shape, dtype=dtype, device=x.device)
+    how = mode()
+    # takes less time than a shape, but fills another layout in another order
+    if how == 'eager' and x.is_contiguous(): return torch.rand_like(x, dtype=dtype)
+    if how != 'compile' or not x.is_cpu:
+        return torch.rand(x.shape, dtype=dtype, device=x.device)
     # compiled for a CPU, `rand` makes one number at a time
     seed = torch.randint(2**63-1, (), device=x.device)
     return _look_up(x, seed, draw, dtype, random_bits)
@@ -471,13 +497,20 @@ def takes_seed(rounding):
 def checked_grid(x, fn, step, offset):
     "Step and offset, checked; and `x`."
     check_input(x, fn)
+    if is_default_grid(step, offset): return step,offset
     step = check_step(step, x, fn)
     return step,check_knob(offset, x, fn, 'offset', -math.inf, open=True)
 
 # %% ../../nbs/engine/60_random.ipynb #8d972551
+def _is_above(d, u):
+    "1. where `d`, which nobody else has, is above `u`, else 0."
+    plain = type(d) is Tensor and type(u) is Tensor and mode() == 'eager'
+    if plain and d.shape == u.shape: return d.gt_(u)
+    return (d > u).to(d.dtype)
+
 def toss_up(v, u):
     "The integer above `v` where `u` < its fraction, else the one below."
     wide = v if v.dtype == torch.float64 else v.float()
     n = wide.floor()
-    up = (wide-n > u).to(n.dtype)
-    return torch.copysign((n+up).to(v.dtype), v)        # 0 below zero is -0
+    # 0 below zero is -0
+    return torch.copysign((n + _is_above(wide-n, u)).to(v.dtype), v)

@@ -18,7 +18,7 @@ from ..engine.arguments import (
     check_step,
     what_came,
 )
-from ..engine.core import estimator
+from ..engine.core import estimator, with_noise
 from ..engine.grid import step_at
 from ..engine.pieces import WHOLE_FLOATS
 from ..engine.random import NoiseKind, checked_grid, noise_like
@@ -108,7 +108,7 @@ def dither_round(
     """
     step,offset = checked_grid(x, 'dither_round', step, offset)
     e = noise_like(x, kind, shape=shape, generator=generator, seed=seed, fn='dither_round')
-    return _dither(x, e, step=step, offset=offset)
+    return with_noise(_dither, x, e, step, offset)
 
 # %% ../../nbs/estimators/31_dither.ipynb #e3b92e66
 def noisy_soft_round(

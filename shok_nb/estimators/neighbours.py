@@ -19,7 +19,7 @@ from ..engine.arguments import (
     check_knob,
 )
 from ..engine.compat import constant
-from ..engine.core import estimator
+from ..engine.core import estimator, with_noise
 from ..engine.parts import as_scalar, cached, nan_to_zero, pi, saturate
 from ..engine.pieces import wide_dtype, widen
 from ..engine.random import checked_grid, toss_up, uniform_like
@@ -107,7 +107,7 @@ def reinmax_round(
     """
     step,offset = checked_grid(x, 'reinmax_round', step, offset)
     u = uniform_like(x, generator=generator, seed=seed, fn='reinmax_round')
-    return _reinmax_round(x, u, step=step, offset=offset)
+    return with_noise(_reinmax_round, x, u, step, offset)
 
 # %% ../../nbs/estimators/32_neighbours.ipynb #46168270
 # The log probability of a neighbour at distance d in (0, 1), and its slope.

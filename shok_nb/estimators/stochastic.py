@@ -9,7 +9,7 @@ __all__ = ['stochastic_round']
 import math
 import torch
 from torch import Tensor
-from ..engine.core import estimator
+from ..engine.core import estimator, with_noise
 from ..engine.random import checked_grid, toss_up, uniform_like
 
 # %% ../../nbs/estimators/30_stochastic.ipynb #c047f89d
@@ -50,4 +50,4 @@ def stochastic_round(
     fn = 'stochastic_round'
     step,offset = checked_grid(x, fn, step, offset)
     u = uniform_like(x, generator=generator, seed=seed, random_bits=random_bits, fn=fn)
-    return _stochastic(x, u, step=step, offset=offset)
+    return with_noise(_stochastic, x, u, step, offset)
