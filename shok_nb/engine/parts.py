@@ -80,6 +80,15 @@ def as_scalar(k, v):
     if isinstance(k, Tensor): return k.to(v.dtype)
     return torch.full((), k, dtype=v.dtype, device='cpu')
 
+def unless_inf(a, k):
+    "`k`, 0 where `a` is infinite."
+    if isinstance(a, Tensor): return torch.where(torch.isinf(a), 0., k)
+    return 0. if a == math.inf else k
+
+def finite_scale(k, v):
+    "A scale >= 0 for `v`, at most 1e30: 0*inf has no value."
+    return saturate(k.to(v.dtype), None, 1e30) if isinstance(k, Tensor) else min(k, 1e30)
+
 def flat_at_jump(y, k):
     "`y` without a slope where the knob `k` is infinite, and a curve a jump."
     return torch.where(torch.isinf(as_scalar(k, y)), y.detach(), y)
@@ -92,6 +101,14 @@ def _as_branches(c, v):
     return torch.where(c, v.detach().clamp(1, 1), 0.)
 
 indicator = either(_as_numbers, _as_branches)           # the bools `c` as 0. and 1.
+
+def within(v, lower, upper):
+    "1. where `v` lies between the ends, which belong to it, else 0.; None is no end."
+    numbers = not (isinstance(lower, Tensor) or isinstance(upper, Tensor))
+    if numbers and type(v) is Tensor and mode() == 'eager':
+        return v.clamp(lower, upper).eq_(v)             # a cast of bools takes longer
+    if lower is None: return indicator(v <= upper, v)
+    return indicator((v >= lower) & (v <= upper), v)
 
 def broadcast_with(y, *knobs):
     "`y`, broadcast to the shape that it has together with the knobs."

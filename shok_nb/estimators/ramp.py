@@ -10,20 +10,19 @@ import math
 import torch
 from torch import Tensor
 from ..engine.core import estimator
-from ..engine.parts import as_scalar, flat_at_jump, indicator, saturate
+from ..engine.parts import finite_scale, flat_at_jump, saturate, unless_inf, within
 
 # %% ../../nbs/estimators/25_ramp.ipynb #a359915f
 def _climb(v, gain, threshold):
     big = torch.finfo(v.dtype).max                             # 0*inf has no value
-    return saturate(as_scalar(gain, v), None, 1e30)*saturate(v-threshold, -big, big)
+    return finite_scale(gain, v)*saturate(v-threshold, -big, big)
 
 def _value(v, gain, threshold): return saturate(_climb(v, gain, threshold), 0., 1.)
 
 def _plain(v, gain, threshold): return flat_at_jump(_value(v, gain, threshold), gain)
 
 def _slope(v, gain, threshold):
-    h,g = _climb(v, gain, threshold),as_scalar(gain, v)
-    return indicator((h >= 0) & (h <= 1), v)*torch.where(torch.isinf(g), 0., g)
+    return within(_climb(v, gain, threshold), 0., 1.)*unless_inf(gain, gain)
 
 _ramp = estimator('ramp_round', _value, _slope, _plain, export_value=False,
     gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True), pure=True)

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 from ..engine.compat import constant
 from ..engine.core import estimator
-from ..engine.parts import as_scalar, flat_at_jump, nan_to_zero, pi, pick, saturate
+from ..engine.parts import (
+    as_scalar,
+    finite_scale,
+    flat_at_jump,
+    nan_to_zero,
+    pi,
+    pick,
+    saturate,
+    unless_inf,
+)
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/21_sigmoid.ipynb #b39d26d1
@@ -82,19 +91,16 @@ def sigmoid_sum_round(
     return _sum(x, temperature, hard=hard, step=step, offset=offset)
 
 # %% ../../nbs/estimators/21_sigmoid.ipynb #b7e7c907
-def _finite_width(t, q): return saturate(as_scalar(t, q), None, 1e30)      # 0*inf has no value
-
 def _one(v, s, c):
     big = torch.finfo(v.dtype).max
-    return torch.sigmoid(_finite_width(s, v)*saturate(v-c, -big, big))
+    return torch.sigmoid(finite_scale(s, v)*saturate(v-c, -big, big))
 
 def _one_plain(v, s, c): return flat_at_jump(_one(v, s, c), s)
 
 def _incline(v, s, c):
     q = saturate((v-c).abs(), None, torch.finfo(v.dtype).max)
-    y = torch.sigmoid(-_finite_width(s, v)*q)               # in the smaller half 1-y is exact
-    s = as_scalar(s, v)
-    return nan_to_zero((y - y*y)*torch.where(torch.isinf(s), 0., s))
+    y = torch.sigmoid(-finite_scale(s, v)*q)                # in the smaller half 1-y is exact
+    return nan_to_zero((y - y*y)*unless_inf(s, s))
 
 _sigmoid = estimator('sigmoid_round', _one, _incline, _one_plain, export_value=False,
     steepness=dict(lo=0.), center=dict(lo=-math.inf, open=True), pure=True)

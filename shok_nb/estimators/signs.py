@@ -14,9 +14,9 @@ from ..engine.parts import (
     as_scalar,
     broadcast_with,
     finite,
-    indicator,
     saturate,
     sign_of,
+    within,
 )
 
 # %% ../../nbs/estimators/14_signs.ipynb #3eefd092
@@ -34,7 +34,7 @@ def _surrogate(name, curve, slope, **ranges):
 def _upto(q, clip): return saturate(q, None, clip)
 def _finite(q): return torch.where(torch.isinf(q), 0., q)       # infinity teaches no knob
 
-def _within_clip(q, clip): return indicator(q <= clip, q)
+def _within_clip(q, clip): return within(q, None, clip)
 
 _clipped_sign = _surrogate('clipped_sign', _upto, _within_clip, clip=dict(lo=0.))
 
@@ -171,7 +171,7 @@ def _power(q, o, clip):
 
 def _power_slope(q, o, clip):
     p = _root(o)
-    inside,at_zero = indicator(q <= clip, q),indicator(q <= _near(), q)
+    inside,at_zero = within(q, None, clip),within(q, None, _near())
     return q.clamp(min=_near())**(p-1) * (p + (1-p)*at_zero) * inside
 
 _reste = _surrogate('reste_sign', _power, _power_slope, o=dict(lo=1.), clip=dict(lo=0.))

@@ -10,7 +10,14 @@ import math
 import torch
 from torch import Tensor
 from ..engine.arguments import check_input
-from ..engine.parts import addcmul, is_followed, maths, saturate, worked_out_once
+from ..engine.parts import (
+    addcmul,
+    is_followed,
+    maths,
+    saturate,
+    unless_inf,
+    worked_out_once,
+)
 from ..engine.staircases import staircase
 def _large(dtype):
     "Above this alpha sinh(alpha) would overflow."
@@ -63,15 +70,10 @@ def _series(q, a):
 
 def _slope(q, a):
     b = _clamp(a, 1e-12, 1e30)
-    k,top = 2*b,_unless_inf(a, 2*b/maths(a).tanh(b/2))
+    k,top = 2*b,unless_inf(a, 2*b/maths(a).tanh(b/2))
     if isinstance(a, Tensor): k,top = worked_out_once(k, top)
     s = torch.sigmoid((q-.5)*k)
     return addcmul(s, s, s, value=-1)*top
-
-def _unless_inf(a, k):
-    "`k`, 0 where `a` is infinite."
-    if isinstance(a, Tensor): return torch.where(torch.isinf(a), 0., k)
-    return 0. if a == math.inf else k
 
 _rise = _three(_series, _closed, _large_alpha)
 # alpha teaches nothing at 0, from where it goes both ways: its size counts
@@ -156,7 +158,7 @@ def _mean_series(q, a):
 def _steepness(p, a):
     "Slope of the inverse where u*(1-u) = `p`."
     b,c,m = _clamp(a, 1e-12, 1e30),_clamp(a, 1e-12, _large(p.dtype)),maths(a)
-    top,k,least = _unless_inf(a, 1.),2*b*m.tanh(b/2),c/m.sinh(c)
+    top,k,least = unless_inf(a, 1.),2*b*m.tanh(b/2),c/m.sinh(c)
     if m is torch: top,k,least = worked_out_once(top, k, least)
     return top/(k*p + least)
 

@@ -13,7 +13,15 @@ from torch import Tensor
 from ..engine.arguments import check_count, check_input, check_knob
 from ..engine.core import estimator, slope_one
 from ..engine.grid import in_steps
-from ..engine.parts import as_scalar, broadcast_with, cached, finite, indicator, pi
+from ..engine.parts import (
+    as_scalar,
+    broadcast_with,
+    cached,
+    finite,
+    indicator,
+    pi,
+    within,
+)
 from ..engine.pieces import wide_dtype
 from ..engine.staircases import staircase
 
@@ -84,8 +92,6 @@ def _check_width(x, lower, upper):
     if upper-lower <= most: return
     told = f'upper - lower must be at most {most:.3g}, got {lower:g} and {upper:g}'
     raise ValueError(f'dsq_round: {told}')
-
-def within(v, lower, upper): return indicator((v >= lower) & (v <= upper), v)
 
 @cached
 def _dsq(levels):

@@ -29,7 +29,7 @@ from ..engine.core import (
     straight_through,
 )
 from ..engine.grid import GradientRule
-from ..engine.parts import indicator, saturate
+from ..engine.parts import indicator, saturate, within
 from ..engine.pieces import detached, wide_dtype
 from ..engine.random import WHOLE_DTYPES
 from ..estimators.gradient import check_dim, scale_grad
@@ -41,7 +41,6 @@ from ..estimators.surrogates import (
     round_clipped,
     round_clipped_plain,
     rounds_inside,
-    within,
 )
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #0118bb80
