@@ -19,7 +19,7 @@ from ..engine.arguments import (
     what_came,
 )
 from ..engine.core import estimator, with_noise
-from ..engine.grid import step_at
+from ..engine.grid import is_default_grid, step_at
 from ..engine.pieces import WHOLE_FLOATS
 from ..engine.random import NoiseKind, checked_grid, noise_like
 from .soft import soft_round, soft_round_conditional_mean
@@ -28,7 +28,7 @@ from .soft import soft_round, soft_round_conditional_mean
 def _noisy(x, step, generator, seed, fn):
     noise = noise_like(x, generator=generator, seed=seed, fn=fn)
     x = x.to(noise.dtype)
-    return x + noise*step_at(step, x)
+    return x + (noise if is_default_grid(step, 0.) else noise*step_at(step, x))
 
 def uniform_noise(
     x:Tensor,                    # Values; any shape, floating dtype
