@@ -324,7 +324,7 @@ def convert(nb, syms, pkg, base='', terms=()):
     if ids := needed(cells):
         again = nb | dict(cells=[_opened(c, ids) for c in nb['cells']])
         cells = _pages_cells(again, syms, pkg, base, terms)
-    return nb | dict(cells=use_first(near_imports(late_imports(part_imports(cells)))))
+    return nb | dict(cells=use_first(near_imports(late_imports(part_imports(cells)), pkg)))
 
 @functools.cache
 def names(code):
@@ -411,21 +411,21 @@ def late_imports(cells):
         while j > i+1 and 'remove-cell' in out[j-1]['metadata'].get('tags', ()): j -= 1    # those speak of the next one
         if '*' in c['source']: continue
         out.pop(i)
-        folded = is_example(first) and _is_folded(first)
+        folded = first is not c and reads(first) and is_example(first) and _is_folded(first)
         if folded: out[out.index(first)] = first | dict(source=f"{c['source']}\n{first['source']}")
         else: out.insert(j-1, c)
     return out
 
-def near_imports(cells):
+def near_imports(cells, pkg):
     """What an open cell imports stands in the first cell that needs it: in the last example up to it that stands open.
     Where a fold needs it before any of those, it stands in the fold as well. It stays where it is if none needs it, or
-    if an example of the page makes what has that name on the way. Where the library's own code makes it, a function of
-    the package is the same; anything else is imported before that code runs, as in the notebook."""
+    if an example of the page makes what has that name on the way. Where the library's own code makes it, a function
+    of the package `pkg` is the same; anything else is imported before that code runs, as in the notebook."""
     out = [*cells]
     def is_open(c): return is_example(c) and not _is_folded(c) and 'raises-exception' not in c['metadata']['tags']
     def places(i, n, name):
         last,fold = i,[]
-        from_package = isinstance(n, ast.ImportFrom) and '.' not in n.module and name.islower()
+        from_package = isinstance(n, ast.ImportFrom) and n.module == pkg and name.islower()
         for j,c in enumerate(cells[i+1:], i+1):
             if c['cell_type'] != 'code': continue
             bound,read = names(c['source'])
