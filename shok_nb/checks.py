@@ -418,7 +418,6 @@ def _keeps_layout(at, f, r, name, t):
     at.equal(y, f(flat), t, f'the value of {name}', _as_a_row_may(r))
     at.equal(slope(f, t), slope(f, flat), t, f'the slope of {name}', _few)
 
-# %% ../nbs/estimators/50_checks.ipynb #b464e29a
 def is_finite(f, r, dtype):
     "Finite values and slopes at integers, ties, zeros and both ends of each knob."
     x = _edges(dtype).expand(50 if r.random else 1, -1)
@@ -462,7 +461,6 @@ def keeps_the_sign_of_zero(f, r, dtype):
         if r.odd and r.monotone:
             at.must(f(low).signbit().all(), 'a small negative number becomes 0')
 
-# %% ../nbs/estimators/50_checks.ipynb #b439fed4
 def fixes_integers(f, r, dtype):
     "Bit for bit, with the slope of 0, at every magnitude, and where odd numbers run out."
     top = 2/torch.finfo(dtype).eps
@@ -494,7 +492,6 @@ def rounds_halves_once(f, r, dtype):
                 mine = slope(f, x, **kw)
                 at.equal(mine, g.to(dtype), x, f'the slope{_with(kw)}', enough=steep)
 
-# %% ../nbs/estimators/50_checks.ipynb #ba60c863
 def is_the_same_in_pieces(f, r, dtype, shape=(3, 7, 59)):
     "A tensor that is cut into pieces gives what its rows give; its gradient too."
     x = _normal(shape).to(dtype)
@@ -594,7 +591,6 @@ def measured(
     "Which claims of a row hold at the default knobs; one that raises does not."
     return {claim: _tested(test) for claim,test in _claims(f).items()}
 
-# %% ../nbs/estimators/50_checks.ipynb #bab2f828
 def keeps_its_claims(f, r, dtype):
     "What the row claims holds, and what it denies does not."
     with _Places() as at:
@@ -641,7 +637,6 @@ def keeps_float64(f, r, dtype):
                 t,what = ties + s*2**-40,'the value beside a tie'
                 at.equal(f(t), f(ties + s*2**-18), t, what, _equal)
 
-# %% ../nbs/estimators/50_checks.ipynb #b61d4743
 def lies_on_any_grid(f, r, dtype):
     "With a step s and an offset o it is o + s f((x-o)/s), and its slope that of f there."
     # Multiples of 1/1024 go to steps and back exactly. Half of an offset is no offset.
@@ -734,7 +729,6 @@ def compiles(f, r, dtype):
         at.equal(g(x), f(x), x, 'the compiled value', _few)
         at.equal(slope(g, x), want, x, 'the compiled slope', _close_to(want))
 
-# %% ../nbs/estimators/50_checks.ipynb #bdf5df12
 def learns(f, r, dtype):
     "Finite gradients for a step and knobs; those of an exact slope are derivatives."
     x,none = _points(40, -3., 3.),not _described(r)
@@ -808,7 +802,6 @@ def _draws_noise(f):
     try: return not same(draw(1), draw(2)) and same(draw(1), draw(1))
     except Exception: return False
 
-# %% ../nbs/estimators/50_checks.ipynb #b5047b44
 def _random_claims(f):
     """Under the same noise: moves along with x, central differences. As drawn, each number
     with its own noise: monotone, continuous. In the mean, to 4.5 errors: odd, mass."""
@@ -852,7 +845,6 @@ def has_its_mean(f, r, dtype):
                 # A right one is beyond this at one of 64 points for one seed in 2,300.
                 at.must(sigmas <= _SIGMAS, said)
 
-# %% ../nbs/estimators/50_checks.ipynb #b9ee0da5
 def comes_again(f, r, dtype):
     "The same seed gives the same noise, another seed other noise, whatever the layout."
     x = _normal((500,)).to(dtype)
@@ -929,7 +921,6 @@ LAWS = (
     Law(comes_again, FLOATS, _random), Law(has_its_mean, FLOATS[1:], _fair),
     Law(lands_on_neighbours, FLOATS, _neighbours))
 
-# %% ../nbs/estimators/50_checks.ipynb #b612f33f
 def _laws_to_try(skip, compile):
     "The laws to try."
     if isinstance(skip, Tensor) or not isinstance(skip, Iterable):
@@ -953,7 +944,6 @@ def _report(f, row, laws):
                 (details if detail else wrong).append((law.name + form, d, said))
     return LawReport(row, tuple(wrong), tried, tuple(details), _measured_masses(f, row))
 
-# %% ../nbs/estimators/50_checks.ipynb #bc4acc16
 def _with_name(f):
     "`f`, with a name: a `partial` has that of its function, another object that of its class."
     if hasattr(f, '__name__'): return f
@@ -977,7 +967,6 @@ def _row_of(f):
     bounded = _tested(lambda: _bounded(g))
     return Row(_with_name(f), '?', '?', tuple(knobs), unbounded=not bounded, **forms, **claims)
 
-# %% ../nbs/estimators/50_checks.ipynb #be4f1cc2
 def _soft_and_hard(f, row):
     "What stands behind the name of a law in a report, the function and its row."
     if row.random: return [('', _Seeded(f), row)]

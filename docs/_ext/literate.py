@@ -324,7 +324,7 @@ def convert(nb, syms, pkg, base='', terms=()):
     if ids := needed(cells):
         again = nb | dict(cells=[_opened(c, ids) for c in nb['cells']])
         cells = _pages_cells(again, syms, pkg, base, terms)
-    return nb | dict(cells=use_first(near_imports(late_imports(part_imports(cells)))))
+    return nb | dict(cells=use_first(near_imports(late_imports(part_imports(cells)), pkg)))
 
 @functools.cache
 def names(code):
@@ -399,7 +399,7 @@ def part_imports(cells):
     return out
 
 def late_imports(cells):
-    "The folded imports stand before the first cell that reads what they bind."
+    "The folded imports stand before the first cell that reads what they bind, or within it if it is folded too."
     out = [*cells]
     for c in cells:
         if c['metadata'].get('mystnb', {}).get('code_prompt_show') != FOLDS_NEED: continue
@@ -407,33 +407,46 @@ def late_imports(cells):
         i = out.index(c)
         def reads(later, bound=bound): return later['cell_type'] == 'code' and names(later['source'])[1] & bound
         j = next((j for j in range(i+1, len(out)) if reads(out[j])), i+1)
+        first = out[j] if j < len(out) else c
         while j > i+1 and 'remove-cell' in out[j-1]['metadata'].get('tags', ()): j -= 1    # those speak of the next one
-        if '*' not in c['source']: out.insert(j-1, out.pop(i))
+        if '*' in c['source']: continue
+        out.pop(i)
+        folded = first is not c and reads(first) and is_example(first) and _is_folded(first)
+        if folded: out[out.index(first)] = first | dict(source=f"{c['source']}\n{first['source']}")
+        else: out.insert(j-1, c)
     return out
 
-def near_imports(cells):
+def near_imports(cells, pkg):
     """What an open cell imports stands in the first cell that needs it: in the last example up to it that stands open.
-    It stays where it is if none does, or if the page makes what has that name on the way."""
+    Where a fold needs it before any of those, it stands in the fold as well. It stays where it is if none needs it, or
+    if an example of the page makes what has that name on the way. Where the library's own code makes it, a function
+    of the package `pkg` is the same; anything else is imported before that code runs, as in the notebook."""
     out = [*cells]
     def is_open(c): return is_example(c) and not _is_folded(c) and 'raises-exception' not in c['metadata']['tags']
-    def place(i, name):
-        last = i
+    def places(i, n, name):
+        last,fold = i,[]
+        from_package = isinstance(n, ast.ImportFrom) and n.module == pkg and name.islower()
         for j,c in enumerate(cells[i+1:], i+1):
             if c['cell_type'] != 'code': continue
             bound,read = names(c['source'])
             only_imports = _only_imports(ast.parse(c['source']).body)
+            if 'exported' in c['metadata']:
+                if name in bound and not only_imports and not from_package: return [*fold, last]
+                continue
             if is_open(c) and not only_imports: last = j
-            if 'exported' not in c['metadata'] and name in read: return last
-            if name in bound and not only_imports: return i
-        return i
+            if name in read and last > i: return [*fold, last]
+            if name in read and _is_seen(c) and not _is_folded(c): return [i]
+            if name in read: fold = fold or [j]
+            if name in bound and not only_imports: return [i]
+        return [i]
     for i,c in enumerate(cells):
         body = ast.parse(c['source']).body if c['cell_type'] == 'code' and is_open(c) else []
         if not body or not _only_imports(body) or '*' in c['source']: continue
         placed = {}
         for n in body:
             for a in n.names:
-                to = place(i, a.asname or a.name.partition('.')[0])
-                placed.setdefault(to, {}).setdefault(n, []).append(a)
+                for to in places(i, n, a.asname or a.name.partition('.')[0]):
+                    placed.setdefault(to, {}).setdefault(n, []).append(a)
         for to,found in placed.items():
             lines = '\n'.join(_import_of(n, some) for n,some in found.items())
             out[to] = out[to] | dict(source=lines if to == i else f"{lines}\n{out[to]['source']}")

@@ -474,7 +474,6 @@ def _integers_of(model, example, flow, layers, operations, because, pack, change
     prove(model, example, made.values(), before)
     return made,before,after
 
-# %% ../../nbs/deployment/10_deploy.ipynb #59f0000c
 def _check_call(model, example, pack):
     "Raises for what is no model, no batch or no flag."
     check_model(model, 'deploy_')
@@ -500,7 +499,6 @@ def _quantized_layers(model):
         raise ValueError(f'deploy_: the weights of {kind} have no Quantizer and no codes')
     raise ValueError(f'deploy_: no quantizer in {kind}; quantize_model_ first')
 
-# %% ../../nbs/deployment/10_deploy.ipynb #d01cb686
 class _Calls(NamedTuple):
     "How often layers are called, and which attention reads several tensors."
     times:dict
@@ -559,7 +557,6 @@ def _row(name, m, made, stored, because, names):
     kernel,gap = one.layer.kernel,f'{one.gap:.1e}'
     return Deployed(name, kind, _dtype_in_words(one.layer), way, norm, kernel, gap)
 
-# %% ../../nbs/deployment/10_deploy.ipynb #b373aeb3
 def _note(before, after, why):
     "The last line of the report."
     if before is None: told = 'the outputs could not be compared'
@@ -583,7 +580,6 @@ def _calls(model, example, layers):
         if isinstance(m, nn.MultiheadAttention): calls.times[m.out_proj] = calls.times[m]
     return calls
 
-# %% ../../nbs/deployment/10_deploy.ipynb #664f2263
 def _operations(model):
     "What lies between layers and has quantizers at all its inputs, with them."
     found = {m: [getattr(p, 'input_quantizer', None) for p in places]

@@ -324,7 +324,6 @@ def _dequantized(graph, node, value):
     code = node.inputs[2]
     node.replace_input_with(2, _constant(graph, code, _numbers_of(code), 'int4', 'int4'))
 
-# %% ../../nbs/deployment/20_runtime.ipynb #57310b6f
 def _options(node):
     "The attributes of an operator, by name."
     return {k: a.value for k,a in node.attributes.items()}
@@ -496,7 +495,6 @@ def _tidy(graph):
         if not value.is_graph_output(): value.shape = value.type = None
     for node in graph.all_nodes(): node.name = node.outputs[0].name
 
-# %% ../../nbs/deployment/20_runtime.ipynb #d20c6e42
 _MOVING = {'Expand', 'Flatten', 'Identity', 'MaxPool', 'Reshape', 'Slice', 'Split', 'Squeeze',
     'Transpose', 'Unsqueeze'}
 # What the runtime makes a part of the layer before it
@@ -654,7 +652,6 @@ def _silu_in_full(opset):
     graph = ir.Graph([x], product.outputs, nodes=steps, opset_imports={'': opset})
     return ir.Function(*_SILU, graph=graph, attributes=[ir.Attr('alpha', number, None)])
 
-# %% ../../nbs/deployment/20_runtime.ipynb #b51c0de2
 def _padding_before(conv):
     "Zeros around what this convolution alone reads as codes: how many before and behind it."
     node,seen = conv.inputs[0].producer(),[]

@@ -32,7 +32,6 @@ def _layer_inside(m, kind):
     made._buffers.update(m._buffers)
     return made
 
-# %% ../../nbs/networks/60_foreign_layers.ipynb #7a9a000f
 def _of_layer(name): return property(lambda m: getattr(m.layer, name))
 
 class _InARow(nn.Module):
@@ -64,7 +63,6 @@ def _in_one_again(m):
     m._parameters.update(layer._parameters)
     m._buffers.update(layer._buffers)
 
-# %% ../../nbs/networks/60_foreign_layers.ipynb #7a9a0011
 def _input_of(m, kind):
     "Values of many sizes in the shape that a layer takes."
     if kind is nn.Linear: shape = 4,m.in_features
@@ -102,7 +100,6 @@ def _is_in_parts(m):
     try: return all(_same_in_parts(m, kind, training) for training in (False, True))
     except (*READING_ERRORS, NotImplementedError): return False
 
-# %% ../../nbs/networks/60_foreign_layers.ipynb #7a9a0013
 def layers_taken_apart(model, weights_only):
     "The layers that can be taken apart, by name. For weights alone: none with modules inside."
     tried = [(n, m) for n,m in model.named_modules() if not (weights_only and [*m.children()])]

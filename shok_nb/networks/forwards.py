@@ -175,7 +175,6 @@ def _is_theirs(frame):
     while _writer(frame.f_code.co_filename) == 'Python': frame = frame.f_back
     return not _of_torch(frame.f_code) and frame.f_globals.get('__name__') != __name__
 
-# %% ../../nbs/networks/35_forwards.ipynb #f0a50012
 _PURE = {len, isinstance, issubclass, getattr, hasattr, callable, iter, next, sum, max, min,
     abs, any, all, sorted, round, divmod, pow, repr, format}
 _PURE_MODULES = '_operator','itertools','math'
@@ -263,7 +262,6 @@ def _is_of_torch(f):
     known = getattr(f, '__module__', None),type(of).__module__,getattr(of, '__module__', None)
     return any(f'{k}.'.startswith('torch.') for k in known)
 
-# %% ../../nbs/networks/35_forwards.ipynb #f0a50014
 class _Reader(fx.Tracer):
     "What a forward does with its first inputs, without looking into modules that it calls."
     def __init__(self, inputs):
@@ -331,7 +329,6 @@ def _has(owner, path):
     try: return isinstance(functools.reduce(getattr, path.split('.'), owner), Tensor)
     except AttributeError: return False
 
-# %% ../../nbs/networks/35_forwards.ipynb #f0a50018
 class _Rewritten:
     "A forward in which operations are layers; it is copied and pickled with its `owner`."
     rewritten = True

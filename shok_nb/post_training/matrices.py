@@ -152,7 +152,6 @@ def _sequences(m, args, kwargs):
         begin = [x.new_zeros(many, x.shape[1], n) for n in sizes]
     return _Sequences(x, lengths.to(x.device), begin)
 
-# %% ../../nbs/post_training/15_matrices.ipynb #64f0000c
 def _one_layer(m, layer):
     "A layer of a recurrent network alone, with the weights that are used now."
     more:dict[str, Any] = dict(bias=m.bias, bidirectional=m.bidirectional, device='meta')

@@ -367,7 +367,6 @@ def _collect(task, pairs, weights, shifted, own):
             for s,a,b in zip(sums, *chunk): s.add(a, b)
     return sums
 
-# %% ../../nbs/post_training/10_reconstruct.ipynb #64f00013
 def _nearest(w, gram, scale, zero_point, bits):
     return coordinate_descent(w, gram, scale, zero_point, bits, sweeps=0)
 
@@ -497,7 +496,6 @@ def _chosen(task, targets, q, raw, settings):
         point = other
     return point
 
-# %% ../../nbs/post_training/10_reconstruct.ipynb #64f00017
 def _line(name, kind, before, after, note):
     "A line of the report, with three digits of the errors."
     was,now = (float(f'{v:.3g}') for v in (before, after))
@@ -561,7 +559,6 @@ def _reconstructed(task, model, teacher, batches, calls, settings, undo):
     several = again if max(often.values()) > 1 else None
     return line(*_weigh(task, sums, q, raw, settings, undo, several), ', '.join(notes))
 
-# %% ../../nbs/post_training/10_reconstruct.ipynb #64f00018
 def _batches_of(model, calibrate):
     "A list of their calls; raises for what is none."
     check_batches(calibrate, 'reconstruct_')
@@ -645,7 +642,6 @@ def _grid_shows(task):
     raw = task.layer.parametrizations[task.weight].original.data[task.rows]
     return int(raw.count_nonzero()) > 4*maker_of(task.layer, task.weight).grid()[0].numel()
 
-
 # %% ../../nbs/post_training/10_reconstruct.ipynb #7b10c002
 def _within(name, block): return block == '' or name == block or name.startswith(f'{block}.')
 
@@ -692,7 +688,6 @@ def _steps_in_order(tasks, of_input, of_block, steps):
             if task in own and not any(t in own for t in tasks[i+1:]):
                 yield partial(_fitted_block, name, own, steps)
 
-# %% ../../nbs/post_training/10_reconstruct.ipynb #7b10c003
 _KEPT = 1 << 26                     # values of the inputs and targets of a block kept at once
 
 def _calls_of(model, name, batch, often, leaving):
@@ -738,7 +733,6 @@ def _error_over_power(m, made, enters=None):
     power = max(sum(p.item() for _,p in found), 1e-300)
     return sum(e.item() for e,_ in found)/power
 
-# %% ../../nbs/post_training/10_reconstruct.ipynb #7b10c004
 def _learned_in(tasks):
     "The tensors of a block that change, each with its first rate."
     found = {}

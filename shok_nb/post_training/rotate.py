@@ -39,6 +39,56 @@ from .channels import (
     why_unfit,
 )
 
+# %% ../../nbs/post_training/30_rotate.ipynb #fae3919f
+@in_float64
+def rotate_(
+    model:nn.Module, # Any float model, changed in place
+    example:object,  # A batch as the model takes it: shows what feeds what, and proves it
+    # Random matrices: 'hadamard', 'orthogonal' (uniform), or a function of the number of
+    # channels that returns an orthogonal Tensor
+    rotation:str|Callable='hadamard',
+    *,
+    seed:int=0,      # Of what is random
+)->LayerReport:      # What was rotated, and why other layers were not
+    """Channels mixed by orthogonal matrices (arXiv:2404.00456). Raises ValueError if it cannot.
+
+    Parameters:
+        model (nn.Module): Any float model, changed in place
+        example (object): A batch as the model takes it: shows what feeds what, and proves it
+        rotation (str|Callable = 'hadamard'): Random matrices: 'hadamard', 'orthogonal'
+            (uniform), or a function of the number of channels that returns an orthogonal
+            Tensor
+        seed (int = 0): Of what is random
+
+    Returns:
+        LayerReport: What was rotated, and why other layers were not
+
+    Example:
+        >>> import torch, shok_nb as R
+        >>> from torch import nn
+        >>> model,x = nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 1)), torch.rand(8, 2)
+        >>> report = R.rotate_(model, x)
+        >>> [(row.name, row.into, row.note) for row in report.rows]
+        [('0', '1', 'runs of 8'), ('1', '-', 'the model returns it')]
+    """
+    check_model(model, 'rotate_')
+    if callable(rotation): check_callable(rotation, 'rotate_', 'rotation', 1)
+    else: check_choice(rotation, 'rotate_', 'rotation', tuple(_ROTATIONS))
+    g = torch.Generator().manual_seed(check_count(seed, 'rotate_', 'seed', 0))
+    example = call_of_example('rotate_', model, example)
+    def change(flow, names, undo):
+        found = _streams(flow, model, names)
+        streams = {id(f[0]): f for f in found.values() if not isinstance(f, str)}.values()
+        readers = {r for s,_ in streams for r in s.readers}
+        def seen(): return largest_inputs('rotate_', model, names, readers, [example])
+        before = seen()
+        for stream,folds in streams:
+            for m,into in folds.items(): _fold_into(m, into, undo)
+            _turn_all(stream, _matrix_of(rotation, stream, g), undo)
+        after = seen()
+        return [_line(m, names, found[m], before, after) for m in names if m in found]
+    return change_or_undo('rotate_', model, 'example', example, change, (nn.Embedding,))
+
 # %% ../../nbs/post_training/30_rotate.ipynb #4ab389d1
 def _turned(t, axis, q):
     "Each run of channels along an axis, times a matrix."
@@ -140,7 +190,6 @@ def _norm_turns(m, shape, axis, q):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return _near(plain(_turned(x, axis, q)), _turned(plain(x), axis, q))
 
-# %% ../../nbs/post_training/30_rotate.ipynb #8d4facfd
 class _Stream:
     "Values that turn together, with the layers that make them and those that read them."
     def __init__(self, flow, model, names, width):
@@ -223,7 +272,6 @@ class _Stream:
         fit = (k for k in shape if self.width % k == 0)
         raise _CannotTurn(reader_in_words(self.flow, node), fit)
 
-# %% ../../nbs/post_training/30_rotate.ipynb #97e362d8
 def _unfit_to_write(m, width, shared):
     "Why the outputs of a layer cannot be turned, or None."
     if isinstance(m, nn.Embedding):
@@ -330,7 +378,6 @@ def _fold_into(m, readers, undo):
         undo.tensor(b.data)
         b.data.zero_()
 
-# %% ../../nbs/post_training/30_rotate.ipynb #f878b187
 def _turn(t, view, axis, q, undo):
     undo.tensor(t)
     view.copy_(_turned(view.double(), axis, q))
@@ -348,7 +395,6 @@ def _turn_all(stream, q, undo):
         _turn(t, t, axis, q, undo)
     for m in stream.readers: _turn(m.weight.data, grouped_weight(m, m.weight.data), 2, q, undo)
 
-# %% ../../nbs/post_training/30_rotate.ipynb #a898162d
 _ROTATIONS = {'hadamard': hadamard_matrix, 'orthogonal': _orthogonal}
 
 def _matrix_of(how, stream, g):
@@ -403,53 +449,3 @@ def _line(m, names, found, before, after):
     folded = [names[n] for n,f in folds.items() if f]
     note = f'runs of {stream.width}' + (f', {len(folded)} norms folded' if folded else '')
     return Equalized(names[m], kind, told, was, now, note)
-
-# %% ../../nbs/post_training/30_rotate.ipynb #fae3919f
-@in_float64
-def rotate_(
-    model:nn.Module, # Any float model, changed in place
-    example:object,  # A batch as the model takes it: shows what feeds what, and proves it
-    # Random matrices: 'hadamard', 'orthogonal' (uniform), or a function of the number of
-    # channels that returns an orthogonal Tensor
-    rotation:str|Callable='hadamard',
-    *,
-    seed:int=0,      # Of what is random
-)->LayerReport:      # What was rotated, and why other layers were not
-    """Channels mixed by orthogonal matrices (arXiv:2404.00456). Raises ValueError if it cannot.
-
-    Parameters:
-        model (nn.Module): Any float model, changed in place
-        example (object): A batch as the model takes it: shows what feeds what, and proves it
-        rotation (str|Callable = 'hadamard'): Random matrices: 'hadamard', 'orthogonal'
-            (uniform), or a function of the number of channels that returns an orthogonal
-            Tensor
-        seed (int = 0): Of what is random
-
-    Returns:
-        LayerReport: What was rotated, and why other layers were not
-
-    Example:
-        >>> import torch, shok_nb as R
-        >>> from torch import nn
-        >>> model,x = nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 1)), torch.rand(8, 2)
-        >>> report = R.rotate_(model, x)
-        >>> [(row.name, row.into, row.note) for row in report.rows]
-        [('0', '1', 'runs of 8'), ('1', '-', 'the model returns it')]
-    """
-    check_model(model, 'rotate_')
-    if callable(rotation): check_callable(rotation, 'rotate_', 'rotation', 1)
-    else: check_choice(rotation, 'rotate_', 'rotation', tuple(_ROTATIONS))
-    g = torch.Generator().manual_seed(check_count(seed, 'rotate_', 'seed', 0))
-    example = call_of_example('rotate_', model, example)
-    def change(flow, names, undo):
-        found = _streams(flow, model, names)
-        streams = {id(f[0]): f for f in found.values() if not isinstance(f, str)}.values()
-        readers = {r for s,_ in streams for r in s.readers}
-        def seen(): return largest_inputs('rotate_', model, names, readers, [example])
-        before = seen()
-        for stream,folds in streams:
-            for m,into in folds.items(): _fold_into(m, into, undo)
-            _turn_all(stream, _matrix_of(rotation, stream, g), undo)
-        after = seen()
-        return [_line(m, names, found[m], before, after) for m in names if m in found]
-    return change_or_undo('rotate_', model, 'example', example, change, (nn.Embedding,))
