@@ -619,7 +619,8 @@ def behind(data):
         if ratio <= (HAND if by_hand else NOISE): continue
         lost = found.setdefault((n['name'], code), dict(n=n, ratios=[]))
         lost['ratios'].append((ratio, place))
-    return total,[_lost(v['n'], code, v['ratios']) for (_,code),v in found.items()]
+    worst = sorted(found.items(), key=lambda pair: -max(pair[1]['ratios'])[0])
+    return total,[_lost(v['n'], code, v['ratios']) for (_,code),v in worst]
 
 def _lost(n, code, ratios):
     worst,place = max(ratios)
