@@ -4760,8 +4760,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                       'shok_nb/training/replace.py')},
             'shok_nb.training.rounded_weights': { 'shok_nb.training.rounded_weights.Owner': ( 'training/rounded_weights.html#owner',
                                                                                               'shok_nb/training/rounded_weights.py'),
-                                                  'shok_nb.training.rounded_weights._check_classes': ( 'training/rounded_weights.html#_check_classes',
-                                                                                                       'shok_nb/training/rounded_weights.py'),
                                                   'shok_nb.training.rounded_weights._check_not_deployed': ( 'training/rounded_weights.html#_check_not_deployed',
                                                                                                             'shok_nb/training/rounded_weights.py'),
                                                   'shok_nb.training.rounded_weights._contents': ( 'training/rounded_weights.html#_contents',

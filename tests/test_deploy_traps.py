@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 from estimators import generator, look, slow_after
-from networks import Made
+from networks import Lora, Made
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
@@ -25,12 +25,6 @@ from shok_nb.quantization.quantizer import Quantizer
 def image(n=32): return torch.randn(n, 3, 8, 8, generator=generator())
 def rows(n=64): return torch.randn(n, 6, generator=generator())*2
 def words(length): return torch.randn(64, length, 6, generator=generator())*torch.arange(1., length+1)[:, None]
-
-class Lora(nn.Linear):
-    def __init__(self, i, o):
-        super().__init__(i, o)
-        self.a,self.b = nn.Parameter(torch.randn(2, i)),nn.Parameter(torch.randn(o, 2))
-    def forward(self, input): return super().forward(input) + input@self.a.T@self.b.T
 
 class Standardized(nn.Conv2d):
     def _conv_forward(self, input, weight, bias):

@@ -4,6 +4,7 @@ import math
 from functools import partial
 import pytest
 import torch
+from constructs import Cosine, Equalized, NormIn
 from estimators import generator, refused, slow_after
 from torch import nn
 from torch.nn import functional as F
@@ -196,12 +197,6 @@ def test_removal_of_one_owners_rounding_is_refused():
 class BitLinear(nn.Linear):
     def forward(self, x): return F.linear(x, self.weight-self.weight.mean(), self.bias)
 
-class Cosine(nn.Linear):
-    def forward(self, x): return 4*F.linear(F.normalize(x, dim=-1), F.normalize(self.weight, dim=-1))
-
-class Equalized(nn.Linear):
-    def forward(self, x): return F.linear(x, self.weight*3., self.bias)
-
 class Adapted(nn.Linear):
     def __init__(self, *args):
         super().__init__(*args)
@@ -210,9 +205,6 @@ class Adapted(nn.Linear):
 
 class Flipped(nn.Linear):
     def forward(self, x): return super().forward(x.flip(-1))
-
-class NormIn(nn.Linear):
-    def forward(self, x): return super().forward((x-x.mean(-1, True))/x.std(-1, keepdim=True))
 
 class Concatenated(nn.Linear):
     "Its matrix is wider than what enters."

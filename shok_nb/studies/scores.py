@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..catalog import catalog
 from ..engine.arguments import what_came
 from ..show.plots import figure
-from .harness import Study, best_records, read_results
+from .harness import Study, best_records, markdown_table, read_results
 
 # %% ../../nbs/studies/39_scores.ipynb #ceab1a8b
 _NAMES = ('lattice', 'source_coding', 'weights', 'aware', 'binary', 'watermark', 'updates',
@@ -290,6 +290,5 @@ def results_table(
     def cell(n, row):
         if (n, row) not in best: return ''
         return f'**{_span(best[n, row])}**' if row in tied[n] else _span(best[n, row])
-    lines = [['estimator', *(n.replace('_', ' ') for n in names)], ['---']*(len(names)+1)]
-    lines += [[f'`{row}`', *(cell(n, row) for n in names)] for row in _ordered(records)]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    lines = [[f'`{row}`', *(cell(n, row) for n in names)] for row in _ordered(records)]
+    return markdown_table(['estimator', *(n.replace('_', ' ') for n in names)], lines)

@@ -99,12 +99,6 @@ def are_classes(kinds):
     several = kinds if isinstance(kinds, tuple) else (kinds,)
     return len(several) > 0 and all(isinstance(k, type) for k in several)
 
-def _check_classes(kinds, fn, arg):
-    "A class or a tuple of them."
-    if are_classes(kinds): return
-    wanted = f'{arg} must be a class or a tuple of them'
-    raise TypeError(f'{fn}: {wanted}, got {what_came(kinds)}')
-
 # %% ../../nbs/training/22_rounded_weights.ipynb #4e7709ff
 def round_weights_(
     model:nn.Module,             # Any model, changed in place
@@ -135,7 +129,9 @@ def round_weights_(
         tensor(True)
     """
     check_model(model, 'round_weights_')
-    _check_classes(layers, 'round_weights_', 'layers')
+    if not are_classes(layers):
+        wanted = 'layers must be a class or a tuple of them'
+        raise TypeError(f'round_weights_: {wanted}, got {what_came(layers)}')
     if not isinstance(name, str):
         raise TypeError(f'round_weights_: name must be a str, got {what_came(name)}')
     check_callable(rounding, 'round_weights_', 'rounding')
