@@ -138,7 +138,7 @@ def stand_in(cls, like):
     return _make_wrapper(cls, like.shape, **kw)
 
 # %% ../../nbs/engine/70_compat.ipynb #c04a0023
-_active = unknown if _unsure else _func_active
+_active:Any = unknown if _unsure else _func_active
 _tracing = _private('_C._is_tracing') or is_tracing
 
 def _mode_of_code():
