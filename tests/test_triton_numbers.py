@@ -36,28 +36,29 @@ def as_kernels(monkeypatch):
     sources of these kernels; `edit` may change a source. Dynamo and Inductor see fake CUDA tensors, whose numbers
     are put in their place when the source runs."""
     from triton_on_cpu import backend, calculated
-    def kernel(written, edit, op, job, needs, f, x, rest):
+    def kernel(m, written, edit, op, job, needs, f, x, rest):
         real = {}
         def made(source, gm):
-            written.append(edit(source))
+            written.append(source := edit(source))
             def call(args):
                 args = [real.get(memory(a), a.constant) if isinstance(a, FakeTensor) else a for a in args]
-                with unset_fake_temporarily(): return calculated(edit(source), args)
+                with unset_fake_temporarily(): return calculated(source, args)
             call._boxed_call = True
             return call
-        compiled = fused_kernel(f, op.name+job, not is_default_grid(*rest[:2]), backend(made, monkeypatch))
+        compiled = fused_kernel(f, op.name+job, not is_default_grid(*rest[:2]), backend(made, m))
         def fused(to, ts, knobs):
             number = partial(torch.tensor, dtype=wide_dtype(to.dtype))
             given = to,*ts,*[number(k) if isinstance(k, (int, float)) else k for k in knobs]
             with NoReading():
                 fakes = [*map(on_gpu, given)]
+                real.clear()
                 real.update(zip(map(memory, fakes), given))
                 return compiled(fakes[0], fakes[1:1+len(ts)], fakes[1+len(ts):])
         return fused
     def run(f, *args, edit=lambda source: source, **kw):
         written = []
         with monkeypatch.context() as m:
-            m.setattr('shok_nb.engine.core._kernel', partial(kernel, written, edit))
+            m.setattr('shok_nb.engine.core._kernel', partial(kernel, m, written, edit))
             m.setattr('shok_nb.engine.core.is_small', lambda x: False)
             m.setattr('shok_nb.engine.pieces._FUSED', ('cpu',))
             return f(*args, **kw),written
@@ -81,9 +82,11 @@ def test_numbers(r, f, dtype, grid, as_kernels):
     f = partial(f, **grid)
     (y,slope),sources = as_kernels(back, f, x, g=g)
     want,want_slope = back(f, x, g=g)
-    few = partial(near, ulps=8 if dtype == torch.float32 else 1)
+    ulps = 512 if r.f is R.noisy_soft_round else 8  # its second curve, steep, starts where the first one rounded
+    few = partial(near, ulps=ulps if dtype == torch.float32 else 1)
     assert (same if on_grid(r, f) else few)(y, want)
     assert few(slope, want_slope)
+    assert sources or not grid                      # elsewhere it may be one operation of torch's own
     for s in sources: assert s.count('async_compile.triton(') == 1 == s.count('.run(')
 
 @pytest.mark.parametrize('f, old, new, kept', [(R.sign_ste, 2., 2.0001, 1), (R.cubic_round, 3., 3.0001, 0)])
