@@ -266,34 +266,16 @@ def test_the_fakes_notice():
 # --- the kernels that would run
 @pytest.fixture
 def kernels(monkeypatch):
-    """Source of the graphs that Inductor writes for a GPU, without compiling it. What it asks a GPU for is given: an
-    H100, and that Triton works. Folding constants runs them, so it is off."""
-    from torch._inductor import config, scheduler
-    from torch._inductor.compile_fx import compile_fx
-    from torch._inductor.debug import DebugContext
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.runtime.hints import DeviceProperties
-    from torch._inductor.virtualized import V
-    h100 = DeviceProperties(type='cuda', index=0, multi_processor_count=132, cc=90, major=9,
-        regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, warp_size=32)
-    monkeypatch.setattr(DeviceProperties, 'create', lambda device: h100)
-    monkeypatch.setattr(torch.cuda, 'current_device', lambda: 0)
-    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device=None: (9, 0))
-    monkeypatch.setattr(scheduler, 'has_triton', lambda **kw: True)
-    monkeypatch.setattr('torch.utils._triton.triton_hash_with_backend', lambda: 'none')
-    monkeypatch.setattr(config, 'joint_graph_constant_folding', False)
+    "Source of the graphs that Inductor writes for a GPU."
+    from triton_on_cpu import backend
     written = []
-    def backend(gm, inputs): return compile_fx(gm, inputs, inner_compile=write)
-    def write(gm, inputs, **kw):
-        mode = torch._guards.detect_fake_mode(inputs)
-        graph = GraphLowering(gm, example_inputs=inputs, shape_env=mode.shape_env, is_inference=True)
-        with V.set_graph_handler(graph), V.set_fake_mode(mode), DebugContext():
-            graph.run(*inputs)
-            written.append(graph.codegen()[0].value)
+    def write(source, gm):
+        written.append(source)
         return gm
     monkeypatch.setattr('shok_nb.engine.core.can_fuse', lambda x: x.is_cuda)
     monkeypatch.setattr('shok_nb.engine.pieces.is_ordinary', lambda *ts: True)
-    monkeypatch.setattr('shok_nb.engine.core.fused_kernel', partial(fused_kernel, backend=backend))
+    compiler = partial(fused_kernel, backend=backend(write, monkeypatch))
+    monkeypatch.setattr('shok_nb.engine.core.fused_kernel', compiler)
     yield written
     torch._dynamo.reset()
 
