@@ -27,14 +27,15 @@ def backend(made, monkeypatch):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device=None: (9, 0))
     monkeypatch.setattr(scheduler, 'has_triton', lambda **kw: True)
     monkeypatch.setattr('torch.utils._triton.triton_hash_with_backend', lambda: 'none')
-    monkeypatch.setattr(config, 'joint_graph_constant_folding', False)
     def write(gm, inputs, **kw):
         mode = torch._guards.detect_fake_mode(inputs)
         graph = GraphLowering(gm, example_inputs=inputs, shape_env=mode.shape_env, is_inference=True)
         with V.set_graph_handler(graph), V.set_fake_mode(mode), DebugContext():
             graph.run(*inputs)
             return made(graph.codegen()[0].value, gm)
-    return lambda gm, inputs: compile_fx(gm, inputs, inner_compile=write)
+    def compiled(gm, inputs):
+        with config.patch(joint_graph_constant_folding=False): return compile_fx(gm, inputs, inner_compile=write)
+    return compiled
 
 # --- numbers
 class Pointer:
