@@ -694,6 +694,25 @@ def test_nonsense_is_refused(c):
     bad = [(arg, v, wrong) for arg,v,wrong in fuzzed(c) if (arg, v) not in OTHERWISE or 'Error: ' not in wrong]
     assert not bad, bad
 
+def public():
+    "Module and name of every function and class that takes arguments, and what they are called."
+    for m in sorted({c.module for c in calls() if '.engine.' not in PLACES[c.module]}):
+        module = module_of(m)
+        for n in module.__all__:
+            f = getattr(module, n)
+            record = hasattr(f, '__dataclass_fields__') or hasattr(f, '_fields')      # of results
+            if inspect.isfunction(f) or inspect.isclass(f) and not record: yield m,n,f
+
+def test_the_table_is_complete():
+    kinds = {}
+    for c in calls():
+        if not c.member: kinds.setdefault((c.module, c.name), set()).update(c.kinds)
+    for m,n,f in public():
+        ps = inspect.signature(f).parameters.values()
+        wanted = {p.name for p in ps if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        assert (m, n) in kinds or not wanted, f'{m}.{n} is missing in the table'
+        assert wanted <= kinds.get((m, n), set()), f'{m}.{n}: {wanted-kinds[m, n]} missing'
+
 def test_infinity_of_a_layer():
     "A number beyond all floats is infinite for a layer, as for its function."
     assert R.nn.SoftRound(10**400).alpha == float('inf')

@@ -17,26 +17,37 @@ INTS = torch.arange(3)
 
 def of_estimators():
     yield lambda: R.ewgs_round([1.]),'ewgs_round: x must be a torch.Tensor, got list'
+    yield lambda: R.ewgs_round(X, step=0),'step must be in (0, inf), got 0'
     yield lambda: R.ewgs_round(X, torch.ones(2)),'delta of shape (2,) does not broadcast'
+    yield lambda: R.clipped_round([1.]),'clipped_round: x must be a torch.Tensor, got list'
     yield lambda: R.dsq_round(X, levels=4.),'levels must be an int, got float'
     yield lambda: R.stable_round(X, .23),'amplitude must be in [0, 0.225], got 0.23'
     yield lambda: R.clipped_round(X, lower=2.),'got 2 and 2'
     yield lambda: R.trust_round(X, -1.),'trust must be in [0, inf], got -1'
+    yield lambda: R.approx_sign([1.]),'approx_sign: x must be a torch.Tensor, got list'
     yield lambda: R.swish_sign(X, -1.),'beta must be in [0, inf], got -1'
+    yield lambda: R.spike_ste([1.]),'spike_ste: x must be a torch.Tensor, got list'
+    yield lambda: R.soft_round_inverse(INTS),'soft_round_inverse: y must be'
     yield lambda: R.logistic_round(X, math.nan),'beta must be in [0, inf], got nan'
+    yield lambda: R.sine_round(X, True),'got bool'
     yield lambda: R.fourier_round(X, -1),'terms must be >= 0, got -1'
     yield lambda: R.diff_round(X, True),'diff_round: decimals must be an int, got bool'
     yield lambda: R.decimal_ste(X, ties='up', halves='decimal'),'halves must be one of written, binary'
+    yield lambda: R.decimal_ste(INTS),'decimal_ste: x must be'
     g,seed = torch.Generator(),torch.tensor(0)
     yield lambda: R.stochastic_round(X, generator=g, seed=seed),'stochastic_round: got both generator and seed'
     yield lambda: R.stochastic_round(INTS),'stochastic_round: x must be float16'
     yield lambda: R.stochastic_round(X, step=0),'step must be in (0, inf), got 0'
+    yield lambda: R.local_expectation(torch.square, INTS),'local_expectation: x must be float16'
     yield lambda: R.quantize_grad(X, seed=0),'seed must be an int64 torch.Tensor, got int'
     yield lambda: R.normalize_grad(X, eps=-1),'eps must be in [0, inf], got -1'
     yield lambda: R.scale_grad(X, math.nan),'factor must be in (-inf, inf), got nan'
+    yield lambda: R.scale_grad(INTS, 1.),'got torch.int64'
     yield lambda: R.lower_bound(X, torch.zeros(3, 1)),'lower_bound: bound of shape (3, 1) is larger than x'
     yield lambda: R.lower_bound(X, None),'lower_bound: bound must be a number'
     yield lambda: R.checks.check_estimator(R.round_ste, skip='vmap'),"no law 'vmap' to skip"
+    yield lambda: R.cubic_round([1.]),'cubic_round: x must be a torch.Tensor, got list'
+    yield lambda: R.cubic_round(X, step=-1),'step must be in (0, inf), got -1'
 
 def of_random():
     from shok_nb.engine.random import noise_like, uniform_like
@@ -45,6 +56,8 @@ def of_random():
     yield lambda: noise_like(X, 'pink'),"kind must be one of"
 
 def of_quantization():
+    yield lambda: R.quantized_bits(X, 8.),'bits must be an int, got float'
+    yield lambda: R.minmax_init(X, signed=0),'minmax_init: signed must be True or False, got int'
     yield lambda: R.percentile_init(X, axis=()),'percentile_init: axis must name an axis'
     yield lambda: R.minmax_init(W, 4, axis=0, block=16),'give axis or block, not both, got 0 and 16'
     yield lambda: R.percentile_init(W, 4, percentile=.5),'percentile must be in [50, 100], got 0.5'
@@ -65,6 +78,8 @@ def of_quantization():
     yield lambda: R.Quantizer(1),'bits must be in [2, 24], got 1'
     def soft(v): return R.soft_round(v, 3.)
     yield lambda: R.Quantizer(rounding=soft),'gives soft or random values in evaluation'
+    yield lambda: R.Quantizer().calibrate_(INTS),'got torch.int64'
+    yield lambda: R.signround(INTS),'w must be float16'
     yield lambda: R.fsq_codes(INTS, [8]*22),'at most 2**63'
     yield lambda: R.fsq_codes(torch.zeros(3), [8]),'must be a dense integer Tensor, got torch.float32'
 
