@@ -573,6 +573,7 @@ def first_table(data, names):
             f'once, results included. Both are in units of `x`, measured at {sizes}.\n')
     return [*out, grid(['estimator', 'by', 'forward', 'f+b', 'compiled, f+b', 'saved', 'peak'], rows)]
 
+NOISE,RIGHT,HAND = 1.05,1.3,1.1     # medians differ by a twentieth from run to run; two goals
 # More arithmetic than the line beside it, for numbers that the line gets wrong.
 WHY = {
     'ratio_round': 'a slope at 0, at infinity and where `round(x)` is 0',
@@ -627,8 +628,6 @@ def _lost(n, code, ratios):
     why = '' if n['by'] == 'Function' else WHY.get(n['group'], '')
     goal = 'kept' if why and worst <= RIGHT else 'missed'
     return [f"`{n['group']}`", label(n), code, len(ratios), short(worst), place, why, goal]
-
-NOISE,RIGHT,HAND = 1.05,1.3,1.1     # medians differ by a twentieth from run to run; two goals
 
 def behind_table(data):
     total,rows = behind(data)

@@ -505,8 +505,7 @@ class estimator:
             tensor([0., 2.])
         """
         if self.single and is_default_grid(*rest[:2]): return self.value(x, *rest[2:])
-        if not (self.pure and is_small(x)):
-            return _in_pieces(self, _value, (), (x,), rest)[0]
+        if not (self.pure and is_small(x)): return _in_pieces(self, _value, (), (x,), rest)[0]
         y = whole(partial(_value, self), (x,), rest)[0]
         return y.clone() if y.data_ptr() == x.data_ptr() else y
 

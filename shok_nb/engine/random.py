@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from .arguments import (
@@ -136,7 +136,7 @@ def _write_fraction(to, dtype, each, bits, more=None):
     if each == 4 or more is not None: to[:] = _fraction(dtype, each, bits, more)
     else:
         bits >>= 8
-        to[:] = bits.view(_arrays()[-1])                    # NumPy is slow with uint32
+        to[:] = bits.view(_arrays().signed)                 # NumPy is slow with uint32
         to *= 2.**-24
 
 def _streams(draw, dtype, random_bits):
@@ -162,18 +162,25 @@ def _one_by_one(x, seed, draw, dtype, random_bits):
         return torch.where((i & 1) == 1, _right(words, 64//each), words)
     return _fraction(dtype, each, *map(bits, numbers))
 
+class _Arrays(NamedTuple):
+    np:Any          # NumPy
+    counts:Any      # The first counts
+    mix:list        # The numbers of the mix
+    word:Any        # dtype of a word
+    parts:dict      # and of its halves and quarters
+    signed:Any      # and of a half with a sign
+
 @lru_cache
 def _arrays()->Any:
-    """NumPy, the first counts, the numbers of the mix, and the dtypes of a word, of its halves
-    and quarters, and of a half with a sign; None where torch has no NumPy."""
+    "What arrays need, made once; None where torch has no NumPy."
     try:
         import numpy as np
         torch.from_numpy(np.zeros(1))
     except (ImportError, RuntimeError): return None
     counts = np.arange(PIECE//2, dtype='uint64')*np.uint64(_GOLDEN)
-    kinds = [np.dtype(kind) for kind in ('uint64', 'uint32', 'uint16', 'int32')]
-    word,half,quarter,signed = kinds
-    return np,counts,[np.array(n, dtype=word) for n in _MIX],word,{2: half, 4: quarter},signed
+    word,half,quarter,signed = map(np.dtype, ('uint64', 'uint32', 'uint16', 'int32'))
+    mix = [np.array(n, dtype=word) for n in _MIX]
+    return _Arrays(np, counts, mix, word, {2: half, 4: quarter}, signed)
 
 def _little(words, each):
     "`words` so that in memory the lowest part of each comes first."
@@ -215,7 +222,8 @@ def bits_in_pieces(x, seed, each, numbers):
     n,threads = x.numel(),torch.get_num_threads()
     arrays = x.is_cpu and (n <= SMALL or threads < 3) and _arrays()
     size = PIECE if arrays else PIECE*threads if x.is_cpu else 2**22
-    room:Any = arrays and arrays[0].empty((len(streams), 2, min(n, size)//each+1), arrays[3])
+    shape = len(streams),2,min(n, size)//each+1
+    room:Any = arrays and arrays.np.empty(shape, arrays.word)
     for i in range(0, n, size):
         j = min(i+size, n)
         if arrays: yield i,j,*[_in_arrays(k, each, i, j, r) for k,r in zip(streams, room)]
@@ -227,10 +235,9 @@ def quarters_in_pieces(x, seed):
 
 def _few(x, seed, draw):
     "Floats of half a word for a small tensor: one piece, in as few steps as there can be."
-    np,*_,kind,_,_ = _arrays()
-    n = x.numel()
+    arrays,n = _arrays(),x.numel()
     keys = _keys(seed.item() & _WORD, draw, _times)
-    bits = _in_arrays(keys, 2, 0, n, np.empty((2, n//2+1), kind))
+    bits = _in_arrays(keys, 2, 0, n, arrays.np.empty((2, n//2+1), arrays.word))
     u = torch.empty_like(x, dtype=torch.float32, memory_format=torch.contiguous_format)
     _write_fraction(u.numpy().reshape(-1), torch.float32, 2, bits)
     return u
@@ -325,10 +332,10 @@ def _drawn(x, generator, seed, draw, dtype, random_bits):
     if generator is not None:
         return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
     if type(x) not in PLAIN_TYPES: return torch.rand_like(x, dtype=dtype)
-    # naming a generator, if only None, would want known sizes
     how = mode()
     # takes less time than a shape, but fills another layout in another order
     if how == 'eager' and x.is_contiguous(): return torch.rand_like(x, dtype=dtype)
+    # naming a generator, if only None, would want known sizes
     if how != 'compile' or not x.is_cpu:
         return torch.rand(x.shape, dtype=dtype, device=x.device)
     # compiled for a CPU, `rand` makes one number at a time
