@@ -294,13 +294,19 @@ def serving(tmp, options, cwd):
     command = [sys.executable, '-m', 'jupyterlab', *options, *(f'--{k}={v}' for k,v in own.items())]
     with open(tmp/'log', 'wb') as log:
         server = subprocess.Popen(command, env=env, cwd=cwd, stdout=log, stderr=subprocess.STDOUT)
-    def written(): return [f for f in (tmp/'runtime').glob('jpserver-*.json') if f.stat().st_size]
+    token = env['JUPYTER_TOKEN']
+    def address():
+        "Where the server answers; it names its address in a file first, and listens there afterwards."
+        for f in (tmp/'runtime').glob('jpserver-*.json'):
+            with contextlib.suppress(OSError, ValueError):                   # half written, or nobody listens yet
+                url = json.loads(f.read_text())['url']
+                with urllib.request.urlopen(f'{url}api/status?token={token}', timeout=20): return url
     try:
         end = time.monotonic()+120
-        while not (found := written()):                                      # made, then written
+        while not (url := address()):
             assert server.poll() is None and time.monotonic() < end, (tmp/'log').read_text()
             time.sleep(.1)
-        yield json.loads(found[0].read_text())['url'],env['JUPYTER_TOKEN']
+        yield url,token
     finally:
         server.terminate()                    # takes its kernels along
         try: server.wait(20)
