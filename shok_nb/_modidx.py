@@ -929,6 +929,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'shok_nb.engine.core._kernel': ('engine/core.html#_kernel', 'shok_nb/engine/core.py'),
                                      'shok_nb.engine.core._last_inside': ('engine/core.html#_last_inside', 'shok_nb/engine/core.py'),
                                      'shok_nb.engine.core._not_eager': ('engine/core.html#_not_eager', 'shok_nb/engine/core.py'),
+                                     'shok_nb.engine.core._of_numbers': ('engine/core.html#_of_numbers', 'shok_nb/engine/core.py'),
                                      'shok_nb.engine.core._plain_of': ('engine/core.html#_plain_of', 'shok_nb/engine/core.py'),
                                      'shok_nb.engine.core._plainly_through': ( 'engine/core.html#_plainly_through',
                                                                                'shok_nb/engine/core.py'),

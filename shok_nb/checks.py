@@ -498,13 +498,14 @@ def is_the_same_in_pieces(f, r, dtype, shape=(3, 7, 59)):
     whole = pieces.PIECE
     def rows(t): return torch.stack([f(v) for v in t])
     g = _normal(shape[::-1], seed=1).to(dtype).permute(2, 1, 0)
+    both = x,x.transpose(0, 1)
+    values,grad = [rows(t) for t in both],_back(rows, x, g.contiguous())
     if x.numel() < whole: pieces.PIECE = 64
     try:
         with _Places() as at:
-            for t in (x, x.transpose(0, 1)):
-                at.equal(f(t), rows(t), t, 'the value in pieces', _few)
-            want = _back(rows, x, g.contiguous())
-            at.equal(_back(f, x, g), want, x, 'the gradient in pieces', _few)
+            for t,want in zip(both, values):
+                at.equal(f(t), want, t, 'the value in pieces', _few)
+            at.equal(_back(f, x, g), grad, x, 'the gradient in pieces', _few)
     finally: pieces.PIECE = whole
 
 def is_the_same_when_large(f, r, dtype):

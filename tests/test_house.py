@@ -1004,7 +1004,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'post-training quantization': 'without_training reconstruct calibrate learned glossary',
     'int4': 'quantization_recipes deploy integers runtime', 'LLM': 'quantization_recipes',
     'int8': 'deploy integers runtime digits',
-    'bfloat16': 'floats updates quantization_recipes glossary', 'GGUF': 'files blocks',
+    'bfloat16': 'floats updates quantization_recipes glossary', 'GGUF': 'files',
     'same weights in the file': 'served', 'model size limit': 'sizes', 'entropy penalty': 'entropy sizes',
     'bit allocation': 'sizes', 'watersic': 'closest sizes', 'entropy of codes': 'entropy',
     'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes',
@@ -1046,7 +1046,8 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'lfq': 'tokenizers', 'bsq': 'tokenizers', 'vq': 'tokenizers', 'vq-vae': 'tokenizers',
     'vector quantization': 'tokenizers fsq',
     'residual fsq': 'tokenizers fsq', 'rotation trick': 'tokenizers', 'diveq': 'tokenizers', 'dead codes': 'tokenizers',
-    'codebook collapse': 'tokenizers', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers'}
+    'codebook collapse': 'tokenizers',
+    'custom loss rounding': 'checks recipes index core which', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
     quantize_model_='shok_nb.networks.models.quantize_model_', Quantizer='shok_nb.quantization.quantizer.Quantizer')

@@ -442,7 +442,7 @@ def test_the_environment_decides(again, monkeypatch, capsys):
     for word,n in (('debug', 1), ('0', 0)):
         monkeypatch.setenv('SHOK_NB_REPLAY', word)
         f = again().estimator('looks', lambda v: v if v.any() else -v, pure=True)
-        for _ in range(300): f(torch.ones(pieces.SMALL+1))
+        for _ in range(300): f(torch.ones(2*pieces.PIECE))        # pieces of one shape
         made = sys.modules['shok_nb.engine.replay']._programs
         assert capsys.readouterr().err.count('is not replayed') == n == len(made) and made is not replay._programs
 

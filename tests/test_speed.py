@@ -225,10 +225,11 @@ def test_a_small_tensor_has_the_same_bits(r, f, monkeypatch):
     for dtype in FLOATS:
         for n in (0, 1, 200, pieces.SMALL, pieces.SMALL+1):
             x,g = sample(max(n, 11), dtype)[:n],torch.linspace(-1, 1, n).to(dtype)
-            here = both(f, x, g)
-            with monkeypatch.context() as m:
-                m.setattr(pieces, 'SMALL', -1)
-                for a,b in zip(here, both(f, x, g)): assert same(a, b)
+            for on in ({}, *[dict(step=.3, offset=o) for o in (0., -.7) if r.grid]):
+                here = both(partial(f, **on), x, g)
+                with monkeypatch.context() as m:
+                    m.setattr(pieces, 'SMALL', -1)
+                    for a,b in zip(here, both(partial(f, **on), x, g)): assert same(a, b)
 
 def test_small_results_are_their_own():
     "A formula that returns what it took returns a copy, as it does in pieces."
@@ -239,7 +240,8 @@ def test_small_results_are_their_own():
         assert x.eq(1).all()
 
 def test_a_small_call_takes_few_steps():
-    "No clock: how many functions of the package a call enters, forward and backward. In pieces they are 57, 38, 63."
+    """No clock: how many functions of the package a call enters, forward and backward. In pieces they are 57, 38, 63. On
+    a grid of two numbers come the grid and the bounds of its rounding errors."""
     def entered(f):
         names = []
         def note(frame, event, arg):
@@ -254,6 +256,8 @@ def test_a_small_call_takes_few_steps():
     hard = partial(cubic_round, hard=True)
     found = [run(f) for f in (cubic_round, hard, soft_round)]
     assert all(n <= most for n,most in zip(found, (19, 17, 25), strict=True)), found
+    found = [run(partial(f, step=.5, offset=.1)) for f in (round_ste, cubic_round, hard, soft_round)]
+    assert all(n <= most for n,most in zip(found, (20, 31, 29, 37), strict=True)), found
 
 # --- what compiled code keeps on a CPU
 def arguments(r):

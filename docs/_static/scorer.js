@@ -39,3 +39,14 @@ var Scorer = {
         return own && name.toLowerCase() === query.toLowerCase() ? 3000 - dropIn : here / 3;
     },
 };
+
+// Where no page has all the words, those that have some are found, which Sphinx leaves out.
+function someOf(all) {
+    return (terms, excluded) => {
+        const found = all(terms, excluded);
+        if (found.length) return found;
+        const some = [...terms].flatMap(term => all(new Set([term]), excluded));
+        return [...new Map(some.map(result => [result[0], result])).values()];
+    };
+}
+document.addEventListener("DOMContentLoaded", () => Search.performTermsSearch = someOf(Search.performTermsSearch));

@@ -111,47 +111,56 @@ class _Numbers(Function):
         needs = True,*[False]*len(rest)
         return ctx.op.backward(g, *kept, *rest, needs=needs)[0],None,None
 
-def _as_written(x, op, knobs):
-    "The value on the common grid by the formula alone: in a wide dtype, in memory of its own."
-    if op.single: return op.value(x, *knobs)
+def _as_written(x, op, grid, knobs):
+    "The value by the formula alone: in a wide dtype, in memory of its own."
+    if op.single and not grid: return op.value(x, *knobs)
     dtype = x.dtype
-    if dtype in HALVES: return op.value(x.float(), *knobs).to(dtype)
-    y = op.value(x, *knobs)
+    v = x.float() if dtype in HALVES else x
+    y = put_on_grid(op.value, op.near, v, *grid, *knobs) if grid else op.value(v, *knobs)
     if y.dtype != dtype: return y.to(dtype)
     return y.clone() if y.data_ptr() == x.data_ptr() else y
 
 class _Small(Function):
-    "The same for a small tensor on the common grid, by the formulas as they are written."
+    "The same for a small tensor, by the formulas as they are written."
     @staticmethod
-    def forward(ctx, x, op, knobs):
-        ctx.op,ctx.knobs = op,knobs
+    def forward(ctx, x, op, grid, knobs):
+        ctx.op,ctx.grid,ctx.knobs = op,grid,knobs
         ctx.save_for_backward(x)
-        return _as_written(x, op, knobs)
+        return _as_written(x, op, grid, knobs)
 
     @staticmethod
     def backward(ctx, g):
-        op,knobs,(x,) = ctx.op,ctx.knobs,ctx.saved_tensors
+        op,grid,knobs,(v,) = ctx.op,ctx.grid,ctx.knobs,ctx.saved_tensors
         if torch.is_grad_enabled() or mode() == 'transform':
             needs = True,*[False]*(2+len(knobs))
-            return _by_autograd(op, g, x, (1., 0., *knobs), needs)[0],None,None
-        dtype = x.dtype
-        if dtype not in HALVES: return g*op.slope(x, *knobs),None,None
-        return (g.float()*op.slope(x.float(), *knobs)).to(dtype),None,None
+            rest = *(grid or (1., 0.)),*knobs
+            return _by_autograd(op, g, v, rest, needs)[0],None,None,None
+        dtype = v.dtype
+        if dtype in HALVES: g,v = g.float(),v.float()
+        if grid: v = in_steps(v, *grid)
+        to_x = g*op.slope(v, *knobs)
+        return to_x.to(dtype) if dtype in HALVES else to_x,None,None,None
 
 class _Straight(Function):
-    "Of slope 1 on the common grid, where nothing else learns: the least Function there is."
+    "Of slope 1, where nothing else learns: the least Function there is."
     @staticmethod
-    def forward(ctx, x, op, knobs): return _as_written(x, op, knobs)
+    def forward(ctx, x, op, grid, knobs): return _as_written(x, op, grid, knobs)
     @staticmethod
-    def backward(ctx, g): return g,None,None
+    def backward(ctx, g): return g,None,None,None
 
 # without torch's search for transforms: eager code has made it
 _evaluate,_numbers = quick_apply(_Evaluate),quick_apply(_Numbers)
 _small,_straight = quick_apply(_Small),quick_apply(_Straight)
 
-def _straight_way(op, x, step, offset):
-    "How a small plain tensor has its value on the common grid by the formula, or None."
-    if not (op.pure and is_small(x) and is_default_grid(step, offset)): return None
+def _of_numbers(step, offset):
+    "Both if they are floats well inside their ranges, nothing for the common grid, or None."
+    if type(step) is not float or type(offset) is not float: return None
+    if step == 1. and offset == 0.: return ()
+    return (step, offset) if 1e-37 < step < 1e37 and -1e37 < offset < 1e37 else None
+
+def _straight_way(op, x):
+    "How a small plain tensor has its value by the formula, or None."
+    if not (op.pure and is_small(x)): return None
     dense = x.layout == torch.strided and not x.is_nested
     if not (dense and x.dtype in WHOLE_FLOATS): return None      # refused, by name
     if not (torch.is_grad_enabled() and x.requires_grad): return _as_written
@@ -453,13 +462,15 @@ class estimator:
             tensor([0.5000, 1.5000])
         """
         if named or len(knobs) != len(self.names): knobs = _in_order(self, knobs, named)
-        straight = _straight_way(self, x, step, offset)
-        if straight and _are_common(knobs, self.common): return straight(x, self, knobs)
+        straight,grid = _straight_way(self, x),_of_numbers(step, offset)
+        if straight and grid is not None and _are_common(knobs, self.common):
+            return straight(x, self, grid, knobs)
         check_input(x, self.name)
         how = mode()
         rest,tensors,learns = _accepted(self, x, [step, offset, *knobs], how)
         if how != 'eager': return _not_eager(self, how, x, rest, learns)
-        if straight and not tensors: return straight(x, self, rest[2:])
+        grid = None if tensors else _of_numbers(*rest[:2])
+        if straight and grid is not None: return straight(x, self, grid, rest[2:])
         recorded = torch.is_grad_enabled() and (learns or x.requires_grad)
         if not recorded: return self.forward(x, *rest)
         return _evaluate(self, x, *rest) if tensors else _numbers(x, self, rest)
@@ -548,8 +559,9 @@ class estimator:
 def with_noise(op, x, noise, step, offset):
     "`op(x, noise, step=step, offset=offset)` for noise that was drawn for a checked `x`."
     fits = noise.shape == x.shape and not noise.requires_grad
-    straight = fits and _straight_way(op, x, step, offset)
-    return straight(x, op, (noise,)) if straight else op(x, noise, step=step, offset=offset)
+    straight,grid = fits and _straight_way(op, x),_of_numbers(step, offset)
+    if straight and grid is not None: return straight(x, op, grid, (noise,))
+    return op(x, noise, step=step, offset=offset)
 
 # %% ../../nbs/engine/10_core.ipynb #cf8a6de5
 class _Through(Function):

@@ -21,7 +21,7 @@ from .replay import run
 
 # %% ../../nbs/engine/40_pieces.ipynb #00b00012
 PIECE = 1<<16                              # elements of a piece, for each thread
-SMALL = 1<<14                              # up to here a formula runs as it is written
+SMALL = PIECE                              # up to here a formula runs as it is written
 
 # %% ../../nbs/engine/40_pieces.ipynb #683dd654
 HALVES = torch.float16,torch.bfloat16
@@ -136,7 +136,7 @@ def is_small(x):
     """Is it in eager code on a CPU, and so small that cutting it, or looking for a replay,
     takes longer?"""
     if type(x) not in PLAIN_TYPES or mode() != 'eager': return False
-    return x.is_cpu and x.numel() <= SMALL and not dispatch_modes()
+    return x.is_cpu and x.numel() <= min(SMALL, PIECE) and not dispatch_modes()
 
 def cut_in_pieces(f, key, ts, knobs, make=None, uncut=None):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each

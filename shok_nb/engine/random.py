@@ -28,7 +28,6 @@ from .parts import either, maths, pick
 from .pieces import (
     PIECE,
     PLAIN_TYPES,
-    SMALL,
     is_ordinary,
     wide_dtype,
 )
@@ -37,6 +36,7 @@ from .pieces import (
 _HALF,_WORD = 2**32-1,2**64-1
 _GOLDEN = 0x9E3779B97F4A7C15                            # 2**64 over the golden ratio
 _MIX = 30,0xBF58476D1CE4E5B9,27,0x94D049BB133111EB,31     # shift, multiply, and so on
+_FEW = 1<<14                                            # up to here one thread is enough
 
 def _right(t, n): return t.bitwise_right_shift(n) if isinstance(t, Tensor) else t >> n
 
@@ -220,7 +220,7 @@ def bits_in_pieces(x, seed, each, numbers):
     seed = seed.item() & _WORD if seed.is_cpu else seed
     streams = [_keys(seed, number, _times) for number in numbers]
     n,threads = x.numel(),torch.get_num_threads()
-    arrays = x.is_cpu and (n <= SMALL or threads < 3) and _arrays()
+    arrays = x.is_cpu and (n <= _FEW or threads < 3) and _arrays()
     size = PIECE if arrays else PIECE*threads if x.is_cpu else 2**22
     shape = len(streams),2,min(n, size)//each+1
     room:Any = arrays and arrays.np.empty(shape, arrays.word)
@@ -247,7 +247,7 @@ def _in_order(x, seed, draw, dtype, random_bits):
     if not (type(x) in PLAIN_TYPES and x.numel() and is_ordinary(seed)):
         return _one_by_one(x, seed, draw, dtype, random_bits)
     floats = dtype == torch.float32 and random_bits is None
-    if floats and x.is_cpu and seed.is_cpu and x.numel() <= SMALL and _arrays():
+    if floats and x.is_cpu and seed.is_cpu and x.numel() <= _FEW and _arrays():
         return _few(x, seed, draw)
     each,numbers = _streams(draw, dtype, random_bits)
     u:Any = torch.empty(x.numel(), dtype=dtype, device=x.device)
