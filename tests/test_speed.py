@@ -240,7 +240,7 @@ def test_small_results_are_their_own():
         assert x.eq(1).all()
 
 def test_a_small_call_takes_few_steps():
-    """No clock: how many functions of the package a call enters, forward and backward. In pieces they are 57, 38, 63. On
+    """No clock: how many functions of the package a call enters, forward and backward. In pieces: 57, 38, 63. On
     a grid of two numbers come the grid and the bounds of its rounding errors."""
     def entered(f):
         names = []
