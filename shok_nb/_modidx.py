@@ -1028,6 +1028,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'shok_nb.engine.pieces.is_small': ('engine/pieces.html#is_small', 'shok_nb/engine/pieces.py'),
                                        'shok_nb.engine.pieces.join_tensors': ( 'engine/pieces.html#join_tensors',
                                                                                'shok_nb/engine/pieces.py'),
+                                       'shok_nb.engine.pieces.looked_at': ('engine/pieces.html#looked_at', 'shok_nb/engine/pieces.py'),
                                        'shok_nb.engine.pieces.run_into': ('engine/pieces.html#run_into', 'shok_nb/engine/pieces.py'),
                                        'shok_nb.engine.pieces.split_tensors': ( 'engine/pieces.html#split_tensors',
                                                                                 'shok_nb/engine/pieces.py'),

@@ -7,7 +7,9 @@ import mpmath
 import pytest
 import torch
 from estimators import generator, near, same, slope
+from torch.utils.flop_counter import FlopCounterMode
 import shok_nb as R
+from shok_nb.estimators import soft
 
 mp = mpmath.mp.clone()
 mp.dps = 130     # the sum of sigmoids starts at 1e-112
@@ -147,3 +149,22 @@ def test_puzzle_is_the_puzzle(d, dtype):
     assert same(f(x), published(x)) and near(slope(f, x), slope(published, x), 2)
     if dtype == torch.float64: return
     assert same(torch.compile(f, backend='aot_eager', fullgraph=True)(x), published(x))
+
+@pytest.mark.parametrize('alpha, taken', [(.01, 'small'), (4., 'middle'), (500., 'large')])
+def test_an_alpha_that_learns_takes_one_formula(alpha, taken):
+    "Where eager code may read it; under vmap, or in a graph, each formula is computed, and the result is the same."
+    called = []
+    def formula(name, size):
+        def f(q, a):
+            called.append(name)
+            return q*size*a
+        return f
+    rise = soft._three(formula('small', 1), formula('middle', 2), formula('large', 3))
+    q,a = tread(),torch.tensor(alpha, requires_grad=True)
+    y = rise(q, a)
+    assert called == [taken]
+    batched = torch.vmap(rise, (None, 0))(q, a[None])[0]
+    with FlopCounterMode(display=False): seen = rise(q, a)        # a mode, as any other
+    assert sorted(called[1:]) == sorted(['small', 'middle', 'large']*2)
+    assert same(batched, y) and same(seen, y)
+    for z in (batched, seen): assert same(*[torch.autograd.grad(v.sum(), a, retain_graph=True)[0] for v in (y, z)])

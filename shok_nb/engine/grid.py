@@ -36,8 +36,9 @@ def put_on_grid(f, near, x, step, offset, *knobs):
 
 def _beside(y, x, step):
     "`y` kept within two steps of `x`."
-    margin = 2*(step.detach() if isinstance(step, Tensor) else step)
-    return saturate(y, x-margin, x+margin)
+    if not isinstance(step, Tensor): return saturate(y, x-2*step, x+2*step)
+    s = step.detach()
+    return saturate(y, torch.sub(x, s, alpha=2), torch.add(x, s, alpha=2))
 
 # %% ../../nbs/engine/20_grid.ipynb #b7000011
 # gradient 0 where the value is clipped, where its argument is beyond the range, or nowhere

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from .compat import constant, mode
-from .pieces import PLAIN_TYPES
+from .pieces import PLAIN_TYPES, looked_at
 
 # %% ../../nbs/engine/90_parts.ipynb #459e0776
 def either(eager, compiled):
@@ -124,7 +124,7 @@ def pick(
     no:Callable,           # Called as `no(*args)`
     *args:float|Tensor     # Tensors and numbers
 )->Tensor:                 # One of the two results, or their `torch.where`
-    """`yes(*args)` where `condition`, else `no(*args)`: a bool calls one, a Tensor both.
+    """`yes(*args)` where `condition`, else `no(*args)`: what cannot be read calls both.
 
     Parameters:
         condition (bool|Tensor): A bool, or a Tensor of them
@@ -141,6 +141,7 @@ def pick(
         >>> pick(True, torch.sin, torch.cos, torch.tensor(0.))
         tensor(0.)
     """
+    condition = looked_at(condition)
     if isinstance(condition, Tensor): return torch.where(condition, yes(*args), no(*args))
     return (yes if condition else no)(*args)
 

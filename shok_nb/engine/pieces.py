@@ -39,8 +39,13 @@ def detached(k): return k.detach() if isinstance(k, Tensor) else k
 
 def as_number(k):
     "A constant 0-d CPU tensor as a float (reading it stalls nothing), anything else as it is."
-    if type(k) is not Tensor or k.ndim or not k.is_cpu or k.requires_grad: return k
+    if type(k) not in PLAIN_TYPES or k.ndim or not k.is_cpu or k.requires_grad: return k
     return k.item()
+
+def looked_at(k):
+    "The number in a tensor that eager code may read on a CPU, anything else as it is."
+    if type(k) not in PLAIN_TYPES or k.ndim or not k.is_cpu: return k
+    return k if mode() != 'eager' or dispatch_modes() else k.item()
 
 def _narrow(y, dtype):
     "`y` in that dtype."

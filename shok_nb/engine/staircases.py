@@ -47,7 +47,7 @@ class _Curve:
         "The nearest integer, a constant, and the signed height above it."
         n = torch.round(v).detach()
         e = torch.where(torch.isfinite(v), n-v, 0.)
-        if is_followed(v, *knobs): e = self._still(e, knobs)
+        if is_followed(v): e = self._still(e, knobs)
         if self.odd: return n,self.rise(-e, *knobs)
         sign = sign_of(-e.detach())
         return n,sign*self.rise(-e*sign, *knobs)

@@ -18,6 +18,7 @@ from ..engine.parts import (
     unless_inf,
     worked_out_once,
 )
+from ..engine.pieces import looked_at
 from ..engine.staircases import staircase
 def _large(dtype):
     "Above this alpha sinh(alpha) would overflow."
@@ -30,11 +31,12 @@ def _closed_range(dtype):
 _CLOSED = {d: _closed_range(d) for d in (torch.float32, torch.float64)}
 
 def _three(series, closed, large):
-    "A rise with a formula for each range of alpha: a number takes one, a tensor all."
+    "A rise with a formula for each range of alpha: what cannot be read takes all."
     def rise(q, a):
-        if not isinstance(a, Tensor):
+        number = looked_at(a) if isinstance(a, Tensor) else a
+        if not isinstance(number, Tensor):
             least,most = _CLOSED[q.dtype]
-            return (series if a < least else large if a > most else closed)(q, a)
+            return (series if number < least else large if number > most else closed)(q, a)
         least,most = _closed_range(q.dtype)
         low,high = a < least,a > most
         # each with what is in its range, and a number where nothing of it is taken

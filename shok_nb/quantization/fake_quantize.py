@@ -48,7 +48,7 @@ def _zero_code(z, x, qmin, qmax):
     "The code nearest to the zero point, and how far from it that lies: 0 for a code."
     if isinstance(z, Tensor) and z.dtype in WHOLE_DTYPES: return z.to(wide_dtype(x.dtype)),0
     z = check_knob(z, x, 'fake_quantize', 'zero_point', qmin, qmax)
-    if not isinstance(z, Tensor): return round(z),z-round(z)
+    if not isinstance(z, Tensor): return float(round(z)),z-round(z)
     z = z.to(wide_dtype(x.dtype))
     code = torch.round(z.detach())
     return code,z-code
@@ -212,8 +212,10 @@ def lsq(
     s = check_knob(scale, x, 'lsq', 'scale', open=True)
     offset = check_knob(offset, x, 'lsq', 'offset', -math.inf, open=True)
     if isinstance(s, Tensor): s = lsq_scaled_grad(s, x, ends[1])
-    y = fake_quantize(x-offset, s, 0, ends, rounding=rounding, gradient='clipped')
-    return y+offset
+    moved = _is_moved(offset)
+    v = x-offset if moved else x
+    y = fake_quantize(v, s, 0., ends, rounding=rounding, gradient='clipped')
+    return y+offset if moved else y
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #47d2be4b
 def lsq_scaled_grad(scale, values, high):
