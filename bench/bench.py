@@ -33,6 +33,7 @@ from rivals import ON_GRIDS, Candidate, fourier_loop, peers, rivals, why  # noqa
 import shok_nb as R  # noqa: E402 (found by the line above)
 from shok_nb.catalog import catalog  # noqa: E402 (found by the line above)
 from shok_nb.engine.core import estimator  # noqa: E402 (found by the line above)
+from shok_nb.engine.grid import in_steps, put_on_grid  # noqa: E402 (found by the line above)
 
 PEERS = HERE.parent/'.venv-peers'/'bin'/'python'                 # made by `make peers`
 STEADY = dict(MALLOC_TOP_PAD_='4000000000', MALLOC_MMAP_THRESHOLD_='4000000000', MALLOC_TRIM_THRESHOLD_='8000000000')
@@ -59,6 +60,7 @@ def ours():
         'scale_grad': functools.partial(R.scale_grad, factor=.5),
         'normalize_grad': R.normalize_grad,
         'fake_quantize': functools.partial(R.fake_quantize, scale=.1),
+        'round_ste(step=.1)': functools.partial(R.round_ste, step=.1),
     }
     return out + [Candidate(n, f, n.removesuffix('(seed=s)'), 'ours') for n,f in more.items()]
 
@@ -78,27 +80,28 @@ def plain_functions():
         op,knobs,named = seen[0]
         grid = named.pop('step', 1.),named.pop('offset', 0.)
         knobs = list((op.defaults | dict(zip(op.names, knobs)) | named).values())
-        if grid != (1., 0.) or any(isinstance(k, torch.Tensor) for k in knobs): continue
-        f = by_hand(op.value, op.slope, knobs).apply
+        if any(isinstance(k, torch.Tensor) for k in knobs): continue
+        f = by_hand(op, grid, knobs).apply
         x = torch.randn(64, requires_grad=True)
         g = torch.randn(64)
         if torch.equal(both(f, x, g)[1][0], both(c.f, x, g)[1][0]):       # EWGS looks at the gradient too
             out.append(Candidate(f'Function: {c.name}', f, c.name, 'Function'))
     return out
 
-def by_hand(value, slope, knobs):
-    "A Function of these formulas, in float32 where a half comes."
+def by_hand(op, grid, knobs):
+    "A Function of its formulas on this grid, in float32 where a half comes."
+    def value(x): return put_on_grid(op.value, op.near, x, *grid, *knobs)
     def wide(f, x, *others):
         if x.dtype not in (torch.float16, torch.bfloat16): return f(x, *others)
         return f(x.float(), *[t.float() for t in others]).to(x.dtype)
-    def down(x, g): return g*slope(x, *knobs)
+    def down(x, g): return g*op.slope(in_steps(x, *grid), *knobs)
     class ByHand(Function):
         @staticmethod
         def forward(ctx, x):
-            if slope is not None: ctx.save_for_backward(x)
-            return wide(lambda x: value(x, *knobs), x)
+            if op.slope is not None: ctx.save_for_backward(x)
+            return wide(value, x)
         @staticmethod
-        def backward(ctx, g): return g if slope is None else wide(down, *ctx.saved_tensors, g)
+        def backward(ctx, g): return g if op.slope is None else wide(down, *ctx.saved_tensors, g)
     return ByHand
 
 CASTS = 'two casts of torch'
@@ -589,6 +592,7 @@ WHY = {
     'fourier_round(terms=10)': 'infinite and large values, whose sine has no digits left',
     'cubic_round': 'infinity, where the line is nan',
     'ramp_round': 'infinity, and each cell as the first',
+    'round_ste(step=.1)': 'values that the division overflows, or that a division and a product move',
     'decimal_ste': "decimals exactly rounded, which torch's own are not",
     'diff_round': 'infinity, and decimals exactly rounded',
     'stochastic_round': 'large values, whose sum with a number below 1 is rounded before the floor, and -0',

@@ -45,6 +45,7 @@ def exp_sigmoid(x):
     return e/(e+1)
 
 def decimal(x): return x + (torch.round(x, decimals=1)-x).detach()
+def on_tenths(x): return x + (.1*(x/.1).round()-x).detach()
 def coin(x): return x + (torch.floor(x+torch.rand_like(x))-x).detach()
 def bytes_of_torch(x): return torch.fake_quantize_per_tensor_affine(x, .1, 0, -128, 127)
 
@@ -94,6 +95,7 @@ def rivals():
     "Those that need torch alone."
     rows = (
         ('x + (round(x)-x).detach()', lambda x: x + (x.round()-x).detach(), 'round_ste', 'formula'),
+        ('x + (s*round(x/s)-x).detach()', on_tenths, 'round_ste(step=.1)', 'formula'),
         ('torch.round', torch.round, 'round_ste', 'torch', 'value'),
         ('shok SoftRound', ratio.apply, 'ratio_round', 'port'),
         ('clamp(x, -1, 1), sign in detach', clipped, 'clipped_sign', 'formula'),
