@@ -127,11 +127,12 @@ def private(root=ROOT):
     return found
 
 def named(tree):
-    "The names that a module defines at its top."
+    "The names that a module or class defines at its top, each time it does."
     for n in tree.body:
         if isinstance(n, (ast.FunctionDef, ast.ClassDef)): yield n.name
         for target in n.targets if isinstance(n, ast.Assign) else []:
-            yield from (e.id for e in ast.walk(target) if isinstance(e, ast.Name))
+            names = [e for e in ast.walk(target) if isinstance(e, ast.Name)]
+            yield from (e.id for e in names if isinstance(e.ctx, ast.Store))
 
 def shared(root=ROOT):
     "The private names of one word that several modules define, each with how many do."

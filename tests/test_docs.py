@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from importlib import import_module
 import literate
 import nbformat
@@ -289,6 +290,15 @@ def test_a_loose_number_is_found(tmp_path):
     for text in ('half at 63 %', 'some 77', 'off by 0.4', 'four decibels and more', '3.8 dB'):
         assert len(page(code, ('t', text))) == 1, text
     assert page(code, ('t', 'Next.'), ('c', 'pass'), ('t', '13.7 % here')) == ['13.7 %']
+
+def test_a_name_is_defined_once():
+    "In a module or class: a second cell that defines it would replace the first, and ruff reads cell by cell."
+    for module in modules(ROOT).values():
+        tree = ast.parse(module.read_text('utf-8'))
+        for n in (tree, *[n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]):
+            counts = Counter(named(n))
+            assert not [k for k,many in counts.items() if many > 1], module
+    assert [*named(ast.parse('def f(): pass\na,b = 1,2\na = 3'))] == ['f', 'a', 'b', 'a']
 
 # --- plain English
 def prose(nb):
