@@ -173,8 +173,7 @@ def _value(op, x, step, offset, *knobs):
     "The value, and None for each of the rest."
     none = [None]*(2+len(knobs))
     if isinstance(step, Grid):
-        near = step.nearest(x, offset) if _form_now(op) is torch.round else None
-        if near is not None: return near,*none
+        if _form_now(op) is torch.round: return step.nearest(x, offset),*none
         cells = step.cells(x, offset)
         return cells.value(_form_now(op)(cells.v, *knobs)),*none
     return put_on_grid(_form_now(op), op.near, x, step, offset, *knobs),*none

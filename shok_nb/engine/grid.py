@@ -64,7 +64,9 @@ class Grid:
         raise NotImplementedError
 
     def nearest(self, x, own=0.)->Any:
-        "The nearest of the grid where there is a shorter way than over the cells, or None."
+        "The nearest of the grid: over the cells where there is no shorter way."
+        cells = self.cells(x, own)
+        return cells.value(cells.v.round())
 
     def judged(self, x, own=0.):
         "What `clipped` holds against the ends, and the ends: less than all cells, if it may."
@@ -76,9 +78,9 @@ def step_at(step, x, own:Any=0.):
     return step.cells(x, own).worth if isinstance(step, Grid) else step
 
 def cut_as(step, key):
-    "`key`, or None if the grid is more than its `repr`; and the dim that is not cut, if any."
-    if not isinstance(step, Grid): return key,None
-    return key if step.fixed else None,None if step.block is None else step.along
+    "`key`, or None if the grid is more than its `repr`; and which dims are not cut."
+    if not isinstance(step, Grid): return key,()
+    return key if step.fixed else None,() if step.block is None else (step.along,)
 
 def judged_by(f, grid, cells, *knobs):
     "What must be in the range for a gradient to come back: the value, or its argument."

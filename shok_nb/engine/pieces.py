@@ -103,10 +103,10 @@ def _knobs_of_pieces(knobs, is_cut, rows, d, n):
     if not knobs: return [()]*n
     return zip(*[k.split(rows, d) if cut else [k]*n for k,cut in zip(knobs, is_cut)])
 
-def _cut(f, key, size, to, ts, knobs, uncut=None):
+def _cut(f, key, size, to, ts, knobs, uncut=()):
     """`run_into` by pieces of about `size` elements, cut along the first dim longer than 1
-    that is not `uncut`."""
-    dims = [d for d in range(-to.ndim, 0) if to.shape[d] > 1 and d != uncut]
+    that is not of `uncut`."""
+    dims = [d for d in range(-to.ndim, 0) if to.shape[d] > 1 and d not in uncut]
     if to.numel() <= size or not dims: return run_into(f, to, ts, knobs, key)
     d = dims[0]
     rows = max(1, size*to.shape[d]//to.numel())
@@ -133,7 +133,7 @@ def _fits(x, ts, knobs):
 
 def _as_vectors(uncut, knobs, *ts):
     "The `ts` as vectors if any cut is good, strides are equal and each knob is one number."
-    if uncut is not None or any([k.ndim for k in knobs]): return ts
+    if uncut or any([k.ndim for k in knobs]): return ts
     if not all([t.stride() == ts[0].stride() for t in ts]): return ts
     return [t.as_strided((t.numel(),), (1,)) for t in ts]
 
@@ -143,10 +143,10 @@ def is_small(x):
     if type(x) not in PLAIN_TYPES or mode() != 'eager': return False
     return x.is_cpu and x.numel() <= min(SMALL, PIECE) and not dispatch_modes()
 
-def cut_in_pieces(f, key, ts, knobs, make=None, uncut=None):
+def cut_in_pieces(f, key, ts, knobs, make=None, uncut=()):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
-    knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `uncut` is a
-    dim that must stay whole, counted from the last."""
+    knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `uncut`
+    are dims that must stay whole, counted from the last."""
     # all of it in one function: a small call takes longer by each function it passes
     x = ts[0]
     knobs = [k.to(wide_dtype(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
@@ -159,7 +159,7 @@ def cut_in_pieces(f, key, ts, knobs, make=None, uncut=None):
         return y,*kernel(to, given, knobs)
     if not (x.is_cpu and x.numel()): return whole(f, ts, knobs)
     y = torch.empty_like(x)
-    size = PIECE*torch.get_num_threads()*(1 if uncut is None else 2)
+    size = PIECE*torch.get_num_threads()*(2 if uncut else 1)
     if x.numel() <= size: return y,*run_into(f, y, ts, knobs, key)
     to,*given = _as_vectors(uncut, tensors, y, *ts)
     return y,*_cut(f, key, size, to, given, knobs, uncut)

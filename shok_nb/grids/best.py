@@ -56,9 +56,7 @@ class BestGrid(Grid):
         return lambda y: error((y-x)/size, self.along).nan_to_num(nan=torch.inf)
 
     def nearest(self, x, own=0.):
-        ys = [g.nearest(x, o) for g,o in zip(self.grids, self.owns(own))]
-        if any(y is None for y in ys): return None
-        best,*others = ys
+        best,*others = [g.nearest(x, o) for g,o in zip(self.grids, self.owns(own))]
         erring = self.erring(x)
         least = erring(best)
         for y in others:

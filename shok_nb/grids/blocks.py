@@ -55,11 +55,6 @@ _BlockScale = Literal['floor', 'ceil', 'even', 'rceil', 'mse', 'up']
 _SCALES = dict(floor=_floor, ceil=_ceil, even=_even, rceil=_rceil, up=_rceil)
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00011
-def _rounded(grid, x):
-    "`x` to the nearest of a grid."
-    cells = grid.cells(x)
-    return cells.value(cells.v.round())
-
 def _halved(size):
     "Half as many, with the same maximum. Torch's eager code is slow below 32 in a row."
     return torch.maximum(size[..., :8], size[..., 8:]) if size.shape[-1] == 16 else size
@@ -102,10 +97,9 @@ class MXGrid(Grid):
         return torch.where(torch.isfinite(amax), p, torch.nan)
 
     def error(self, x, p):
-        return sum_squares(_rounded(self.element, x/p)*p - x, self.along)
+        return sum_squares(self.element.nearest(x/p)*p - x, self.along)
 
     def nearest(self, x, own=0.):
-        if not self.element.is_summed(x): return None
         p = self.shared(x)
         return self.element.nearest(x/p)*p
 
@@ -147,7 +141,6 @@ class NVFP4Grid(Grid):
         return 1/scale,scale
 
     def nearest(self, x, own=0.):
-        if not self.element.is_summed(x): return None
         to,back = self.both_ways(x, own)
         return self.element.nearest(x*to)*back
 
@@ -335,7 +328,7 @@ class _Integers(Grid):
         scale = torch.where(torch.isfinite(scale), scale, torch.nan)
         least = torch.finfo(x.dtype).tiny
         if self.scales is None: return scale.clamp(min=least)
-        return _rounded(self.scales, scale).clamp(min=max(self.scales.finest, least))
+        return self.scales.nearest(scale).clamp(min=max(self.scales.finest, least))
 
     def cells(self, x, own=0.):
         scale,high = self.scale(x.detach()),2**(self.bits-1)-1
@@ -430,8 +423,8 @@ class GGUFGrid(Grid):
         _,low,high,base = GGUF_BLOCKS[self.format]
         def raw(n): return n
         def value(n):
-            y = (n.clamp(low, high)+base)*_rounded(_HALF, d)
-            return y if least is None else y + _rounded(_HALF, least)
+            y = (n.clamp(low, high)+base)*_HALF.nearest(d)
+            return y if least is None else y + _HALF.nearest(least)
         ends = (low-.5, high+0.) if self.format == 'Q4_0' else None
         return Cells(v, v, d, ends, raw, value)
 
@@ -466,7 +459,7 @@ class LevelsGrid(Grid):
         between = (levels[1:]+levels[:-1])/2
         def on(d): return levels[torch.bucketize((x/d).contiguous(), between)]
         def tried(d, best, least):
-            d = _rounded(_HALF, d)
+            d = _HALF.nearest(d)
             n = on(d)
             # so that a second time the same scale is among those that are tried
             outer = (d != 0) & (largest_of(n) >= 69)
@@ -506,7 +499,7 @@ class Q6KGrid(Grid):
         runs = x.unflatten(-1, (16, 16))
         peak = _peak(runs)
         top = peak.abs().amax(-2, keepdim=True)
-        whole = _rounded(_HALF, top/4064)                     # 127 * 32
+        whole = _HALF.nearest(top/4064)                     # 127 * 32
         d = torch.where(torch.isfinite(top), whole.clamp(min=2.**-19), torch.nan)
         one = torch.where(peak > 0, -1., 1.).to(x.dtype)
         def error(k):
@@ -532,7 +525,7 @@ class Q6KGrid(Grid):
 # %% ../../nbs/grids/20_blocks.ipynb #20f00042
 def _down_to_half(t):
     "The float16 next to what is not negative, not above it."
-    h = _rounded(_HALF, t)
+    h = _HALF.nearest(t)
     return torch.where(h > t, h-_HALF.cells(t).worth, h)
 
 def _row(runs, at): return runs.gather(-2, at.expand(*at.shape[:-1], runs.shape[-1]))
@@ -556,7 +549,7 @@ class Q4KGrid(Grid):
     def step(self, reach, unit):
         "The float16 of the steps, and the least that it may be beside such offsets."
         least = (unit*(63/945/128)).clamp(min=2.**-18)
-        return _rounded(_HALF, (reach/945).clamp(min=0)),_rounded(_HALF, least)
+        return _HALF.nearest((reach/945).clamp(min=0)),_HALF.nearest(least)
 
     def shares(self, runs, low, high, at):
         "How much of the longest reach and of the least value to cover: both runs decide."

@@ -140,7 +140,7 @@ class FloatGrid(Grid):
 
     def nearest(self, x, own=0.)->Any:
         "Added to a number whose neighbours are a step apart, a value is rounded to a step."
-        if not self.is_summed(x): return None
+        if not self.is_summed(x): return super().nearest(x, own)
         bits,size = FLOAT_BITS[x.dtype][1],x.abs().clamp(max=self.largest)
         far = _by_sums(size, self.mantissa-bits).clamp(min=self.finest*2.**bits)
         return torch.copysign((size+far)-far, x)

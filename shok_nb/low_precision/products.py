@@ -26,14 +26,14 @@ from ..engine.arguments import (
     what_came,
 )
 from ..engine.compat import in_backward
-from ..engine.pieces import wide_dtype
-from ..engine.random import fold_in, takes_seed, uniform_like
+from ..engine.pieces import cut_in_pieces, wide_dtype
+from ..engine.random import fold_in, takes_seed, toss_up, uniform_like
 from ..engine.report import LayerReport
 from ..estimators.ste import round_ste
 from ..estimators.stochastic import stochastic_round
 from ..grids.best import best_quantize
-from ..grids.blocks import mx_quantize, nvfp4_quantize
-from ..grids.floats import FloatFormat, float_round, format_of
+from ..grids.blocks import largest_of, mx_quantize, nvfp4_quantize
+from ..grids.floats import FORMATS, FloatFormat, float_round, format_of, grid_of
 from .stored import named_rounding
 from ..networks.attention import (
     attention_into_layers,
@@ -309,10 +309,13 @@ def _tiles(v, op, dim):
     t = _padded(v, rows, columns).unflatten(-1, (-1, columns))
     return t.unflatten(-3, (-1, rows)),(-3, -1)
 
+def _largest(t, dims=(), keepdim=False):
+    "The largest magnitude: two passes, and no copy of the size of `t`."
+    return torch.maximum(t.amax(dims, keepdim), -t.amin(dims, keepdim))
+
 def _clip_of(t, dims, op):
     "What becomes the largest number of each block: its largest, or what statistics say."
-    # two passes, and no copy of the size of `t`
-    amax = torch.maximum(t.amax(dims, keepdim=True), -t.amin(dims, keepdim=True))
+    amax = _largest(t, dims, True)
     if op.scale != 'sawb': return amax
     size,mean = t.square().mean(dims, keepdim=True).sqrt(),t.abs().mean(dims, keepdim=True)
     clip = 12.1*size - 12.2*mean
@@ -339,26 +342,34 @@ def _by_nvfp4(v, op, dim, knobs):
         return best_quantize(t, [partial(g, **own) for g in grids], op.rounding, **knobs)
     if op.outer:
         t = _padded(v, 1, op.outer).reshape(-1, op.outer)
-        size = t.abs().amax(1, keepdim=True).clamp(min=1e-30)/most
+        size = _largest(t, 1, True).clamp(min=1e-30)/most
         return (fit(t/size)*size).view(v.shape[0], -1)[:, :v.shape[1]]
-    size = v.abs().amax().clamp(min=1e-30)/most
+    size = _largest(v).clamp(min=1e-30)/most
     if not square: return fit(v, tensor_scale=size)
     return fit(_padded(v, 16, 16), tensor_scale=size)[..., :v.shape[-2], :v.shape[-1]]
 
-def _by_eden(v, op, seed):
+_E4M3,_E2M1 = grid_of(FORMATS['e4m3']),grid_of(FORMATS['e2m1'])
+_FIT = 17/16*.93/6                                          # of a block's largest: its scale
+
+def _no_shorter(t, own, u):
     """Elements to the nearest, and what they err along each turned group is put into its
     block scales, which are rounded at random: then no group is too long or too short."""
-    n,m = v.shape
-    t = _padded(v, 1, op.eden).reshape(-1, op.eden//16, 16)
-    top = t.abs().amax(2, keepdim=True)*(17/16*.93/6)
-    own = top.amax().clamp(min=1e-30)/256                    # up to 448 they may grow
-    scale = float_round(top/own, 'e4m3')
+    scale = _E4M3.nearest(largest_of(t)*_FIT/own)
     scale = torch.where(scale == 0, 1., scale)
-    y = float_round(t/(scale*own), 'e2m1')
+    y = _E2M1.nearest(t/(scale*own))
     along = (t*(y*scale*own)).sum((1, 2), keepdim=True)
     more = torch.where(along > 0, t.square().sum((1, 2), keepdim=True)/along, 1.)
-    scale = float_round(scale*more, 'e4m3', stochastic_round, seed=seed)
-    return (y*(scale*own)).view(n, -1)[:, :m]
+    cells = _E4M3.cells(scale*more)
+    return y*(cells.value(toss_up(cells.v, u))*own),None,None
+
+def _by_eden(v, op, seed):
+    "The same of matrices, in pieces of whole groups."
+    n,m = v.shape
+    t = _padded(v, 1, op.eden).reshape(-1, op.eden//16, 16)
+    own = (_largest(t)*_FIT).clamp(min=1e-30)/256            # up to 448 they may grow
+    u = uniform_like(t[..., :1], seed=seed)
+    y,*_ = cut_in_pieces(_no_shorter, ('eden',), [t], [own, u], uncut=(-2, -1))
+    return y.view(n, -1)[:, :m]
 
 def _on_grid(v, op, dim, seed):
     "Matrices, their blocks along `dim`: nothing is moved in memory."
