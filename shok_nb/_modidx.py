@@ -1003,6 +1003,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'shok_nb.engine.parts.name_of': ('engine/parts.html#name_of', 'shok_nb/engine/parts.py'),
                                       'shok_nb.engine.parts.nearest_and_error': ( 'engine/parts.html#nearest_and_error',
                                                                                   'shok_nb/engine/parts.py'),
+                                      'shok_nb.engine.parts.outside_inference': ( 'engine/parts.html#outside_inference',
+                                                                                  'shok_nb/engine/parts.py'),
                                       'shok_nb.engine.parts.pick': ('engine/parts.html#pick', 'shok_nb/engine/parts.py'),
                                       'shok_nb.engine.parts.saturate': ('engine/parts.html#saturate', 'shok_nb/engine/parts.py'),
                                       'shok_nb.engine.parts.sign_of': ('engine/parts.html#sign_of', 'shok_nb/engine/parts.py'),

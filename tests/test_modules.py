@@ -203,3 +203,43 @@ def test_weights_by_name():
         with pytest.raises(ValueError, match='^remove_rounding_: nothing rounds the weights or the inputs of a layer'):
             L.remove_rounding_(other, leave_rounded=leave)
     assert parametrize.is_parametrized(other, 'weight')
+
+class Adds(nn.Module):
+    "Layers, a normalization and an addition: what every pass finds."
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c,self.n = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1), nn.Linear(4, 4), nn.BatchNorm2d(4)
+    def forward(self, x):
+        h = self.n(self.a(x)).relu()
+        return self.c((h+self.b(h)).relu().mean((2, 3)))
+
+PASSES = dict(quantize_model_=lambda m, x: R.quantize_model_(m, calibrate=[x]),
+    weights=lambda m, x: R.quantize_model_(m, 'e4m3', None), deploy_=lambda m, x: R.deploy_(m, x),
+    equalize_=lambda m, x: R.equalize_(m, x),
+    low_precision_=lambda m, x: R.low_precision_(m),
+    round_weights_=lambda m, x: L.round_weights_(m, L.RoundSTE(step=.1)))
+
+@pytest.mark.parametrize('name', PASSES)
+@pytest.mark.parametrize('within', [False, True], ids=['a_model', 'a_model_of_inference'])
+def test_passes_within_inference_mode(name, within):
+    "The model trains afterwards as one that was made outside; one that never could train is computed with."
+    x,models = torch.randn(8, 3, 5, 5, generator=generator()),[]
+    for inside in (True, False):
+        torch.manual_seed(0)
+        with torch.inference_mode(inside and within): model = Adds().eval()
+        if name == 'deploy_':
+            with torch.inference_mode(inside and within): R.quantize_model_(model, calibrate=[x])
+        with torch.inference_mode(inside): PASSES[name](model, x*1)
+        held = [*model.parameters(), *model.buffers()]
+        assert any(t.is_inference() for t in held) == (inside and within)
+        if not within: model(x.requires_grad_()).sum().backward()
+        models.append(model)
+    one,other = models
+    with torch.inference_mode(): assert torch.equal(one(x), other(x))
+    if within: return
+    grads = [(p.grad, q.grad) for p,q in zip(one.parameters(), other.parameters(), strict=True)]
+    assert all(p is q is None or torch.equal(p, q) for p,q in grads)
+
+def test_a_lazy_model_within_inference_mode():
+    with torch.inference_mode(), pytest.raises(ValueError, match='^quantize_model_: 0.weight has no shape'):
+        R.quantize_model_(nn.Sequential(nn.LazyLinear(4)), 4, None)

@@ -8,6 +8,7 @@ __all__ = ['pick', 'maths']
 # %% ../../nbs/engine/90_parts.ipynb #a6000003
 import math
 from collections.abc import Callable
+from contextlib import contextmanager
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -55,6 +56,15 @@ def _in_memory(*coefficients):
     return torch.stack(coefficients)
 
 worked_out_once = either(_as_they_are, _in_memory)      # two of them or more
+
+@contextmanager
+def outside_inference(*models):
+    "What these get in here may learn later, within `torch.inference_mode` too, if they may."
+    held = [t for m in models for t in (*m.parameters(), *m.buffers())]
+    made = [t.is_inference() for t in held if not torch.nn.parameter.is_lazy(t)]
+    within = torch.is_inference_mode_enabled() and any(made)
+    records = torch.is_grad_enabled()
+    with torch.inference_mode(within), torch.set_grad_enabled(records): yield
 
 # %% ../../nbs/engine/90_parts.ipynb #bec286d8
 def nearest_and_error(v):
