@@ -1741,6 +1741,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'shok_nb.grids.blocks._reciprocal': ('grids/blocks.html#_reciprocal', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._row': ('grids/blocks.html#_row', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._scaled': ('grids/blocks.html#_scaled', 'shok_nb/grids/blocks.py'),
+                                      'shok_nb.grids.blocks._with_bad': ('grids/blocks.html#_with_bad', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks.gguf_grid': ('grids/blocks.html#gguf_grid', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks.gguf_quantize': ('grids/blocks.html#gguf_quantize', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks.int_quantize': ('grids/blocks.html#int_quantize', 'shok_nb/grids/blocks.py'),

@@ -589,6 +589,13 @@ def test_views_of_scratch():
         assert all(same(a, b) for a,b in kept), f'seed {seed}\n{program}'
     assert planned == 400 and viewed > 200
 
+def test_a_step_that_is_taken_twice():
+    "It is in the program once, where all of it is the same: 0. is not -0. Values of another shape have rows too."
+    def f(x): return (x-x.amax(-1, keepdim=True))*(x-x.amax(-1, keepdim=True)) + x.copysign(0.)*x.copysign(-0.)
+    program = replay.program_of(f, torch.randn(4, 8, generator=generator()))
+    assert [c.name for c in program.calls] == ['amax', 'sub', 'mul', 'copysign', 'copysign', 'mul', 'add']
+    assert all(c.writes for c in program.calls) and program.rows[1][1] == ((4, 1), (1, 1))
+
 def test_a_program_can_be_read():
     text = repr(replay.program_of(lambda x: torch.round(x)*2 - x, torch.randn(5)))
     assert text.splitlines() == ['row0 = round(in0)', 'row0 = mul(row0, 2)', 'out = sub(row0, in0)']

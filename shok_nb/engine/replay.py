@@ -46,11 +46,18 @@ class Step:
 
 class Trace:
     "The steps of a formula."
-    def __init__(self, inputs): self.inputs,self.steps,self.met = inputs,[],[]
+    def __init__(self, inputs):
+        self.inputs,self.steps,self.known,self.met = inputs,[],{},[]
 
     def add(self, op, args, kwargs, result):
+        "The Value of a step: of the same one if it was taken before."
+        # as words: 0. is not -0., and 1 is not 1. or True
+        key = op,repr(args),repr(kwargs),result.dtype
+        v = None if any(isinstance(a, Tensor) for a in args) else self.known.get(key)
+        if v is not None: return v
         self.steps.append(Step(op, args, kwargs, result))
-        return Value(self.inputs + len(self.steps)-1)
+        self.known[key] = Value(self.inputs + len(self.steps)-1)
+        return self.known[key]
 
     def step(self, v): return self.steps[v-self.inputs] if v >= self.inputs else None
 
@@ -88,7 +95,7 @@ class StandIn(Tensor):
         result = op(*[a.like if isinstance(a, cls) else a for a in args], **kwargs)
         if not isinstance(result, Tensor): raise Untraceable(f'{op} looks at the data')
         v = trace.add(op, [_written(trace, a) for a in args], kwargs, result)
-        return cls(result, v, trace)
+        return cls(trace.steps[v-trace.inputs].result, v, trace)
 
 def _written(trace, a):
     "An argument as a step holds it, which keeps no tensor of other code alive."
@@ -157,9 +164,8 @@ class Program:
     target:int      # This one the tensor that the first result goes to
     calls:list      # Of Call
     registers:list  # Constants in their places, None elsewhere
-    rows:dict       # Register -> (dtype, number) of its row of scratch, and its strides
+    rows:dict       # Register -> (dtype, number) of its row of scratch; shape and strides
     ends:list       # Register of each result, None where there is none
-    shape:tuple     # Of the target, and so of every row
 
     def __repr__(self):
         names = {i: f'in{i}' for i in range(self.inputs)} | {self.target: 'out'}
@@ -213,8 +219,7 @@ class Plan(_Uses):
         useful = [(i, s) for i,s in enumerate(self.trace.steps) if self.inputs+i in self.last]
         calls = [self.call(i, s) for i,s in useful]
         ends = [None if e is None else self.place[e] for e in self.ends]
-        return Program(
-            self.inputs, self.target, calls, self.registers, self.rows, ends, self.to.shape)
+        return Program(self.inputs, self.target, calls, self.registers, self.rows, ends)
 
     def call(self, i, step):
         "What step `i` does, in registers."
@@ -231,10 +236,9 @@ class Plan(_Uses):
         return Call(name, f or _maker(step), args, step.kwargs, self.place[v], **kind)
 
     def stays(self, v, step):
-        "Must this value be its own tensor: seen outside, a view, or of another shape?"
+        "Must this value be its own tensor: seen outside, or a view?"
         outlives = v in self.viewed and self.last[v] == len(self.trace.steps)
-        return (outlives or v in self.ends[1:] or step.is_view()
-            or step.result.shape != self.to.shape)
+        return outlives or v in self.ends[1:] or step.is_view()
 
     def register(self, a):
         "Where an argument is found: a value in its place, a constant in a new register."
@@ -243,20 +247,20 @@ class Plan(_Uses):
         return len(self.registers)-1
 
     def row(self, i, step, v):
-        "A row for value `v`, and its strides, by a linear scan over the rows there are."
-        dtype,strides = step.result.dtype,step.result.stride()
+        "A row for value `v`, and its layout, by a linear scan over the rows of its size."
+        dtype,laid = step.result.dtype,(step.result.shape, step.result.stride())
         may_overwrite = torch.Tag.pointwise in step.op.tags
         def free(row, u):
-            if row[0] != dtype: return False
+            if row[0] != dtype or self.rows[u][1][0].numel() != laid[0].numel(): return False
             if self.last[u] < i: return True
             if self.last[u] > i or u in self.turned: return False
-            return may_overwrite and self.rows[u][1] == strides
+            return may_overwrite and self.rows[u][1] == laid
         found = [row for row,u in self.owner.items() if free(row, u)]
         new = dtype,sum(row[0] == dtype for row in self.owner)
         # the last used is still in the cache
         row = max(found, key=lambda row: self.last[self.owner[row]], default=new)
         self.owner[row] = v
-        return row,strides
+        return row,laid
 
 def _in_place(a, b):
     "Is each element of `a` where that of `b` is?"
@@ -265,7 +269,7 @@ def _in_place(a, b):
 
 def _alike(a, b):
     "Have these one dtype and layout? Torch may round otherwise where it cannot use vectors."
-    return a.dtype == b.dtype and a.stride() == b.stride()
+    return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
 
 # %% ../../nbs/engine/50_replay.ipynb #60d3b38e
 def same_bits(a, b):
@@ -342,8 +346,7 @@ class Memory:
         "Registers of a program, its calls, and which registers change between replays."
         if program in self.frames: return self.frames[program]
         registers = list(program.registers)
-        shape = program.shape
-        for v,(row,strides) in program.rows.items():
+        for v,(row,(shape,strides)) in program.rows.items():
             registers[v] = self.row(row, shape.numel()).as_strided(shape, strides)
         still = {*program.rows, *range(program.target+1, len(registers))}
         calls = []

@@ -66,6 +66,10 @@ def largest_of(x, along=-1):
     size = _with_less(x.abs()) if along == -1 else x.abs()
     return size.amax(along, keepdim=True)
 
+def _with_bad(scale, size):
+    "`scale`, nan where `size` is not finite."
+    return scale + (size-size)
+
 def _learning(x, scale):
     "`x`, constant where the scale of its block is not finite: there a gradient would be nan."
     return torch.where(torch.isfinite(scale), x, x.detach()) if is_followed(x) else x
@@ -94,7 +98,7 @@ class MXGrid(Grid):
         else:
             p,q = power('floor'),power('ceil')
             p = torch.where(self.error(x, q) < self.error(x, p), q, p)
-        return torch.where(torch.isfinite(amax), p, torch.nan)
+        return _with_bad(p, amax)
 
     def error(self, x, p):
         return sum_squares(self.element.nearest(x/p)*p - x, self.along)
@@ -132,7 +136,7 @@ class NVFP4Grid(Grid):
             # what is a scale but for last digits stays: a block on its grid is divided
             short = scale*(1+4*torch.finfo(x.dtype).eps) < amax
             scale = torch.where(short, scale + at/8, scale)
-        return torch.where(torch.isfinite(largest), scale, torch.nan)
+        return _with_bad(scale, largest)
 
     def both_ways(self, x, own):
         "What leads to the elements of each block, and back."
@@ -325,7 +329,7 @@ class _Integers(Grid):
     def scale(self, x):
         "Of each block, as it is stored; never 0, and nan where the block is not finite."
         scale = largest_of(x, self.along)/(2**(self.bits-1)-1)
-        scale = torch.where(torch.isfinite(scale), scale, torch.nan)
+        scale = _with_bad(scale, scale)
         least = torch.finfo(x.dtype).tiny
         if self.scales is None: return scale.clamp(min=least)
         return self.scales.nearest(scale).clamp(min=max(self.scales.finest, least))

@@ -535,7 +535,7 @@ def _turned(n, seed, draw, *ts):
     signs = signs.to(wide_dtype(ts[0].dtype))
     h = _hadamard(n, signs)*signs
     def turn(t):
-        v = F.pad(t.to(signs.dtype), (0, 0, 0, -t.shape[-2] % n))
+        v = _padded(t.to(signs.dtype), n, 1)
         if not v.numel(): return v
         return (h @ v.view(*v.shape[:-2], -1, n, v.shape[-1])).view(v.shape)
     return _on_whole_tensors(lambda *ts: [turn(t) for t in ts], *ts)
