@@ -124,7 +124,7 @@ def _as_knob(k, v, is_float, learns):
 
 def _is_whole(f):
     "Are the values of `f` whole numbers, the same at every call?"
-    x = torch.linspace(-3, 3, 97)
+    x = torch.linspace(-3, 3, 97, device='cpu')
     with torch.no_grad(), torch.random.fork_rng(devices=[]): a,b = f(x),f(x)
     return torch.equal(a, b) and torch.equal(a, a.round())
 

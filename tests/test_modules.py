@@ -243,3 +243,50 @@ def test_passes_within_inference_mode(name, within):
 def test_a_lazy_model_within_inference_mode():
     with torch.inference_mode(), pytest.raises(ValueError, match='^quantize_model_: 0.weight has no shape'):
         R.quantize_model_(nn.Sequential(nn.LazyLinear(4)), 4, None)
+
+# --- a default device elsewhere, as `torch.set_default_device('cuda')` before a model on the CPU
+ELSEWHERE = PASSES | dict(reconstruct_=lambda m, x: R.reconstruct_(m, [x]), rotate_=lambda m, x: R.rotate_(m, x),
+    smooth_=lambda m, x: R.smooth_(m, [x]), remove_rounding_=lambda m, x: L.remove_rounding_(m))
+
+@pytest.mark.parametrize('name', ELSEWHERE)
+def test_passes_with_another_default_device(name):
+    "They make what they make without one."
+    x,models = torch.randn(8, 3, 5, 5, generator=generator()),[]
+    for device in ('meta', 'cpu'):
+        torch.manual_seed(0)
+        model = Adds().eval()
+        if name in ('deploy_', 'reconstruct_', 'remove_rounding_'): R.quantize_model_(model, calibrate=[x])
+        with torch.device(device): ELSEWHERE[name](model, x)
+        models.append(model)
+    states = [m.state_dict() for m in models]
+    assert states[0].keys() == states[1].keys()
+    for a,b in zip(states[0].values(), states[1].values()): assert same(a, b) if isinstance(a, torch.Tensor) else a == b
+    assert same(models[0](x), models[1](x))
+
+def test_a_recurrent_layer_with_another_default_device():
+    model,x = nn.LSTM(4, 8),torch.randn(5, 3, 4, generator=generator())
+    R.quantize_model_(model, 4, None)
+    with torch.device('meta'): assert R.reconstruct_(model, [x]).rows
+
+def test_files_and_sizes_with_another_default_device(tmp_path):
+    model = nn.Sequential(nn.Linear(256, 4))
+    R.quantize_model_(model, 4, None)
+    with torch.device('meta'):
+        for t in ('Q8_0', 'Q4_K', 'Q6_K', 'IQ4_NL', 'TQ1_0', 'TQ2_0', 'NVFP4'):
+            R.save_gguf(tmp_path/'a.gguf', model, t)
+            assert R.same_grid(model, tmp_path/'a.gguf').rows
+        R.save_compressed(tmp_path/'b', model)
+        assert R.same_grid(model, tmp_path/'b').rows
+        assert R.coded_sizes(model).rows and R.weight_entropy(model) > 0
+        codes = torch.tensor([1, 1, 2], device='cpu')
+        assert R.code_entropy(codes).is_cpu
+
+@pytest.mark.parametrize('make', [lambda: R.Quantizer(), lambda: R.Quantizer(4, rounding=R.soft_round),
+    lambda: R.Quantizer(4, rounding=L.StochasticRound())], ids=['nearest', 'soft', 'random'])
+def test_a_quantizer_made_on_meta(make):
+    "As a large model is, until its state is loaded."
+    x = torch.randn(9, generator=generator())
+    want = make().calibrate_(x)
+    with torch.device('meta'): layer = make()
+    layer.load_state_dict(want.state_dict(), assign=True)
+    assert same(layer.eval()(x), want.eval()(x))

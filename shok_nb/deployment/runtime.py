@@ -404,7 +404,8 @@ def _unclipped(graph, node):
     import onnx_ir as ir
     if node.op_type not in ('Relu', 'Clip'): return
     x,*ends = node.inputs
-    if node.op_type == 'Relu': ends = [_constant(graph, x, torch.zeros(()).numpy(), 'zero')]
+    zero = torch.zeros((), device='cpu').numpy()
+    if node.op_type == 'Relu': ends = [_constant(graph, x, zero, 'zero')]
     made = []
     for op,end in zip(('Max', 'Min'), ends):
         if end is None: continue
@@ -874,7 +875,7 @@ def _last_bits(model, seed):
     g = torch.Generator().manual_seed(seed)
     def nudge(m, args, out):
         if not (isinstance(out, Tensor) and out.is_floating_point() and out.numel()): return
-        sign = (torch.randint(0, 2, out.shape, generator=g)*2 - 1).to(out)
+        sign = (torch.randint(0, 2, out.shape, generator=g, device='cpu')*2 - 1).to(out)
         return out + sign*4*torch.finfo(out.dtype).eps*out.abs().amax()
     hooks = [m.register_forward_hook(nudge) for m in model.modules() if not [*m.children()]]
     try: yield
@@ -884,7 +885,7 @@ def _last_bits(model, seed):
 def _disagreement(model, inputs, together, run):
     "Why what the runtime computes is not what torch computes, or None."
     feed = {k.name: inputs[k.name].numpy(force=True) for k in run.get_inputs()}
-    found = [torch.as_tensor(a) for a in run.run(None, feed)]
+    found = [torch.as_tensor(a, device='cpu') for a in run.run(None, feed)]
     want = _run(model, inputs, together)
     if len(found) != len(want): return f'{len(found)} outputs and not {len(want)}'
     nudged = []

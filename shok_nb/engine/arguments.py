@@ -454,6 +454,7 @@ def real_tensor(v, fn, arg, dtype, device=None):
     "Numbers of any kind as a Tensor, or a TypeError for what holds none."
     if torch.compiler.is_compiling(): return torch.as_tensor(v, dtype=dtype, device=device)
     strange = isinstance(v, (bool, str, bytes, bytearray)) or torch.nn.parameter.is_lazy(v)
+    if device is None and isinstance(v, Tensor): device = v.device     # not the default one
     try: t = None if strange else torch.as_tensor(v, device=device)
     except (TypeError, ValueError, RuntimeError, OverflowError): t = None
     if t is None or _no_numbers(t):

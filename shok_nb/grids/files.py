@@ -30,6 +30,7 @@ from ..engine.arguments import (
     shown,
     what_came,
 )
+from ..engine.parts import undisturbed
 from ..estimators.ste import round_ste
 from .blocks import (
     GGUF_TIES,
@@ -431,6 +432,7 @@ def write_whole(path, parts):
     finally: new.unlink(missing_ok=True)
 
 # %% ../../nbs/grids/40_files.ipynb #40f00011
+@undisturbed(torch.device('cpu'))
 def save_gguf(
     path:str|os.PathLike, # Of the file; an older one or a link is replaced
     model:nn.Module|dict, # A model, or its state: names and tensors
@@ -639,6 +641,7 @@ def _config(model, schemes):
         format=kind, config_groups=groups, ignore=[n for n in linear if n not in taken])
 
 # %% ../../nbs/grids/40_files.ipynb #40f00023
+@undisturbed(torch.device('cpu'))
 def save_compressed(
     folder:str|os.PathLike, # Made if it is not there; older files of these names are replaced
     model:nn.Module,        # With weights that `quantize_model_` quantized, activations not

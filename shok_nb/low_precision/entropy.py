@@ -25,7 +25,7 @@ from ..quantization.fake_quantize import BitWidth, code_range, scale_groups
 def _whole(codes, fn):
     "The codes as int64. Raises for what is no whole number."
     t = real_tensor(codes, fn, 'codes', torch.int64)
-    given = torch.as_tensor(codes)
+    given = torch.as_tensor(codes, device=t.device)
     if not given.is_floating_point(): return t
     given = exact(given)
     other = given[given != exact(t)]
@@ -60,7 +60,7 @@ def code_entropy(
     place,counts = (code*len(rows)+row).unique(return_counts=True)
     counts = counts.cpu().double()
     bits = (counts/max(rows.shape[1], 1)).log2()*counts
-    total = torch.zeros(len(rows), dtype=torch.float64)
+    total = torch.zeros(len(rows), dtype=torch.float64, device='cpu')
     total.index_add_(0, place.cpu() % max(len(rows), 1), -bits)
     return (total/max(rows.shape[1], 1)).float().to(t.device).abs().view(many)
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from ..engine.arguments import what_came
+from ..engine.parts import undisturbed
 from ..engine.report import LayerReport, names_in_words
 from ..grids.files import read_file, tensors_of
 
@@ -40,6 +41,7 @@ class Served(NamedTuple):
 
 # %% ../../nbs/low_precision/30_served.ipynb #5e4d0013
 @torch.no_grad()
+@undisturbed(torch.device('cpu'))
 def same_grid(
     model:nn.Module|dict, # A model, or its state: names and tensors
     file:str|os.PathLike, # What `save_gguf` or `save_compressed` wrote: a file or a folder

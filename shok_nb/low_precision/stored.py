@@ -34,7 +34,7 @@ def _all_within(some, mine):
 def _carried(x, seed):
     "`x` with random bits added below those of bfloat16, which keeps the upper half of each."
     v = x.contiguous().view(-1)
-    y = torch.empty(v.shape, dtype=torch.bfloat16)
+    y = torch.empty(v.shape, dtype=torch.bfloat16, device='cpu')
     words:Any = v.view(torch.int32)
     uppers:Any = y.view(torch.int16)
     for i,j,bits in quarters_in_pieces(v, seed):

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..engine.compat import exact, has_float64, may_compile
-from ..engine.parts import outside_inference
+from ..engine.parts import undisturbed
 from .layers import has_own_forward
 
 # %% ../../nbs/networks/30_flow.ipynb #59e00006
@@ -304,18 +304,18 @@ _F = TypeVar('_F', bound=Callable)
 
 def in_float64(f:_F)->_F:
     "A function of models or tensors that computes in float64, for every device."
-    def outside(models, args, kwargs):
-        with outside_inference(*models): return f(*args, **kwargs)
     @wraps(f)
     def brought(*args, **kwargs):
         given = [*args, *kwargs.values()]
         places = [d for d in map(_place, given) if d is not None]
         far = next((d for d in places if not has_float64(d)), None)
         models = [m for m in given if isinstance(m, nn.Module)]
-        if far is None: return outside(models, args, kwargs)
+        if far is None:
+            with undisturbed(places[0] if places else _CPU, *models): return f(*args, **kwargs)
         def near(v): return v.cpu() if isinstance(v, nn.Module) else _brought(v, _CPU)
         kwargs = {k: near(v) for k,v in kwargs.items()}
-        try: made = outside(models, map(near, args), kwargs)
+        try:
+            with undisturbed(_CPU, *models): made = f(*map(near, args), **kwargs)
         finally:
             for m in models: m.to(far)
         return _brought(made, far)

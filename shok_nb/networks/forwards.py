@@ -395,7 +395,8 @@ class _Operations(nn.ModuleDict):
         self.given = [*inputs.values()]
     def _get_name(self): return 'Operations'
     def get_extra_state(self):
-        return torch.tensor(self.given if any(self.given) else len(self.given))
+        given = self.given if any(self.given) else len(self.given)
+        return torch.tensor(given, device='cpu')
     def set_extra_state(self, state):
         given = lengths_in_state(state)
         if given == self.given: return

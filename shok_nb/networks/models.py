@@ -125,7 +125,7 @@ def quantize_model_(
         2      Linear  -128 to 127  0 to 255
     """
     _check_readable(model)
-    weights,activations = _prototypes(weights, activations, ends)
+    with torch.device('cpu'): weights,activations = _prototypes(weights, activations, ends)
     calibrate = _some_batches(calibrate, batches)
     kinds = _checked_kinds(kinds)
     _check_no_block(activations)

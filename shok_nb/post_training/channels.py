@@ -126,7 +126,7 @@ def passed_probes(node, known):
     def at(i):
         def value(n):
             if n in known: return known[n][i]
-            return torch.ones(n.meta['val'].shape, dtype=torch.float64)
+            return torch.ones(n.meta['val'].shape, dtype=torch.float64, device='cpu')
         args,kwargs = map_arg((node.args, node.kwargs), value)
         out = node.target(*args, **kwargs)
         return out.contiguous() if isinstance(out, Tensor) else [t.contiguous() for t in out]
@@ -139,7 +139,8 @@ def _probes(start, axis):
     shape[axis] = -1
     many = start.meta['val'].shape[axis]
     g = torch.Generator().manual_seed(0)
-    numbers = 1+torch.rand(many, generator=g, dtype=torch.float64).sort().values
+    drawn = torch.rand(many, generator=g, dtype=torch.float64, device='cpu')
+    numbers = 1+drawn.sort().values
     def laid(t): return t.view(shape).expand(start.meta['val'].shape).contiguous()
     return numbers,[laid(t) for t in (numbers*0+1, numbers, 3-numbers)]
 
@@ -228,7 +229,7 @@ def why_unfit(m, shared):
 def _scales(flow, m):
     "The same of a normalization with a forward of its own, by random numbers."
     plain,g = copy.deepcopy(m).float().cpu().eval(),torch.Generator().manual_seed(0)
-    def drawn(*shape): return torch.rand(shape, generator=g)+.5
+    def drawn(*shape): return torch.rand(shape, generator=g, device='cpu')+.5
     given = [drawn(*t.shape) for t in plain.parameters()]
     x,factor = drawn(*flow.inputs(m)[0].meta['val'].shape),drawn(*plain.weight.shape)
     def made(factor):

@@ -145,7 +145,7 @@ def _sequences(m, args, kwargs):
     else:
         if x.ndim == 2: x,begin = x[:, None],[t[:, None] for t in begin]
         elif m.batch_first: x = x.transpose(0, 1)
-        lengths = torch.full(x.shape[1:2], len(x))
+        lengths = torch.full(x.shape[1:2], len(x), device='cpu')
     if not begin:
         many = m.num_layers*(1+m.bidirectional)
         sizes = m.proj_size or m.hidden_size,m.hidden_size

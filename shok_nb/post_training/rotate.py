@@ -97,20 +97,21 @@ def _turned(t, axis, q):
 
 def _orthogonal(n, g):
     "Uniform among all orthogonal matrices."
-    q,r = torch.linalg.qr(torch.randn(n, n, generator=g, dtype=torch.float64))
+    made = torch.randn(n, n, generator=g, dtype=torch.float64, device='cpu')
+    q,r = torch.linalg.qr(made)
     return q*r.diagonal().sign()
 
 def hadamard_matrix(n, g):
     "Of the largest power of 2 in `n`, with random signs; a uniform one for what is left."
-    h = torch.ones(1, 1, dtype=torch.float64)
+    h = torch.ones(1, 1, dtype=torch.float64, device='cpu')
     while n % (2*len(h)) == 0:
         h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])/math.sqrt(2)
-    rows,columns = torch.randint(2, (2, n), generator=g).double()*2-1
+    rows,columns = torch.randint(2, (2, n), generator=g, device='cpu').double()*2-1
     return rows[:, None]*torch.kron(h, _orthogonal(n//len(h), g).contiguous())*columns
 
 def keeping_the_sum(q):
     "A reflection behind a rotation, so that the sum of the channels stays."
-    ones = torch.ones(len(q), dtype=q.dtype)
+    ones = q.new_ones(len(q))
     apart = ones@q-ones
     power = apart@apart
     if power < 1e-20: return q
@@ -129,9 +130,9 @@ def _is_float(node):
 
 def _drawn(t, g):
     "Values for a tensor of the graph: any numbers, any booleans, and 0 for whole numbers."
-    if t.dtype is torch.bool: return torch.rand(t.shape, generator=g) < .5
-    if not t.is_floating_point(): return torch.zeros(t.shape, dtype=t.dtype)
-    return torch.randn(t.shape, generator=g, dtype=torch.float64)
+    if t.dtype is torch.bool: return torch.rand(t.shape, generator=g, device='cpu') < .5
+    if not t.is_floating_point(): return torch.zeros(t.shape, dtype=t.dtype, device='cpu')
+    return torch.randn(t.shape, generator=g, dtype=torch.float64, device='cpu')
 
 def _near(a, b):
     if a.shape != b.shape or not b.numel(): return False
@@ -187,7 +188,8 @@ def _norm_turns(m, shape, axis, q):
     for name,value in (('weight', 1.), ('bias', 0.)):
         t = getattr(plain, name, None)
         if t is not None: nn.init.constant_(t, value)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=g, dtype=torch.float64, device='cpu')
     return _near(plain(_turned(x, axis, q)), _turned(plain(x), axis, q))
 
 class _Stream:
@@ -322,7 +324,7 @@ def _found(flow, model, names, m):
 # %% ../../nbs/post_training/30_rotate.ipynb #ab653628
 def _ones_arrive(flow, start):
     "Does what is added to this value arrive at its readers as it is?"
-    one = torch.ones(start.meta['val'].shape, dtype=torch.float64)
+    one = torch.ones(start.meta['val'].shape, dtype=torch.float64, device='cpu')
     known:dict = {start: [one]*3}
     for node in start.graph.nodes:
         if not any(n in known for n in node.all_input_nodes): continue
@@ -408,7 +410,7 @@ def _matrix_of(how, stream, g):
             raise ValueError(f'rotate_: rotation({n}) must be a floating Tensor of shape '
                 f'({n}, {n}), got {got}')
         q = q.detach().double().cpu()
-        apart = (q@q.mT-torch.eye(n)).abs().max()
+        apart = (q@q.mT-torch.eye(n, device='cpu')).abs().max()
         if not apart < 1e-4:
             raise ValueError(f'rotate_: rotation({n}) is not orthogonal: q@q.T is {apart:.1e} '
                 'from the identity')

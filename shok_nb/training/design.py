@@ -432,7 +432,7 @@ def _rules(inequalities, equalities):
 def _first_starts(problem, start, count, seed):
     "The given one, and others anywhere within the bounds."
     g = torch.Generator().manual_seed(seed)
-    u = torch.rand(count, len(start), generator=g, dtype=torch.float64).to(start.device)
+    u = torch.rand(count, len(start), generator=g, dtype=torch.float64, device='cpu').to(start)
     x = problem.lower - .5*problem.whole + (problem.upper-problem.lower+problem.whole)*u
     x[0] = start
     return x.clamp(problem.lower, problem.upper)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from ..engine.arguments import check_callable, check_flag, check_model, what_came
 from ..engine.compat import forget_compiled, look_for_buffers
-from ..engine.parts import outside_inference
+from ..engine.parts import undisturbed
 
 # %% ../../nbs/training/22_rounded_weights.ipynb #4890ae8d
 def _contents(v): return type(v)(v) if type(v) in (dict, OrderedDict, list, set) else v
@@ -36,7 +36,7 @@ def all_or_nothing(model):
     both = *model.parameters(),*model.buffers()
     tensors = [(t, t.detach(), t.requires_grad) for t in both if not nn.parameter.is_lazy(t)]
     try:
-        with outside_inference(model): yield
+        with undisturbed(both[0].device if both else torch.device('cpu'), model): yield
     except BaseException:
         for m,cls,attributes in modules:
             m.__class__ = cls
