@@ -154,9 +154,9 @@ def pick(
         >>> pick(True, torch.sin, torch.cos, torch.tensor(0.))
         tensor(0.)
     """
-    condition = looked_at(condition)
-    if isinstance(condition, Tensor): return torch.where(condition, yes(*args), no(*args))
-    return (yes if condition else no)(*args)
+    known = looked_at(condition)
+    if isinstance(known, Tensor): return torch.where(known, yes(*args), no(*args))
+    return (yes if known else no)(*args)
 
 def maths(
     k:float|Tensor # A knob: a number or a Tensor
