@@ -237,6 +237,34 @@ def test_dtypes(dtype):
     assert got.dtype == dtype and (got-want).abs().max() < .02*want.abs().max()
     assert all(map(torch.equal, scales, [t for k,t in model.state_dict().items() if 'scale' in k]))
 
+class Sums(nn.Module):
+    "An addition, a mean, a product, a curve and a concatenation of codes."
+    def __init__(self):
+        super().__init__()
+        self.a,self.b,self.c,self.d = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.Linear(8, 8), nn.Linear(16, 5)
+    def forward(self, x):
+        h = self.a(x).relu()
+        h = (h+self.b(h)).relu().mean((2, 3))
+        k = self.c(h).sigmoid()
+        return self.d(torch.cat([h*k, k], -1))
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize('seed', [0, 1, 3])
+def test_operations_in_halves(dtype, seed):
+    "bfloat16 has 8 bits, so what lies between layers is a code or two off, and the integers are right."
+    torch.manual_seed(seed)
+    model,x = Sums().eval(),image()
+    quantize_model_(model, calibrate=[x])
+    exact = copy.deepcopy(model)
+    deploy_(exact, x)
+    want = exact(x)
+    model.to(dtype)
+    before = model(x.to(dtype))
+    deploy_(model, x.to(dtype))
+    got = model(x.to(dtype))
+    assert got.dtype == dtype and (got-before).abs().max() < .05*before.abs().max()
+    assert (got-want).abs().max() < .05*want.abs().max()
+
 def test_gradient_of_the_input():
     "That of the quantized network: rounding passes it on, the ends of the codes do not."
     model,x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval(),rows().requires_grad_()

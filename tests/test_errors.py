@@ -126,16 +126,22 @@ def test_symbolic_trace(r, f):
 def test_jagged(r, f):
     """A jagged tensor is rounded as its values are. Seed 0: the bounds are a few units
     in the last place of numbers below 16."""
-    parts = [torch.randn(n, 3, generator=torch.Generator().manual_seed(n))*3 for n in (2, 4)]
-    x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
-    for kw in ({}, dict(step=.5), dict(step=torch.tensor(.5, requires_grad=True))) if r.grid else ({},):
-        y = f(x, **kw)
-        g, = torch.autograd.grad(y.sum(), x)
-        assert y.is_nested and g.is_nested
-        if r.random: continue
-        v = torch.cat(parts)
-        assert torch.allclose(y.values(), f(v, **kw), atol=1e-5)
-        assert torch.allclose(g.values(), slope(f, v, **kw), rtol=1e-4, atol=1e-4)
+    for more in ((3,), ()):
+        parts = [torch.randn(n, *more, generator=torch.Generator().manual_seed(n))*3 for n in (2, 4)]
+        x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+        for kw in ({}, dict(step=.5), dict(step=torch.tensor(.5, requires_grad=True))) if r.grid else ({},):
+            y = f(x, **kw)
+            g, = torch.autograd.grad(y.values().sum(), x)
+            assert y.is_nested and g.is_nested
+            if r.random: continue
+            v = torch.cat(parts)
+            assert torch.allclose(y.values(), f(v, **kw), atol=1e-5)
+            assert torch.allclose(g.values(), slope(f, v, **kw), rtol=1e-4, atol=1e-4)
+
+def test_jagged_in_a_quantizer():
+    parts = [torch.randn(n, generator=torch.Generator().manual_seed(n)) for n in (2, 4)]
+    x,q = torch.nested.nested_tensor(parts, layout=torch.jagged),R.Quantizer(4).calibrate_(torch.cat(parts))
+    assert torch.equal(q(x).values(), q(torch.cat(parts)))
 
 @pytest.mark.parametrize('f,arg', ((R.normalize_grad, 'dim'), (R.quantize_grad, 'dim'), (R.signround_range, 'axis')),
     ids=('normalize_grad', 'quantize_grad', 'signround_range'))

@@ -29,7 +29,7 @@ class _Pull(Function):
     "The identity; backward adds `delta*|g|` times the distance from the grid."
     generate_vmap_rule = True
     @staticmethod
-    def forward(x, delta, step, offset): return x.view_as(x)
+    def forward(x, delta, step, offset): return x.clone() if x.is_nested else x.view_as(x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

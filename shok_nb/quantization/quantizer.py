@@ -260,7 +260,7 @@ class _IntegerGrid(_Grid):
             def rounding(v): return saturate(q.rounding(v), low-code, high-code)
         ends = low,high
         y = fake_quantize(v, scale, code, ends, rounding=rounding, gradient='clipped')
-        return y.reshape(x.shape)
+        return y if self.block is None else y.reshape(x.shape)
 
     def codes(self, q, x):
         "The codes of these values in evaluation."
