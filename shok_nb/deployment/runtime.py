@@ -404,8 +404,9 @@ def _unclipped(graph, node):
     import onnx_ir as ir
     if node.op_type not in ('Relu', 'Clip'): return
     x,*ends = node.inputs
-    zero = torch.zeros((), device='cpu').numpy()
-    if node.op_type == 'Relu': ends = [_constant(graph, x, zero, 'zero')]
+    if node.op_type == 'Relu':
+        zero = torch.zeros((), device='cpu').numpy()
+        ends = [_constant(graph, x, zero, 'zero')]
     made = []
     for op,end in zip(('Max', 'Min'), ends):
         if end is None: continue

@@ -184,6 +184,10 @@ def is_followed(*args):
             if isinstance(t, Tensor) and t.requires_grad: return True
     return mode() == 'transform'
 
+def view_of(x):
+    "A view; a copy of a nested tensor, which torch cannot view."
+    return x.view_as(x) if x.layout == torch.strided else x.clone()
+
 def _clamped(v, lower, upper):
     "`v` clamped between ends, at least one of them a tensor; with torch's own slopes."
     if lower is None or upper is None: return v.clamp(lower, upper)

@@ -21,7 +21,7 @@ from .replay import run
 
 # %% ../../nbs/engine/40_pieces.ipynb #00b00012
 PIECE = 1<<16                              # elements of a piece, for each thread
-SMALL = PIECE                              # up to here a formula runs as it is written
+SMALL = PIECE                              # up to here, and to a piece, a formula is not cut
 
 # %% ../../nbs/engine/40_pieces.ipynb #683dd654
 HALVES = torch.float16,torch.bfloat16
@@ -37,15 +37,18 @@ def widen(t, dtype): return t.to(dtype) if isinstance(t, Tensor) else t
 
 def detached(k): return k.detach() if isinstance(k, Tensor) else k
 
+def _is_one_number(k):
+    "Is this a tensor of one number on a CPU, where reading it stalls nothing?"
+    return type(k) in PLAIN_TYPES and not k.ndim and k.is_cpu
+
 def as_number(k):
-    "A constant 0-d CPU tensor as a float (reading it stalls nothing), anything else as it is."
-    if type(k) not in PLAIN_TYPES or k.ndim or not k.is_cpu or k.requires_grad: return k
-    return k.item()
+    "A constant 0-d CPU tensor as a float, anything else as it is."
+    return k.item() if _is_one_number(k) and not k.requires_grad else k
 
 def looked_at(k):
     "The number in a tensor that eager code may read on a CPU, anything else as it is."
-    if type(k) not in PLAIN_TYPES or k.ndim or not k.is_cpu: return k
-    return k if mode() != 'eager' or dispatch_modes() else k.item()
+    seen = _is_one_number(k) and mode() == 'eager' and not dispatch_modes()
+    return k.item() if seen else k
 
 def _narrow(y, dtype):
     "`y` in that dtype."

@@ -52,12 +52,13 @@ class Trace:
     def add(self, op, args, kwargs, result):
         "The Value of a step: of the same one if it was taken before."
         # as words: 0. is not -0., and 1 is not 1. or True
-        key = op,repr(args),repr(kwargs),result.dtype
-        v = None if any(isinstance(a, Tensor) for a in args) else self.known.get(key)
-        if v is not None: return v
+        named = not any(isinstance(a, Tensor) for a in args)
+        key = (op, repr(args), repr(kwargs), result.dtype) if named else None
+        if key in self.known: return self.known[key]
         self.steps.append(Step(op, args, kwargs, result))
-        self.known[key] = Value(self.inputs + len(self.steps)-1)
-        return self.known[key]
+        v = Value(self.inputs + len(self.steps)-1)
+        if named: self.known[key] = v
+        return v
 
     def step(self, v): return self.steps[v-self.inputs] if v >= self.inputs else None
 

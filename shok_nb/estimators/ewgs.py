@@ -14,7 +14,7 @@ from ..engine.arguments import check_input, check_knob, check_step
 from ..engine.compat import skips_backward
 from ..engine.core import back_in_range, estimator
 from ..engine.grid import Grid, cut_as
-from ..engine.parts import by_mode, either, nan_to_zero
+from ..engine.parts import by_mode, either, nan_to_zero, view_of
 from ..engine.pieces import (
     as_number,
     cut_in_pieces,
@@ -29,7 +29,7 @@ class _Pull(Function):
     "The identity; backward adds `delta*|g|` times the distance from the grid."
     generate_vmap_rule = True
     @staticmethod
-    def forward(x, delta, step, offset): return x.clone() if x.is_nested else x.view_as(x)
+    def forward(x, delta, step, offset): return view_of(x)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

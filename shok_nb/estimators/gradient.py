@@ -15,22 +15,18 @@ from torch.autograd import Function
 from ..engine.arguments import check_count, check_input, check_knob, must_have, shown
 from ..engine.compat import quick_apply
 from ..engine.core import slope_one, straight_through
-from ..engine.parts import by_mode, either, saturate
+from ..engine.parts import by_mode, either, saturate, view_of
 from ..engine.pieces import wide_dtype
 from ..engine.random import check_random, toss_up, uniform_like
 
 # %% ../../nbs/estimators/40_gradient.ipynb #0b46758a
-def _view(x):
-    "A view; a copy of a nested tensor, which torch cannot view."
-    return x.view_as(x) if x.layout == torch.strided else x.clone()
-
 class _Scale(Function):
     "Keeps the factor, nothing of `x`."
     @staticmethod
     def forward(ctx, x, factor):
         ctx.number = None if isinstance(factor, Tensor) else factor
         if ctx.number is None: ctx.save_for_backward(factor)
-        return _view(x)
+        return view_of(x)
     @staticmethod
     def backward(ctx, g):
         factor = ctx.saved_tensors[0] if ctx.number is None else ctx.number
@@ -40,7 +36,7 @@ def _plainly_scaled(x, factor):
     wide = x.to(wide_dtype(x.dtype))
     return straight_through(wide, (wide*factor).to(wide.dtype)).to(x.dtype)
 
-def _unscaled(x, factor): return _view(x)
+def _unscaled(x, factor): return view_of(x)
 
 _scaled = by_mode(quick_apply(_Scale), compile=_Scale.apply,
     transform=_plainly_scaled, export=_unscaled)
@@ -105,7 +101,7 @@ def over_largest(g, dim=None, eps:float|Tensor=0., group=None):
 class _Regrade(Function):
     "The identity; backward is `f` of the gradient and `rest`, tensors or None, all it keeps."
     @staticmethod
-    def forward(x, f, *rest): return _view(x)
+    def forward(x, f, *rest): return view_of(x)
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.f = inputs[1]
@@ -119,25 +115,25 @@ class _RegradeTransformed(_Regrade):
     "Its rules under vmap and in forward mode, which `torch.compile` does not accept."
     generate_vmap_rule = True
     @staticmethod
-    def jvp(ctx, t, *_): return _view(t)
+    def jvp(ctx, t, *_): return view_of(t)
 
 _eagerly = quick_apply(_Regrade)
 
 def _regraded(fn, x, f, *rest, apply=_eagerly):
     wanted = torch.is_grad_enabled() and x.requires_grad        # if not, Dynamo cannot run it
-    return apply(x, f, *rest) if wanted else _view(x)
+    return apply(x, f, *rest) if wanted else view_of(x)
 
 def _regraded_in_code(fn, x, f, *rest):
     return _regraded(fn, x, f, *rest, apply=_Regrade.apply)
 
 def _regraded_inside(fn, x, f, *rest):
-    return _view(x) if torch.jit.is_tracing() else _RegradeTransformed.apply(x, f, *rest)
+    return view_of(x) if torch.jit.is_tracing() else _RegradeTransformed.apply(x, f, *rest)
 
 def _refused_inside(fn, *args):
     raise RuntimeError(f'{fn}: cannot be compiled inside a torch.func transform; '
         'transform the compiled function, or do not compile')
 
-def _regraded_nowhere(fn, x, *args): return _view(x)
+def _regraded_nowhere(fn, x, *args): return view_of(x)
 
 # The identity with a backward that is not linear.
 regrade = by_mode(_regraded, compile=_regraded_in_code,
