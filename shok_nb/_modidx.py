@@ -1157,6 +1157,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'shok_nb.engine.replay._const': ('engine/replay.html#_const', 'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay._copy': ('engine/replay.html#_copy', 'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay._difference': ('engine/replay.html#_difference', 'shok_nb/engine/replay.py'),
+                                       'shok_nb.engine.replay._drop_unused': ( 'engine/replay.html#_drop_unused',
+                                                                               'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay._hidden': ('engine/replay.html#_hidden', 'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay._in_place': ('engine/replay.html#_in_place', 'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay._maker': ('engine/replay.html#_maker', 'shok_nb/engine/replay.py'),

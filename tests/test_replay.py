@@ -472,6 +472,19 @@ def test_programs_are_bounded(early, monkeypatch):
         for _ in range(4): soft_round(x, 1+i/100)
     assert 0 < len(early) <= 5
 
+def test_more_kinds_than_programs(early, monkeypatch):
+    """Eight kinds in turn where five programs are kept: five are proved, once each. A kind that comes alone gets its
+    own when the others have not run for as many pieces as pay for five."""
+    proved,prove = [],replay.prove
+    monkeypatch.setattr(replay, '_KEPT', 5)
+    monkeypatch.setattr(replay, 'prove', lambda *a: proved.append(a) or prove(*a))
+    x = torch.randn(30, generator=generator())
+    def kept(alpha): return sum(f'{alpha}' in map(str, kind[0]) for kind in early)
+    for i in range(60*8): soft_round(x, 1+i%8)
+    assert len(proved) == len(early) == 5 and kept(8.) == 0
+    for _ in range(3*5+3+3): soft_round(x, 8.)
+    assert kept(8.) == 1 and len(proved) == 6
+
 MEMORY = """
 import gc, sys, threading, torch
 from shok_nb import soft_round, sigmoid_sum_round, stochastic_round

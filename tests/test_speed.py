@@ -209,7 +209,7 @@ def test_kernels_are_for_the_gpu():
 @all_variants
 def test_tensors_allocate_their_result(r, f, monkeypatch):
     """If they are not small. Once there is a program, and 64 bytes for what a number takes; but for a second function
-    of `ewgs_round`. No program of an earlier test is kept, lest there be too many and all be forgotten here."""
+    of `ewgs_round`. No program of an earlier test is kept, lest there be no room for one here."""
     for memory in ('_seen', '_programs'): monkeypatch.setattr(replay, memory, {})
     from bench import Cpu
     x,g = torch.randn(2*pieces.SMALL, generator=generator()),torch.ones(2*pieces.SMALL)

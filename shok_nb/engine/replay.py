@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from types import BuiltinFunctionType
 from typing import Any
 import torch
@@ -167,6 +168,7 @@ class Program:
     registers:list  # Constants in their places, None elsewhere
     rows:dict       # Register -> (dtype, number) of its row of scratch; shape and strides
     ends:list       # Register of each result, None where there is none
+    used:int = 0    # When it ran last, in pieces of all kinds
 
     def __repr__(self):
         names = {i: f'in{i}' for i in range(self.inputs)} | {self.target: 'out'}
@@ -417,7 +419,7 @@ def program_of(f, *ts):
     return prove(lambda *ts: (f(*ts),), torch.empty_like(ts[0]), ts)
 
 # %% ../../nbs/engine/50_replay.ipynb #58fc7bce
-_seen,_programs = {},{}
+_seen,_programs,_clock = {},{},count()
 _asked = os.environ.get('SHOK_NB_REPLAY', '1')
 _wanted,_debug = _asked != '0',_asked == 'debug'
 
@@ -439,23 +441,33 @@ def run(f, to, ts, key=None)->Any:
         kind = tuple(kind)
         program = _programs.get(kind)
         if program is None: program = _program_if_often(kind, f, to, ts)
-        if program: return replay(program, to, ts)
+        if program:
+            program.used = next(_clock)
+            return replay(program, to, ts)
     y,*others = f(*ts)
     to.copy_(y)
     return others
 
 def _program_if_often(kind, f, to, ts):
     "A Program of work that came often enough, None if it has not, False if there can be none."
+    now = next(_clock)
     if len(_seen) >= 4*_KEPT: _seen.clear()
     _seen[kind] = _seen.get(kind, 0)+1
     if _seen[kind] < _PAYS: return None
-    if len(_programs) >= _KEPT: _programs.clear()
+    _seen[kind] = 0                                  # if it is dropped, it has to pay once more
+    if len(_programs) >= _KEPT: _drop_unused(now)
+    if len(_programs) >= _KEPT: return None
     try: program = prove(f, to, ts)
     except Exception as e:
         program = False
         if _debug: print(_refusal(kind[0], to, e), file=sys.stderr)
     _programs[kind] = program
     return program
+
+def _drop_unused(now):
+    "Forget programs that did not run while as many pieces came as pay for all of them."
+    for kind,program in [*_programs.items()]:
+        if not program or now-program.used > _PAYS*_KEPT: _programs.pop(kind, None)
 
 def _refusal(key, to, e):
     "What is not replayed, and why, in one line."
