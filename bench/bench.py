@@ -245,12 +245,10 @@ def ratios(fs, clock, n, dtype, a):
         thunks[k, 'forward'] = lambda f=f: f(next(turn)[0])
         thunks[k, 'both'] = lambda f=f: both(f, *next(turn)[1:])
     large = n >= clock.large
-    if large:                                              # a call is long: meet code on a small tensor, and pages once
-        few = inputs(clock, 4096, dtype)
-        for f in fs.values():
-            f(next(few)[0])
-            both(f, *next(few)[1:])
-        torch.ones(20*n)
+    if large:                                              # so often that eager code has recorded what it may
+        for f,_ in itertools.product(fs.values(), range(max(1, 2**24//n))):
+            f(next(turn)[0])
+            both(f, *next(turn)[1:])
     least = a.least if dtype == torch.float32 and torch.get_num_threads() == 1 else max(2, a.least//2)
     t = race(thunks, clock, a.seconds, least, dict.fromkeys(thunks, 1) if large else None)
     rows = {}

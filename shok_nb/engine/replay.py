@@ -454,7 +454,7 @@ def _program_if_often(kind, f, to, ts):
     if len(_seen) >= 4*_KEPT: _seen.clear()
     _seen[kind] = _seen.get(kind, 0)+1
     if _seen[kind] < _PAYS: return None
-    _seen[kind] = 0                                  # if it is dropped, it has to pay once more
+    _seen[kind] = 0                              # if it is dropped, it has to pay once more
     if len(_programs) >= _KEPT: _drop_unused(now)
     if len(_programs) >= _KEPT: return None
     try: program = prove(f, to, ts)
