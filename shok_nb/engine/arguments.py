@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from .compat import mode
+from .compat import broadcast_shapes, mode
 from .grid import Grid
 from .pieces import PLAIN_TYPES, WHOLE_FLOATS, wide_dtype
 
@@ -267,7 +267,7 @@ def _must_join(k, x, fn, arg):
         raise ValueError(f'{fn}: {arg} is on {k.device} and x on {x.device}; '
             f'use {arg}.to(x.device)')
     if mode() == 'eager' and k.shape == x.shape: return
-    try: torch.broadcast_shapes(k.shape, x.shape)
+    try: broadcast_shapes(k.shape, x.shape)
     except RuntimeError:
         raise ValueError(f'{fn}: {arg} of shape {tuple(k.shape)} does not broadcast '
             f'with x of shape {tuple(x.shape)}{_per_channel(k, x, arg)}') from None
@@ -447,7 +447,7 @@ def answering(f, fn, arg):
     return checked
 
 def _holds(large, small):
-    try: return torch.broadcast_shapes(large, small) == large
+    try: return broadcast_shapes(large, small) == large
     except RuntimeError: return False
 
 def real_tensor(v, fn, arg, dtype, device=None):

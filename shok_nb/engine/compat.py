@@ -117,6 +117,19 @@ def constant(value):
     get._dynamo_marked_constant = True                  # type: ignore[attr-defined]
     return get
 
+# %% ../../nbs/engine/70_compat.ipynb #c04a0034
+def broadcast_shapes(*shapes):
+    "`torch.broadcast_shapes`, faster for plain sizes."
+    by_torch = torch.broadcast_shapes
+    if is_compiling(): return by_torch(*shapes)
+    sizes = [1]*max(map(len, shapes), default=0)
+    for shape in shapes:
+        for i,n in enumerate(shape, len(sizes)-len(shape)):
+            if type(n) is not int: return by_torch(*shapes)
+            if sizes[i] == 1: sizes[i] = n
+            elif n not in (1, sizes[i]): return by_torch(*shapes)       # it raises
+    return torch.Size(sizes)
+
 # %% ../../nbs/engine/70_compat.ipynb #c04a0031
 _NO_FLOAT64 = {'mps'}
 

@@ -35,7 +35,7 @@ from .grid import (
     put_on_grid,
     returned_gradient,
 )
-from .parts import by_mode, is_followed, nan_to_zero
+from .parts import by_mode, is_followed, nan_to_zero, saturate
 from .pieces import (
     HALVES,
     WHOLE_FLOATS,
@@ -211,8 +211,12 @@ def _to_step(op, g, v, slope, knobs):
     y = _form_now(op)(v, *knobs)
     if op.slope is None and op.near: return g*nan_to_zero(y-v)      # two steps at most
     most = torch.finfo(v.dtype).max**.5
-    moved = torch.nan_to_num(v*slope, nan=0., posinf=math.inf, neginf=-math.inf)
-    d = torch.nan_to_num(y-moved, nan=0., posinf=0., neginf=0.)
+    if isinstance(op, clipping):
+        d = nan_to_zero(y - saturate(v, *knobs)*slope)
+        if all(type(k) is float and -most < k < most for k in knobs): return g*d
+    else:
+        moved = torch.nan_to_num(v*slope, nan=0., posinf=math.inf, neginf=-math.inf)
+        d = torch.nan_to_num(y-moved, nan=0., posinf=0., neginf=0.)
     return g*d.clamp(-most, most)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000008
@@ -555,6 +559,10 @@ class estimator:
         if any(needs[1:]):
             to_rest = [None if d is None else d.to(t.dtype) for t,d in zip(rest, to_rest)]
         return [to_x, *to_rest]
+
+# %% ../../nbs/engine/10_core.ipynb #76413fa1
+class clipping(estimator):
+    "Its knobs are its ends: the value lies between them, the slope is `within(v, *ends)`."
 
 # %% ../../nbs/engine/10_core.ipynb #3f5a91c3
 def with_noise(op, x, noise, step, offset):

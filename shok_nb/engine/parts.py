@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 import torch
 from torch import Tensor
-from .compat import constant, mode
+from .compat import broadcast_shapes, constant, mode
 from .pieces import PLAIN_TYPES, looked_at
 
 # %% ../../nbs/engine/90_parts.ipynb #459e0776
@@ -118,8 +118,10 @@ indicator = either(_as_numbers, _as_branches)           # the bools `c` as 0. an
 def within(v, lower, upper):
     "1. where `v` lies between the ends, which belong to it, else 0.; None is no end."
     numbers = not (isinstance(lower, Tensor) or isinstance(upper, Tensor))
-    if numbers and type(v) is Tensor and mode() == 'eager':
-        return v.clamp(lower, upper).eq_(v)             # a cast of bools takes longer
+    if numbers and mode() == 'eager':
+        held = v.clamp(lower, upper)
+        # a cast of bools takes longer
+        return held.eq_(v) if type(v) is Tensor else indicator(held == v, v)
     if lower is None: return indicator(v <= upper, v)
     return indicator((v >= lower) & (v <= upper), v)
 
@@ -127,7 +129,7 @@ def broadcast_with(y, *knobs):
     "`y`, broadcast to the shape that it has together with the knobs."
     shapes = [k.shape for k in knobs if isinstance(k, Tensor)]
     if not shapes: return y
-    shape = torch.broadcast_shapes(y.shape, *shapes)
+    shape = broadcast_shapes(y.shape, *shapes)
     return y if y.shape == shape else y.expand(shape).clone()
 
 # %% ../../nbs/engine/90_parts.ipynb #a6000008

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from .compat import (
     batched,
+    broadcast_shapes,
     compile_error,
     dispatch_modes,
     empty,
@@ -132,7 +133,7 @@ def _fits(x, ts, knobs):
     "Do all `ts` have the shape of `x`, and do the knobs broadcast to it?"
     for t in ts:
         if t.shape != x.shape: return False
-    return not knobs or torch.broadcast_shapes(x.shape, *[k.shape for k in knobs]) == x.shape
+    return not knobs or broadcast_shapes(x.shape, *[k.shape for k in knobs]) == x.shape
 
 def _as_vectors(uncut, knobs, *ts):
     "The `ts` as vectors if any cut is good, strides are equal and each knob is one number."

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 from ..engine.arguments import check_input, check_knob, check_step
-from ..engine.compat import skips_backward
+from ..engine.compat import broadcast_shapes, skips_backward
 from ..engine.core import back_in_range, estimator
 from ..engine.grid import Grid, cut_as
 from ..engine.parts import by_mode, either, nan_to_zero, view_of
@@ -111,5 +111,5 @@ def ewgs_round(
     step = check_step(step, x, 'ewgs_round')
     offset = check_knob(offset, x, 'ewgs_round', 'offset', -math.inf, open=True)
     wide = [k.shape for k in (delta, step, offset) if isinstance(k, Tensor) and k.ndim]
-    if wide: x = x.expand(torch.broadcast_shapes(x.shape, *wide))
+    if wide: x = x.expand(broadcast_shapes(x.shape, *wide))
     return _pulled(x, delta, step, offset)

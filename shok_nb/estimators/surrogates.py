@@ -54,7 +54,8 @@ def _fitting(x, *ends):
 def clamp_between(x, lower, upper):
     "`x` clamped to numbers or tensors that broadcast with it; never to be differentiated."
     lower,upper = _fitting(x, lower, upper)
-    return x.clamp(min=lower).clamp(max=upper)
+    numbers = not (isinstance(lower, Tensor) or isinstance(upper, Tensor))
+    return x.clamp(lower, upper) if numbers else x.clamp(min=lower).clamp(max=upper)
 
 def _kept(v, lower, upper):
     "The same with slopes: 1 at an end, and what is beyond gives its gradient to that end."
