@@ -418,6 +418,7 @@ def _keeps_layout(at, f, r, name, t):
     at.equal(y, f(flat), t, f'the value of {name}', _as_a_row_may(r))
     at.equal(slope(f, t), slope(f, flat), t, f'the slope of {name}', _few)
 
+# %% ../nbs/estimators/50_checks.ipynb #c680c002
 def is_finite(f, r, dtype):
     "Finite values and slopes at integers, ties, zeros and both ends of each knob."
     x = _edges(dtype).expand(50 if r.random else 1, -1)
@@ -461,6 +462,7 @@ def keeps_the_sign_of_zero(f, r, dtype):
         if r.odd and r.monotone:
             at.must(f(low).signbit().all(), 'a small negative number becomes 0')
 
+# %% ../nbs/estimators/50_checks.ipynb #c680c004
 def fixes_integers(f, r, dtype):
     "Bit for bit, with the slope of 0, at every magnitude, and where odd numbers run out."
     top = 2/torch.finfo(dtype).eps
@@ -492,6 +494,7 @@ def rounds_halves_once(f, r, dtype):
                 mine = slope(f, x, **kw)
                 at.equal(mine, g.to(dtype), x, f'the slope{_with(kw)}', enough=steep)
 
+# %% ../nbs/estimators/50_checks.ipynb #c680c006
 def is_the_same_in_pieces(f, r, dtype, shape=(3, 7, 59)):
     "A tensor that is cut into pieces gives what its rows give; its gradient too."
     x = _normal(shape).to(dtype)
@@ -592,6 +595,7 @@ def measured(
     "Which claims of a row hold at the default knobs; one that raises does not."
     return {claim: _tested(test) for claim,test in _claims(f).items()}
 
+# %% ../nbs/estimators/50_checks.ipynb #c680c008
 def keeps_its_claims(f, r, dtype):
     "What the row claims holds, and what it denies does not."
     with _Places() as at:
@@ -653,6 +657,7 @@ def lies_on_any_grid(f, r, dtype):
                     steep = slope(f, x, **given)
                     at.equal(steep, slope(f, v), x, f'the slope{said}', _close_to(steep))
 
+# %% ../nbs/estimators/50_checks.ipynb #c680c00a
 def has_a_slope(f, r, dtype):
     "1 at every point if the row says so, else at one of them another than 0."
     x = torch.arange(-100_000, 200_000, dtype=dtype)/100_000 + 5e-6
@@ -803,6 +808,7 @@ def _draws_noise(f):
     try: return not same(draw(1), draw(2)) and same(draw(1), draw(1))
     except Exception: return False
 
+# %% ../nbs/estimators/50_checks.ipynb #c680c00c
 def _random_claims(f):
     """Under the same noise: moves along with x, central differences. As drawn, each number
     with its own noise: monotone, continuous. In the mean, to 4.5 errors: odd, mass."""
@@ -835,6 +841,7 @@ def _bias(f, way, dtype):
     i = sigmas.argmax()
     return sigmas[i].item(),x[i].item(),mean[i].item()
 
+# %% ../nbs/estimators/50_checks.ipynb #c680c00e
 def has_its_mean(f, r, dtype):
     "The mean of 20,000 draws at 64 points is within 4.5 standard errors of `x`."
     with _Places() as at:
@@ -922,6 +929,7 @@ LAWS = (
     Law(comes_again, FLOATS, _random), Law(has_its_mean, FLOATS[1:], _fair),
     Law(lands_on_neighbours, FLOATS, _neighbours))
 
+# %% ../nbs/estimators/50_checks.ipynb #c680c010
 def _laws_to_try(skip, compile):
     "The laws to try."
     if isinstance(skip, Tensor) or not isinstance(skip, Iterable):
@@ -968,6 +976,7 @@ def _row_of(f):
     bounded = _tested(lambda: _bounded(g))
     return Row(_with_name(f), '?', '?', tuple(knobs), unbounded=not bounded, **forms, **claims)
 
+# %% ../nbs/estimators/50_checks.ipynb #c680c012
 def _soft_and_hard(f, row):
     "What stands behind the name of a law in a report, the function and its row."
     if row.random: return [('', _Seeded(f), row)]

@@ -178,6 +178,7 @@ def _check_constants(model, example):
         of = f'example[{i!r}]' if several else 'example'
         raise TypeError(f'to_onnx: {of} must be a torch.Tensor, got {what_came(v)}')
 
+# %% ../../nbs/deployment/20_runtime.ipynb #59c0c002
 def _checked_axes(dynamic, inputs, any_batch):
     "The names of the axes of any length of each input, by number. Raises for what is none."
     axes = {k: {0: 'batch'} if any_batch else {} for k in inputs}
@@ -223,6 +224,7 @@ def _check_lengths(graph, axes):
             raise ValueError(f'to_onnx: the file {told}, since the model uses this length '
                 f'as a number, as len(x) is: write x.shape[{a}], or export {how}')
 
+# %% ../../nbs/deployment/20_runtime.ipynb #59c0c004
 def _one_constant_each(graph, held):
     "A copy of these constants for each node that quantizes or dequantizes but the first."
     seen = set()
@@ -324,6 +326,7 @@ def _dequantized(graph, node, value):
     code = node.inputs[2]
     node.replace_input_with(2, _constant(graph, code, _numbers_of(code), 'int4', 'int4'))
 
+# %% ../../nbs/deployment/20_runtime.ipynb #37dbc006
 def _options(node):
     "The attributes of an operator, by name."
     return {k: a.value for k,a in node.attributes.items()}
@@ -379,6 +382,7 @@ def _along_sums(node):
     block,axis = given.get('block_size'),given['axis']
     return (axis % 2 == 1) is (block is None) and block in (None, *KERNEL_BLOCKS)
 
+# %% ../../nbs/deployment/20_runtime.ipynb #37dbc008
 def _turn(graph, node):
     "The codes are stored turned, and the scales of blocks with them."
     import onnx_ir as ir
@@ -468,6 +472,7 @@ def _put_for_both(last, first, made):
     new[0].type,new[0].shape,new[0].name = old[0].type,old[0].shape,old[0].name
     ir.convenience.replace_nodes_and_values(last.graph, last, [last, first], [made], old, new)
 
+# %% ../../nbs/deployment/20_runtime.ipynb #d20cc00b
 def _register_lost(graph):
     "Constants that lost their place to others of the same name get it back, by another name."
     # https://github.com/microsoft/onnxscript/issues/2945
@@ -497,6 +502,7 @@ def _tidy(graph):
         if not value.is_graph_output(): value.shape = value.type = None
     for node in graph.all_nodes(): node.name = node.outputs[0].name
 
+# %% ../../nbs/deployment/20_runtime.ipynb #d20cc00d
 _MOVING = {'Expand', 'Flatten', 'Identity', 'MaxPool', 'Reshape', 'Slice', 'Split', 'Squeeze',
     'Transpose', 'Unsqueeze'}
 # What the runtime makes a part of the layer before it
@@ -619,6 +625,7 @@ def _fewest_operators(graph):
         unread = not any(v.uses() or v.is_graph_output() for v in node.outputs)
         if node.op_type == 'DequantizeLinear' and unread: graph.remove(node, safe=True)
 
+# %% ../../nbs/deployment/20_runtime.ipynb #5e1fc010
 _SILU = 'com.microsoft','QuickGelu'              # of x: x*sigmoid(alpha*x)
 
 def _silu(node):
@@ -654,6 +661,7 @@ def _silu_in_full(opset):
     graph = ir.Graph([x], product.outputs, nodes=steps, opset_imports={'': opset})
     return ir.Function(*_SILU, graph=graph, attributes=[ir.Attr('alpha', number, None)])
 
+# %% ../../nbs/deployment/20_runtime.ipynb #5e1fc012
 def _padding_before(conv):
     "Zeros around what this convolution alone reads as codes: how many before and behind it."
     node,seen = conv.inputs[0].producer(),[]
@@ -698,6 +706,7 @@ def _pad_inside(graph, conv):
         user.outputs[0].shape = x.shape
         [(user,_)] = user.outputs[0].uses()
 
+# %% ../../nbs/deployment/20_runtime.ipynb #5e1fc014
 def _codes_before(node):
     "The codes that these are, moved to other places at most; None if they come from values."
     if node is None or node.op_type != 'QuantizeLinear': return node
@@ -753,6 +762,7 @@ def _dtypes(model, inputs):
     found = {t.dtype for t in given if t.is_floating_point() and id(t) not in coded}
     return found | {m.dtype for m in model.modules() if isinstance(m, Dequantize)}
 
+# %% ../../nbs/deployment/20_runtime.ipynb #59c0c016
 @contextmanager
 def _as_values(model):
     "Weights on the grid of a format as the floats that they are."
@@ -785,6 +795,7 @@ def _as_computed(model):
     finally:
         for q in found: del vars(q)['grid']
 
+# %% ../../nbs/deployment/20_runtime.ipynb #59c0c018
 def _dynamic_shapes(axes):
     "What torch's exporter calls dynamic shapes: one length for each name; None without any."
     names = {name for named in axes.values() for name in named.values()}
@@ -870,6 +881,7 @@ def _one_shorter(inputs, axes):
         for a in axes[k]: t = t.narrow(a, 0, t.shape[a]-1)
         yield k,t.contiguous()
 
+# %% ../../nbs/deployment/20_runtime.ipynb #59c0c01a
 @contextmanager
 def _last_bits(model, seed):
     "Every layer's output, and 4 eps of the largest, as another order of sums may leave it."
@@ -908,6 +920,7 @@ def _check_file(file, model, examples, together):
     if told and _refused(file, model, examples, together, vnni=False):      # saturated sums
         raise ValueError(f'to_onnx: ONNX Runtime {told}{_other_dtype(model, examples[0])}')
 
+# %% ../../nbs/deployment/20_runtime.ipynb #59c0c01c
 def _beyond(program, inputs, axes):
     "Inputs just outside of the lengths that the exporter found, each with what to say of it."
     made = program.exported_program

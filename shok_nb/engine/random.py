@@ -113,6 +113,7 @@ def _address(x):
         stride = stride*x.shape[d]
     return i
 
+# %% ../../nbs/engine/60_random.ipynb #5b14c002
 def _keys(seed, number, times):
     "The two words of key of a stream; `number` is an int that counts the streams of a seed."
     spread = split_mix(seed ^ _beside(seed, _GOLDEN), 0, times)
@@ -144,6 +145,7 @@ def _streams(draw, dtype, random_bits):
     if random_bits is not None and random_bits <= 16: return 4,[draw + 2*2**32]
     return 2,[draw + half*2**32 for half in range(2 if dtype == torch.float64 else 1)]
 
+# %% ../../nbs/engine/60_random.ipynb #5b14c005
 def _beforehand(*numbers):
     "These as sums, which Inductor works out once and not for each element."
     row = torch.stack(numbers)
@@ -162,6 +164,7 @@ def _one_by_one(x, seed, draw, dtype, random_bits):
         return torch.where((i & 1) == 1, _right(words, 64//each), words)
     return _fraction(dtype, each, *map(bits, numbers))
 
+# %% ../../nbs/engine/60_random.ipynb #5b14c008
 class _Arrays(NamedTuple):
     np:Any          # NumPy
     counts:Any      # The first counts
@@ -212,6 +215,7 @@ def _in_tensors(keys, each, start, stop, device):
     words = _little(split_mix(_times(at, _GOLDEN) ^ first, second), each)
     return words.view(torch.int16 if each == 4 else torch.int32)[:stop-start].int()
 
+# %% ../../nbs/engine/60_random.ipynb #5b14c00b
 def bits_in_pieces(x, seed, each, numbers):
     """Start, stop, and the random bits of each element between them, of each stream: a half
     or a quarter of a word. In arrays where NumPy is faster, for few numbers and on one or
@@ -327,6 +331,7 @@ def check_random(
         raise TypeError(f'{fn}: x must be strided for a generator or seed, '
             f'got layout {x.layout}; use x.values()')
 
+# %% ../../nbs/engine/60_random.ipynb #6c65c00d
 def _drawn(x, generator, seed, draw, dtype, random_bits):
     if seed is not None: return _look_up(x, seed, draw, dtype, random_bits)
     if generator is not None:

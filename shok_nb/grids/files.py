@@ -83,6 +83,7 @@ def _iq4_nl(grid, x):
     n = round_ste(x, step=grid)/torch.where(d == 0, 1., d)
     return torch.cat([_half(d), _two_a_byte(torch.bucketize(n, torch.tensor(IQ4_NL)))], -1)
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c002
 def _q6_k(grid, x):
     "Four bits of each code, then the two above them, the scales of the runs, that of all."
     codes = (_nearest(grid, x).clamp(-32, 31)+32).long()
@@ -103,6 +104,7 @@ def _q4_k(grid, x):
     last = k[:, 4:] & 15 | (m[:, 4:] & 15) << 4
     return torch.cat([_half(d), _half(unit), *first, last, codes.flatten(-2)], -1)
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c004
 def e2m1_codes(y):
     "The four bits of numbers of e2m1: the place of the magnitude among eight, and the sign."
     numbers = torch.tensor([.5, 1., 1.5, 2., 3., 4., 6.], device=y.device, dtype=y.dtype)
@@ -124,6 +126,7 @@ def _nvfp4(grid, x):
     codes = _two_a_byte(e2m1_codes(y)).view(-1, 32)
     return torch.cat([scales.view(torch.uint8).view(-1, 4), codes], -1)
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c006
 def _float_of(halves): return halves.contiguous().view(torch.float16).float()
 
 def _four_bits(b): return torch.cat([b & 15, b >> 4], -1).float()
@@ -177,6 +180,7 @@ def _read_nvfp4(b):
     codes = _four_bits(b[:, 4:].reshape(-1, 4, 8)).int()
     return (_E2M1[codes]*scales[..., None]).flatten(1)
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c008
 def _of_gguf(kind): return gguf_grid(kind, 'ste')
 
 mxfp4_grid = MXGrid(element=grid_of(FORMATS['e2m1']), format=FORMATS['e2m1'], block=32,
@@ -223,6 +227,7 @@ def _in_type(kind, t):
     read = round_ste(blocks, ties=_TIES[kind], step=grid)
     return number,_bytes_of(pack(grid, blocks)),read.view(t.shape)
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c00b
 def _text(s):
     s = s.encode()
     return struct.pack('<Q', len(s))+s
@@ -275,6 +280,7 @@ def _encoded(s, what):
         raise ValueError(f'save_gguf: {what} is no text: {s!r:.60}') from None
     return s
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c00d
 _KEY = re.compile(r'[a-z0-9_-]+(\.[a-z0-9_-]+)*')
 _OWN = {'general.architecture': 'say architecture=',
     'general.quantization_version': 'leave it out'}
@@ -300,6 +306,7 @@ def _alignment(metadata):
         raise ValueError(f'save_gguf: metadata {wanted}, got {n!r:.60}')
     return int(n)
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c00f
 def _gguf_parts(tensors, metadata):
     "GGUF, version 3: a head, the metadata, a line for each tensor, and the data."
     align = _alignment(metadata)
@@ -342,6 +349,7 @@ def tensors_of(model, fn):
         for m,mode in was: m.training = mode
     return found
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c012
 def _kind_of(types, name, t):
     "The type of a tensor, and does it fit?"
     kind:Any = types(name, t) if callable(types) else types
@@ -572,6 +580,7 @@ def _of_integers(q, w):
         weight_shape=torch.tensor(w.shape))
     return 'pack-quantized',dict(num_bits=bits, type='int') | _grouped(q),packed,read
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c015
 _WRITTEN = {None: _of_integers, 'e4m3': _of_floats, 'mxfp4': _of_blocks, 'nvfp4': _of_blocks}
 
 def _no_place(q, w):
@@ -720,6 +729,7 @@ class _Cursor:
         elif kind in _SIZES: self.bytes(_SIZES[kind])
         else: raise ValueError(f'its metadata has a value of kind {kind}')
 
+# %% ../../nbs/grids/40_files.ipynb #40f0c018
 def _tensor_of(data, dtype, shape):
     "A tensor of these bytes."
     t = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)

@@ -330,6 +330,7 @@ def _by_floats(v, op, dim, knobs):
     if t is not v: y = y.flatten(-4, -3).flatten(-2)
     return y[..., :v.shape[-2], :v.shape[-1]]
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c002
 def _by_nvfp4(v, op, dim, knobs):
     "Blocks of NVFP4, or the better of two kinds of them, with a scale of the tensor or more."
     square,both = op.tile == (16, 16),op.format == '4/6'
@@ -348,6 +349,7 @@ def _by_nvfp4(v, op, dim, knobs):
     if not square: return fit(v, tensor_scale=size)
     return fit(_padded(v, 16, 16), tensor_scale=size)[..., :v.shape[-2], :v.shape[-1]]
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c004
 _E4M3,_E2M1 = grid_of(FORMATS['e4m3']),grid_of(FORMATS['e2m1'])
 _FIT = 17/16*.93/6                                          # of a block's largest: its scale
 
@@ -371,6 +373,7 @@ def _by_eden(v, op, seed):
     y,*_ = cut_in_pieces(_no_shorter, ('eden',), [t], [own, u], uncut=(-2, -1))
     return y.view(n, -1)[:, :m]
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c006
 def _on_grid(v, op, dim, seed):
     "Matrices, their blocks along `dim`: nothing is moved in memory."
     knobs = dict(seed=seed) if op.draws else {}
@@ -540,6 +543,7 @@ def _turned(n, seed, draw, *ts):
         return (h @ v.view(*v.shape[:-2], -1, n, v.shape[-1])).view(v.shape)
     return _on_whole_tensors(lambda *ts: [turn(t) for t in ts], *ts)
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c009
 class _Product(Function):
     "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
@@ -581,6 +585,7 @@ def _multiply(x, w, seed, own, recipe):
     with torch.no_grad(): both = _operands(x, w, seed, own, recipe)
     return _Product.apply(x, w, seed, own, recipe, *both)
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c00b
 def _channels(op, t, seed, groups=1):
     "Blocks along the channels of each group of an image, which are axis 1."
     v = t.movedim(1, -1)
@@ -688,6 +693,7 @@ class _Rounded(nn.Module):
         raise ValueError(f'load_state_dict: the state was trained with the recipe\n{state}\n'
             f'and this model has\n{self.recipe!r}')
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c00d
 class RoundedLinear(_Rounded, nn.Linear):
     "An `nn.Linear` in low precision."
     def forward(self, x):
@@ -742,6 +748,7 @@ class RoundedConv2d(_RoundedConvolution, nn.Conv2d):
 class RoundedConv3d(_RoundedConvolution, nn.Conv3d):
     "An `nn.Conv3d` in low precision."
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c00f
 class _RoundedTransposed(_RoundedConvolution):
     output_padding:Any
     kernel_size:Any
@@ -778,6 +785,7 @@ _CONVOLUTIONS = {nn.Conv1d: RoundedConv1d, nn.Conv2d: RoundedConv2d, nn.Conv3d: 
 _LAYERS = {nn.Linear: RoundedLinear, NonDynamicallyQuantizableLinear: RoundedLinear,
     BatchedProduct: RoundedBatchedProduct, **_CONVOLUTIONS}
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c011
 _SHARDED = 'FSDPModule','ReplicateModule'
 
 def _class_of(m):
@@ -846,6 +854,7 @@ def _note(m, recipe):
         told.append(f'{n} {of} filled up to {max(blocks)}s')
     return ', '.join(told)
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c013
 def _known_recipe(recipe):
     if isinstance(recipe, Recipe): return recipe
     return RECIPES[check_choice(recipe, 'low_precision_', 'recipe', RECIPES)]
@@ -864,6 +873,7 @@ def _skipped(skip, model):
     def within(name): return any(name == n or name.startswith(n+'.') for n in names)
     return within
 
+# %% ../../nbs/low_precision/20_products.ipynb #2057c015
 def _with_products(m):
     "Is this a module whose own forward multiplies by weights?"
     return isinstance(m, _known()) or _stacked(m)

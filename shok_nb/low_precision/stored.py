@@ -61,6 +61,7 @@ def _adds_bits(x, dtype, seed, random_bits):
     if x.dtype != torch.float32 or not x.is_cpu or torch.jit.is_tracing(): return False
     return is_ordinary(x, seed)
 
+# %% ../../nbs/low_precision/10_stored.ipynb #1057c002
 def stochastic_cast(
     x:Tensor,          # Values; any shape, floating dtype
     dtype:torch.dtype, # bfloat16, float16 or a float8; beyond its largest number is that one
@@ -134,6 +135,7 @@ def _check_dtype(states, fn):
     got = states if isinstance(states, torch.dtype) else what_came(states)
     raise TypeError(f'{fn}: states must be a dtype such as torch.bfloat16, got {got}')
 
+# %% ../../nbs/low_precision/10_stored.ipynb #1057c006
 def named_rounding(rounding):
     "The name of an estimator, with what `partial` gave it."
     knobs = getattr(rounding, 'keywords', {})

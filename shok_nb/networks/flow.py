@@ -110,6 +110,7 @@ def _uncompiled():
         return
     with torch.compiler.set_stance('force_eager'): yield
 
+# %% ../../nbs/networks/30_flow.ipynb #59e0c003
 def fields_of(batch):
     "What a mapping, a dataclass or a named tuple holds, by name; None for others."
     if isinstance(batch, Mapping): return dict(batch)
@@ -153,6 +154,7 @@ def _are_arguments(model, names):
     words = all(isinstance(k, str) for k in names)
     return any(k in takes for k in names) or any_name and words
 
+# %% ../../nbs/networks/30_flow.ipynb #59e0c005
 def call_of_batch(model, batch, where='a batch'):
     "The call of a batch as a loader gives it. Raises where a label may be an argument."
     if isinstance(batch, ModelCall): return batch
@@ -182,6 +184,7 @@ def _surplus(where, batch, needed, could):
     return (f'{where} has {len(batch)} parts: those after the first {n} may be labels, or '
         f'{", ".join(could)} of forward; give all of them {form}, or the input alone, as (x,)')
 
+# %% ../../nbs/networks/30_flow.ipynb #59e0c007
 def whole_call(model, example):
     "The call of an example, of which nothing is left out."
     return _unambiguous_call(model, example) or ModelCall(example)
@@ -207,6 +210,7 @@ def feed(model, batch):
     call = call_of_batch(model, batch)
     return model(*call.args, **call.kwargs)
 
+# %% ../../nbs/networks/30_flow.ipynb #59e0c009
 @contextmanager
 def batch_errors(fn, i, model, call):
     "An error of the model says which batch it was, and what was in it."
@@ -611,6 +615,7 @@ def line_of(e):
 
 def first_line(e): return f'{type(e).__name__}: {e}'.splitlines()[0][:120]
 
+# %% ../../nbs/networks/30_flow.ipynb #fc14c00c
 @contextmanager
 def _passed_over(modules):
     "What enters these modules leaves them: their own steps are not in the graph."

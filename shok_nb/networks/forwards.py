@@ -60,6 +60,7 @@ def _answer(holder, path):
 
 def _same_answer(a, b): return a is b or type(a) is type(b) and a == b
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c003
 @functools.lru_cache(256)
 def _instructions(code): return [*dis.get_instructions(code)]
 
@@ -77,6 +78,7 @@ def _followed(path, value, names):
         path,value = (*path, name),getattr(value, name, _ABSENT)
     return path,value
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c006
 class _Reads:
     """What a forward reads that is no tensor while it is traced: attributes of its modules and
     variables outside, with what they were."""
@@ -159,6 +161,7 @@ class _Reads:
 _NAMES_OF_TORCH = torch.dtype,torch.layout,torch.memory_format
 _INSIDE = {'__dict__', *vars(nn.Module())} - {'training'}
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c008
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _STANDARD = '<frozen ',*(_LIBRARY + f for f in os.listdir(_LIBRARY) if 'packages' not in f)
 
@@ -175,6 +178,7 @@ def _is_theirs(frame):
     while _writer(frame.f_code.co_filename) == 'Python': frame = frame.f_back
     return not _of_torch(frame.f_code) and frame.f_globals.get('__name__') != __name__
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c00b
 _PURE = {len, isinstance, issubclass, getattr, hasattr, callable, iter, next, sum, max, min,
     abs, any, all, sorted, round, divmod, pow, repr, format}
 _PURE_MODULES = '_operator','itertools','math'
@@ -187,6 +191,7 @@ _CALLED = {('nn/functional.py', None), ('functional.py', None), ('nn/modules/uti
     ('__init__.py', '_assert'), *(('nn/modules/container.py', k) for k in _OF_CONTAINERS)}
 _STORES = {'STORE_ATTR', 'DELETE_ATTR', 'STORE_GLOBAL', 'DELETE_GLOBAL'}
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c00d
 class _Calls:
     """What a forward calls and stores while it is traced. What a rewritten one would lose, or
     do as it was done once, ends the reading before it happens."""
@@ -262,6 +267,7 @@ def _is_of_torch(f):
     known = getattr(f, '__module__', None),type(of).__module__,getattr(of, '__module__', None)
     return any(f'{k}.'.startswith('torch.') for k in known)
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c00f
 class _Reader(fx.Tracer):
     "What a forward does with its first inputs, without looking into modules that it calls."
     def __init__(self, inputs):
@@ -329,6 +335,7 @@ def _has(owner, path):
     try: return isinstance(functools.reduce(getattr, path.split('.'), owner), Tensor)
     except AttributeError: return False
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c011
 class _Rewritten:
     "A forward in which operations are layers; it is copied and pickled with its `owner`."
     rewritten = True
@@ -388,6 +395,7 @@ class _Rewritten:
         vars(self).update(state)
         self._compile()
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c013
 class _Operations(nn.ModuleDict):
     "The operations of a forward. A state says of which inputs that is a function."
     def __init__(self, made, inputs):
@@ -448,6 +456,7 @@ def _containers_of(model):
                 yield vars(v)
                 yield from _containers(vars(v))
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c015
 @contextmanager
 def _random_as_it_was():
     "The numbers of `random`, of numpy if it is loaded, and of torch go on as they would have."
@@ -459,6 +468,7 @@ def _random_as_it_was():
         random.setstate(plain)
         if of_numpy: of_numpy.set_state(was)
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c017
 def _refill(v, was):
     "A container holds again what it held."
     if _as_ids(v) == _as_ids(was): return
@@ -488,6 +498,7 @@ def _copies(values):
     return [(t, t._version, t.detach().clone()) for t in tensors.values()
         if not t.is_inference()]
 
+# %% ../../nbs/networks/35_forwards.ipynb #f0a5c019
 @contextmanager
 def as_it_was(model):
     "What forwards write to a model and to the lists and objects in it is taken back."

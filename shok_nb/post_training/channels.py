@@ -311,6 +311,7 @@ def _check_floats(fn, model):
     if not any(isinstance(m, Quantizer) for m in model.modules()): return
     raise ValueError(f'{fn}: the model is quantized; {fn} comes before quantize_model_')
 
+# %% ../../nbs/post_training/40_channels.ipynb #612ac002
 def change_or_undo(fn, model, arg, example, change, others=()):
     "What `change` reports; everything is put back where it fails or the output is another."
     _check_floats(fn, model)
@@ -354,7 +355,6 @@ def _flows(fn, model, arg, example, names):
         flow.note = f'no graph in training ({e}): two runs there were compared'
     flow.unseen,flow.unrun = used.unseen,code.unrun
     return flow,before
-
 
 # %% ../../nbs/post_training/40_channels.ipynb #61a1bd76
 def largest_inputs(fn, model, names, readers, batches):
@@ -425,6 +425,7 @@ def _codes(code):
     for c in code.co_consts:
         if inspect.iscode(c): yield from _codes(c)
 
+# %% ../../nbs/post_training/40_channels.ipynb #5d0bc005
 class _Code:
     "The model's own code, and which places of it ran."
     def __init__(self, model):
@@ -537,6 +538,7 @@ class _Code:
                     found |= {t.id for t in ast.walk(to) if isinstance(t, ast.Name)}
         return found
 
+# %% ../../nbs/post_training/40_channels.ipynb #5d0bc007
 def _cuts(inside, parts): return bool(parts & inside) and not parts <= inside
 
 _LINKS = ast.Attribute,ast.Subscript
@@ -565,7 +567,6 @@ def _resolved(m, node, me):
     if inner: return inner,None
     if any(node.attr in z._parameters for z in found): return found,None
     return found,node.attr
-
 
 # %% ../../nbs/post_training/40_channels.ipynb #61f960ce
 class Equalized(NamedTuple):

@@ -293,6 +293,7 @@ def _flat(v):
     if not isinstance(v, (list, tuple)): return [v]
     return [leaf for part in v for leaf in _flat(part)]
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c002
 def _order(model, names, batches, outside):
     "How often each of these modules is called with each batch, in the order of first calls."
     calls = {}
@@ -320,6 +321,7 @@ def _in_order(model, tasks, others, batches):
     order = sorted(tasks, key=lambda t: place.get(t.at, len(place)))
     return calls,order,[*dict.fromkeys(t.name for t in order if t.name in outside.names)]
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c004
 def _call_by_call(model, batch, often, hooked):
     "What the hook that `hooked(keep)` sets hands to `keep`; the model runs no further."
     found = []
@@ -367,6 +369,7 @@ def _collect(task, pairs, weights, shifted, own):
             for s,a,b in zip(sums, *chunk): s.add(a, b)
     return sums
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c006
 def _nearest(w, gram, scale, zero_point, bits):
     return coordinate_descent(w, gram, scale, zero_point, bits, sweeps=0)
 
@@ -382,6 +385,7 @@ _METHODS:dict[str, Any] = {
     **{name: partial(_polished, learn_codes, method=name)
         for name in ('adaround', 'flexround', 'signround', 'ste')}}
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c008
 def _grid_beside(q, w):
     "Scale and zero point of each weight."
     v = q.kind.blocks(w)
@@ -446,6 +450,7 @@ def _fitted_scale(targets, points, scale, places):
         for e,n,p in zip(errors, codes, places): e[:, own] -= change[p[:, own]]*n[:, own]
     return scale
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c00a
 def _kept(q):
     "What a quantizer holds, each tensor with its values."
     return [(t, t.clone()) for t in q.state_dict(keep_vars=True).values()]
@@ -472,6 +477,7 @@ def _undone_on_error():
         raise
     finally: forget_compiled()
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c00c
 def _places(task, q, raw)->Any:
     "Which scale each weight has, in matrices; None where others outside these rows share it."
     v,n = q.kind.blocks(raw),q.grid()[0]
@@ -496,6 +502,7 @@ def _chosen(task, targets, q, raw, settings):
         point = other
     return point
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c00e
 def _line(name, kind, before, after, note):
     "A line of the report, with three digits of the errors."
     was,now = (float(f'{v:.3g}') for v in (before, after))
@@ -529,6 +536,7 @@ def _weigh(task, sums, q, raw, settings, undo, again=None):
         _set_weights(task, old, q, raw, undo)
     return before/power,min(after, before)/power
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c010
 def _reconstructed(task, model, teacher, batches, calls, settings, undo):
     "A line of the report for one product, whose codes are in place then."
     often = calls.get(task.at, {})
@@ -559,6 +567,7 @@ def _reconstructed(task, model, teacher, batches, calls, settings, undo):
     several = again if max(often.values()) > 1 else None
     return line(*_weigh(task, sums, q, raw, settings, undo, several), ', '.join(notes))
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c012
 def _batches_of(model, calibrate):
     "A list of their calls; raises for what is none."
     check_batches(calibrate, 'reconstruct_')
@@ -615,6 +624,7 @@ def _without_quantizers(model):
         raise ValueError('reconstruct_: the model cannot be copied; give the float network '
             f'as teacher= ({type(e).__name__}: {e})') from e
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #64f0c014
 def _left_alone(name, told):
     "A line for a layer that keeps its codes."
     return Reconstructed(name, '-', math.nan, math.nan, told)
@@ -676,6 +686,7 @@ def _tasks_of_blocks(model, blocks, tasks):
     told = getattr(blocks, '__name__', names)
     raise ValueError(f'reconstruct_: blocks: no quantized weight in {told}')
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #7b10c016
 def _steps_in_order(tasks, of_input, of_block, steps):
     "In their order: the range of an input, the tasks that read it, a block behind its last."
     for i,task in enumerate(tasks):
@@ -688,6 +699,7 @@ def _steps_in_order(tasks, of_input, of_block, steps):
             if task in own and not any(t in own for t in tasks[i+1:]):
                 yield partial(_fitted_block, name, own, steps)
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #7b10c018
 _KEPT = 1 << 26                     # values of the inputs and targets of a block kept at once
 
 def _calls_of(model, name, batch, often, leaving):
@@ -716,6 +728,7 @@ class _BlockCalls:
                 if size <= self.room: self.kept[i],self.room = pairs,self.room-size
             yield from pairs
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #7b10c01a
 def _block_error(m, given, wanted, enters=None)->Any:
     "Squared error of a block and the power of its targets; None for other shapes."
     args,kwargs = copy.deepcopy(given)          # a block may write into what enters it
@@ -733,6 +746,7 @@ def _error_over_power(m, made, enters=None):
     power = max(sum(p.item() for _,p in found), 1e-300)
     return sum(e.item() for e,_ in found)/power
 
+# %% ../../nbs/post_training/10_reconstruct.ipynb #7b10c01c
 def _learned_in(tasks):
     "The tensors of a block that change, each with its first rate."
     found = {}

@@ -192,6 +192,7 @@ def _norm_turns(m, shape, axis, q):
     x = torch.randn(shape, generator=g, dtype=torch.float64, device='cpu')
     return _near(plain(_turned(x, axis, q)), _turned(plain(x), axis, q))
 
+# %% ../../nbs/post_training/30_rotate.ipynb #6021c002
 class _Stream:
     "Values that turn together, with the layers that make them and those that read them."
     def __init__(self, flow, model, names, width):
@@ -274,6 +275,7 @@ class _Stream:
         fit = (k for k in shape if self.width % k == 0)
         raise _CannotTurn(reader_in_words(self.flow, node), fit)
 
+# %% ../../nbs/post_training/30_rotate.ipynb #6021c004
 def _unfit_to_write(m, width, shared):
     "Why the outputs of a layer cannot be turned, or None."
     if isinstance(m, nn.Embedding):
@@ -295,6 +297,7 @@ def _unfit_to_read(m, node, axis, width, shared):
     if why: return why
     return 'groups cut its channels' if grouped_weight(m, m.weight).shape[2] % width else None
 
+# %% ../../nbs/post_training/30_rotate.ipynb #6021c006
 def _otherwise(stream):
     "What may read a stream and did not run, or what is different in training; or None."
     m,flow = next(iter(stream.writers)),stream.flow
@@ -380,6 +383,7 @@ def _fold_into(m, readers, undo):
         undo.tensor(b.data)
         b.data.zero_()
 
+# %% ../../nbs/post_training/30_rotate.ipynb #ab65c009
 def _turn(t, view, axis, q, undo):
     undo.tensor(t)
     view.copy_(_turned(view.double(), axis, q))
@@ -416,6 +420,7 @@ def _matrix_of(how, stream, g):
                 'from the identity')
     return keeping_the_sum(q) if stream.keeps_sum else q
 
+# %% ../../nbs/post_training/30_rotate.ipynb #ab65c00b
 def _streams(flow, model, names):
     "For each layer that writes, its stream or the reason why it has none."
     layers,found = layers_in(names),{}

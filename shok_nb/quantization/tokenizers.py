@@ -217,6 +217,7 @@ def _normal(v, generator, seed):
     u = uniform_like(v, generator=generator, seed=seed, fn='vq')
     return torch.special.ndtri(u + torch.finfo(u.dtype).eps/4)
 
+# %% ../../nbs/quantization/60_tokenizers.ipynb #70c0c002
 def vq(
     z:Tensor,              # Latents, channels last; computed in float32 at least
     codebook:Tensor,       # A row for each code, on the device of `z`; learns with 'diveq'
@@ -372,6 +373,7 @@ def _as_named(fn, f, *args, **knobs):
     except (TypeError, ValueError) as e:
         raise type(e)(f"{fn}: {str(e).partition(': ')[2]}") from None
 
+# %% ../../nbs/quantization/60_tokenizers.ipynb #70c0c005
 class FSQ(_Tokenizer):
     """`fsq` as a layer (arXiv:2309.15505): `encode`, `decode`. Raises ValueError as it does.
 
@@ -421,6 +423,7 @@ class FSQ(_Tokenizer):
         return fsq_index(fsq(z.to(wide_dtype(z.dtype)), **self.knobs, **clean), **self.knobs)
     def _codes(self, index, dtype): return fsq_codes(index, **self.knobs, dtype=dtype)
 
+# %% ../../nbs/quantization/60_tokenizers.ipynb #70c0c007
 class LFQ(_Tokenizer):
     """`lfq` as a layer (arXiv:2310.05737): `encode`, `decode`, `loss`. Raises for no `bits`.
 
@@ -490,6 +493,7 @@ class LFQ(_Tokenizer):
         far = (v - lfq(v, **self.knobs).detach()).square().sum()/max(v.numel(), 1)
         return of_one - self.diversity*of_all + self.commitment*far
 
+# %% ../../nbs/quantization/60_tokenizers.ipynb #70c0c009
 class VQ(_Tokenizer):
     """`vq` with a codebook that learns (arXiv:1711.00937). Raises ValueError for no codes.
 
