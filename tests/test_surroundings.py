@@ -160,3 +160,29 @@ def test_other_calls_that_ended_in_words_of_torch():
         told = rf'^gptq: {arg} must broadcast to the shape of w, \(2, 3\), got \(1, 2, 3\)'
         with pytest.raises(ValueError, match=told):
             R.gptq(torch.ones(2, 3), torch.eye(3), **k)
+
+# --- layers that share a quantizer, and torch.func
+class Twice(nn.Module):
+    "Two layers read one tensor."
+    def __init__(self):
+        super().__init__()
+        self.first,self.second = nn.Linear(24, 6),nn.Linear(24, 6)
+    def forward(self, x): return self.first(x) + self.second(x)
+
+def test_functional_call_with_a_shared_quantizer():
+    "Torch's own puts a module with two names back under one, if it ties weights."
+    model = Twice()
+    R.quantize_model_(model, 4, 8, calibrate=[X])
+    assert model.first.input_quantizer is model.second.input_quantizer
+    parameters = dict(model.named_parameters())
+    model(X).square().sum().backward()
+    def loss(p): return torch.func.functional_call(model, p, (X,), tie_weights=False).square().sum()
+    grads = torch.func.grad(loss)({k: p.detach() for k,p in parameters.items()})
+    for k,p in model.named_parameters():
+        assert p is parameters[k], k
+        torch.testing.assert_close(grads[k], p.grad)
+
+@pytest.mark.parametrize('use', [lambda m: R.nn.round_weights_(m, R.nn.RoundSTE()), lambda m: R.save_gguf('none', m)],
+    ids=['round_weights_', 'save_gguf'])
+def test_a_layer_without_a_shape(use):
+    with pytest.raises(ValueError, match='weight.* has no shape; call the model once'): use(nn.LazyLinear(4))

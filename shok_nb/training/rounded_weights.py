@@ -170,6 +170,7 @@ def round_weights_(
             raise ValueError(f'round_weights_: {name} of {type(m).__name__} is rounded '
                 'already; use swap_rounding_, or remove_rounding_ first')
         theirs = None if parametrize.is_parametrized(m, name) else weight_maker(m, name)
+        if nn.parameter.is_lazy(getattr(m, name)): theirs = 'has no shape; call the model once'
         if theirs: raise ValueError(f'round_weights_: {name} of {type(m).__name__} {theirs}')
     made = []
     for m in found:
