@@ -166,8 +166,10 @@ class Twice(nn.Module):
     "Two layers read one tensor."
     def __init__(self):
         super().__init__()
-        self.first,self.second = nn.Linear(24, 6),nn.Linear(24, 6)
-    def forward(self, x): return self.first(x) + self.second(x)
+        self.enter,self.first,self.second = nn.Linear(24, 8),nn.Linear(8, 6),nn.Linear(8, 6)
+    def forward(self, x):
+        h = self.enter(x).relu()
+        return self.first(h) + self.second(h)
 
 def test_functional_call_with_a_shared_quantizer():
     "Torch's own puts a module with two names back under one, if it ties weights."
