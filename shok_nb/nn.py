@@ -18,6 +18,7 @@ from .engine.arguments import (
     beyond_float,
     check_callable,
     check_choice,
+    check_dense,
     check_flag,
     check_input,
     check_model,
@@ -86,7 +87,8 @@ def _nothing(knobs):
 def _try(f, knobs, fn):
     "Call `f` once, on nothing, for its word on the knobs. What it says of `x` can wait."
     for k,v in knobs.items():
-        if isinstance(v, Tensor) and nn.parameter.is_lazy(v): check_input(v, fn, k)
+        if not isinstance(v, Tensor): continue
+        if nn.parameter.is_lazy(v) or v.is_nested: check_dense(v, fn, k)
     x = _nothing(knobs)
     if x is None: return
     try: y = f(x, **knobs)

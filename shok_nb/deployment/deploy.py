@@ -517,7 +517,8 @@ def _product(m, kept, calls):
     product = attention or turned or isinstance(m, nn.Linear)
     if kept != 'int4' or not product: return 'floats'
     weights:Any = m.parametrizations
-    made,times = next(iter(weights.values()))[0],calls.times.get(m, 0)
+    made = next(q for w in weights.values() for q in w if getattr(q, 'holds_codes', False))
+    times = calls.times.get(m, 0)
     block = made.block
     plain = attention or turned or type(m).forward is nn.Linear.forward
     whys = {'a forward of its own': not plain, f'{made.dtype}': made.dtype != torch.float32,

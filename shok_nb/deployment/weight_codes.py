@@ -87,7 +87,7 @@ def _of_numbers(q, w):
 
 def _at_level(numbers, format, pack):
     "Which of its 16 levels each number is, and the levels."
-    levels = torch.tensor(_HALF_A_BYTE[format], device=numbers.device)
+    levels = torch.tensor(_HALF_A_BYTE[format], dtype=torch.float32, device=numbers.device)
     if format != 'nf4': at = e2m1_codes(numbers)
     else: at = torch.searchsorted(levels.to(numbers), numbers.contiguous())
     if not pack: return at.to(torch.uint8),dict(levels=levels)

@@ -190,15 +190,20 @@ def view_of(x):
     "A view; a copy of a nested tensor, which torch cannot view."
     return x.view_as(x) if x.layout == torch.strided else x.clone()
 
+def clamp_nested(v, lower, upper):
+    "A nested tensor clamped; torch does it between numbers alone."
+    for k,among,hold in ((lower, torch.maximum, 'min'), (upper, torch.minimum, 'max')):
+        if isinstance(k, Tensor): v = among(v, k)
+        elif k is not None: v = v.clamp(**{hold: k})
+    return v
+
 def _clamped(v, lower, upper):
     "`v` clamped between ends, at least one of them a tensor; with torch's own slopes."
+    if type(v) not in PLAIN_TYPES and v.is_nested: return clamp_nested(v, lower, upper)
     if lower is None or upper is None: return v.clamp(lower, upper)
     # `clamp` takes two of a kind
     if not (isinstance(lower, Tensor) and isinstance(upper, Tensor)):
         return v.clamp(min=lower).clamp(max=upper)
-    # nested tensors have no clamp for tensors
-    if type(v) not in PLAIN_TYPES and v.is_nested:
-        return torch.minimum(torch.maximum(v, lower), upper)
     # up to torch 2.13 it has no gradient for ends that broadcast each other
     if lower.shape != upper.shape: lower,upper = torch.broadcast_tensors(lower, upper)
     return v.clamp(lower, upper)

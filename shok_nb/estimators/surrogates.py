@@ -17,12 +17,13 @@ from ..engine.parts import (
     as_scalar,
     broadcast_with,
     cached,
+    clamp_nested,
     finite,
     indicator,
     pi,
     within,
 )
-from ..engine.pieces import wide_dtype
+from ..engine.pieces import PLAIN_TYPES, wide_dtype
 from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #9ad5c39f
@@ -54,6 +55,7 @@ def _fitting(x, *ends):
 def clamp_between(x, lower, upper):
     "`x` clamped to numbers or tensors that broadcast with it; never to be differentiated."
     lower,upper = _fitting(x, lower, upper)
+    if type(x) not in PLAIN_TYPES and x.is_nested: return clamp_nested(x, lower, upper)
     numbers = not (isinstance(lower, Tensor) or isinstance(upper, Tensor))
     return x.clamp(lower, upper) if numbers else x.clamp(min=lower).clamp(max=upper)
 

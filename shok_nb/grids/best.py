@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
-from ..engine.arguments import check_callable, check_choice, check_input, what_came
+from ..engine.arguments import check_callable, check_choice, check_dense, what_came
 from ..engine.grid import Cells, GradientRule, Grid
 from ..estimators.ste import round_ste
 from .blocks import largest_of, sum_squares
@@ -144,7 +144,7 @@ def best_quantize(
         tensor([-1.0000, -0.7500, -0.7500, -0.5000])
     """
     fn = 'best_quantize'
-    check_input(x, fn)
+    check_dense(x, fn)
     check_choice(error, fn, 'error', get_args(_BlockError))
     if not isinstance(grids, (list, tuple)) or len(grids) < 2:
         got = f'{len(grids)}' if isinstance(grids, (list, tuple)) else what_came(grids)

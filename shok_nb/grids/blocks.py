@@ -14,8 +14,8 @@ from torch import Tensor
 from ..engine.arguments import (
     check_choice,
     check_count,
+    check_dense,
     check_flag,
-    check_input,
     check_knob,
 )
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
@@ -244,7 +244,7 @@ def mx_quantize(
         tensor([-1.0000, -1.0000, -0.7500, -0.7500])
     """
     fn = 'mx_quantize'
-    check_input(x, fn)
+    check_dense(x, fn)
     f = format_of(format, fn)
     check_choice(scale, fn, 'scale', (*_SCALES, 'mse'))
     check_rounding(rounding, gradient, knobs, fn)
@@ -304,7 +304,7 @@ def nvfp4_quantize(
         tensor([-1.0312, -1.0312, -0.6875, -0.5156])
     """
     fn = 'nvfp4_quantize'
-    check_input(x, fn)
+    check_dense(x, fn)
     check_rounding(rounding, gradient, knobs, fn)
     _check_numbers(knobs, fn)
     element = grid_of(FORMATS['e2m1'], gradient=gradient)
@@ -375,7 +375,7 @@ def int_quantize(
         tensor([-1.0000, -1.0000, -0.8571, -0.8571])
     """
     fn = 'int_quantize'
-    check_input(x, fn)
+    check_dense(x, fn)
     bits = check_count(bits, fn, 'bits', 2, 16)
     scales = None
     if scale_format is not None:
@@ -674,7 +674,7 @@ def gguf_quantize(
         tensor([-0.9999, -0.9370, -0.8740, -0.8031])
     """
     fn = 'gguf_quantize'
-    check_input(x, fn)
+    check_dense(x, fn)
     check_choice(format, fn, 'format', GGUF_BLOCKS)
     if rounding is None:
         knobs = dict(ties=GGUF_TIES[format]) | knobs

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..engine.arguments import (
     check_answer,
     check_count,
+    check_dense,
     check_flag,
     check_input,
     check_knob,
@@ -177,7 +178,7 @@ def levels_round(
         tensor([-1.0000,  0.0000,  0.5000])
     """
     fn = 'levels_round'
-    check_input(x, fn)
+    check_dense(x, fn)
     check_rounding(rounding, gradient, knobs, fn)
     if axis is not None: axis = check_count(axis, fn, 'axis', -x.ndim, x.ndim-1) % x.ndim
     levels = _check_levels(levels, x, axis, fn)
@@ -260,7 +261,7 @@ def levels_softmax(
         tensor([-1.0000,  0.5000,  0.5000])
     """
     fn = 'levels_softmax'
-    check_input(x, fn)
+    check_dense(x, fn)
     check_flag(hard, fn, 'hard')
     temperature = check_knob(temperature, x, fn, 'temperature')
     sharpness = check_knob(sharpness, x, fn, 'sharpness', finite=True)
@@ -338,7 +339,7 @@ def log2_round(
         tensor([ 0.2500,  1.0000,  2.0000, -4.0000])
     """
     fn = 'log2_round'
-    check_input(x, fn)
+    check_dense(x, fn)
     if not isinstance(exponents, (tuple, list)) or len(exponents) != 2:
         raise TypeError(f'{fn}: exponents must be two ints, got {exponents!r}')
     low = check_count(exponents[0], fn, 'the least exponent of exponents', -126, 126)

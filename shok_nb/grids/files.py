@@ -381,6 +381,8 @@ def _check_tensor(name, t):
     "Raises for what is no dense tensor with values, and for a shape that ggml does not read."
     if not isinstance(t, Tensor):
         raise TypeError(f'save_gguf: {name} must be a Tensor, got {what_came(t)}')
+    if torch.nn.parameter.is_lazy(t):
+        raise ValueError(f'save_gguf: {name} has no shape; call the model once')
     if t.layout != torch.strided or t.is_nested:
         raise TypeError(f'save_gguf: {name} must be dense, got layout {t.layout}')
     _check_shape(name, t.shape)

@@ -17,8 +17,8 @@ from ..engine.arguments import (
     check_callable,
     check_choice,
     check_count,
+    check_dense,
     check_flag,
-    check_input,
     check_knob,
 )
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
@@ -232,7 +232,7 @@ def ulp(
         tensor([0.5000, 0.5000, 2.0000])
     """
     f = format_of(format, 'ulp')
-    return grid_of(f).cells(check_input(x, 'ulp').detach().to(wide_dtype(x.dtype))).worth
+    return grid_of(f).cells(check_dense(x, 'ulp').detach().to(wide_dtype(x.dtype))).worth
 
 def float_round(
     x:Tensor,                    # Values; any shape, floating dtype
@@ -265,7 +265,7 @@ def float_round(
         tensor([3.1250e-01, 1.2500e+00, 4.4800e+02])
     """
     fn = 'float_round'
-    check_input(x, fn)
+    check_dense(x, fn)
     f = format_of(format, fn, 'e8m0')
     check_rounding(rounding, gradient, knobs, fn)
     grid = grid_of(f, check_flag(saturate, fn, 'saturate'), gradient)

@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 from ..engine.arguments import (
+    check_dense,
     check_flag,
-    check_input,
     check_knob,
     check_step,
     real_tensor,
@@ -120,7 +120,7 @@ def soft_entropy(
         tensor(True)
     """
     fn = 'soft_entropy'
-    check_input(x, fn)
+    check_dense(x, fn)
     alpha,step = check_knob(alpha, x, fn, 'alpha'),check_step(step, x, fn)
     offset = check_knob(offset, x, fn, 'offset', -math.inf, finite=True)
     low,high = code_range(fn, bits, check_flag(signed, fn, 'signed'))

@@ -64,9 +64,10 @@ from ..quantization.quantizer import (
 )
 from ..training.rounded_weights import (
     all_or_nothing,
-    is_rounded,
+    free_input,
     parametrize_weight,
     quantize_input,
+    weight_maker,
 )
 
 # %% ../../nbs/networks/10_models.ipynb #58a0000b
@@ -395,21 +396,6 @@ def _is_quantized(m, weight):
 
 def _path(layer, name): return f'{layer}.{name}' if layer else name
 
-def weight_maker(m, weight):
-    "Who makes a weight that is no Parameter, and how to end that."
-    own = f'(layer, {weight!r}) first'
-    if parametrize.is_parametrized(m, weight):
-        makers = m.parametrizations[weight]
-        if is_rounded(m, weight): return 'is rounded already; nn.remove_rounding_(model) first'
-        kinds = ', '.join(type(q).__name__ for q in makers)
-        return f'is made by {kinds}; torch.nn.utils.parametrize.remove_parametrizations{own}'
-    if weight+'_mask' in m._buffers: return f'is pruned; torch.nn.utils.prune.remove{own}'
-    if weight+'_g' in m._parameters:
-        return f'is made by weight_norm; torch.nn.utils.remove_weight_norm{own}'
-    if weight+'_u' in m._buffers:
-        return f'is made by spectral_norm; torch.nn.utils.remove_spectral_norm{own}'
-    if weight not in m._parameters and weight not in m._buffers: return 'is no Parameter'
-
 def _normed(m, weight):
     "Is this weight made of a direction and a length alone, as torch's weight_norm makes it?"
     kinds = {type(q) for q in m.parametrizations[weight]}
@@ -418,15 +404,17 @@ def _normed(m, weight):
 
 def _check_weight(m, layer, weight, rounded):
     "Raises where a weight has no values, or cannot be quantized if it is `rounded`."
-    t,told = getattr(m, weight, None),None
-    if not isinstance(t, torch.Tensor): told = 'is no Parameter'
-    elif nn.parameter.is_lazy(t): told = 'has no shape; call the model once'
-    elif t.is_meta: told = 'is on the meta device and has no values; load them first'
-    elif rounded:
+    told = None
+    if rounded:                 # before the weight is read: spectral_norm counts its reads
         if not parametrize.is_parametrized(m, weight) or not _normed(m, weight):
             told = weight_maker(m, weight)
         if isinstance(m, nn.Embedding) and m.sparse:
             told = 'gets sparse gradients, which rounding cannot pass on; set sparse = False'
+    t = None if told else getattr(m, weight, None)
+    if told: pass
+    elif not isinstance(t, torch.Tensor): told = 'is no Parameter'
+    elif nn.parameter.is_lazy(t): told = 'has no shape; call the model once'
+    elif t.is_meta: told = 'is on the meta device and has no values; load them first'
     if told: raise ValueError(f'quantize_model_: {_path(layer, weight)} {told}')
 
 # %% ../../nbs/networks/10_models.ipynb #58a00043
@@ -655,7 +643,15 @@ class _Arriving:
             q = self.like(state.get(f'{prefix}{name}.layout')).to(device)
             q.train(model.training).of_a_model = name
             quantize_input(place, q)
+        self.free(model, state, prefix, sites)
         self.tie(model, state, prefix, sites)
+
+    def free(self, model, state, prefix, sites):
+        "What no batch reached, where the state was saved, has no quantizer here either."
+        for n,m in model.named_modules() if sites else ():
+            q = getattr(m, 'input_quantizer', None)
+            if n in sites or not isinstance(q, Quantizer) or q.ready: continue
+            if any(k.startswith(f'{prefix}{_path(n, "")}') for k in state): free_input(m)
 
     def like(self, layout):
         "A quantizer with as many bits as a saved one, if its codes fit a byte."

@@ -51,8 +51,9 @@ from ..networks.layers import (
     is_layer,
     own_part,
 )
-from ..networks.models import checked_batch, weight_maker
+from ..networks.models import checked_batch
 from ..quantization.quantizer import Quantizer
+from ..training.rounded_weights import weight_maker
 
 # %% ../../nbs/post_training/40_channels.ipynb #610718c1
 def grouped_weight(m, w):
@@ -220,8 +221,9 @@ def weights_taken_twice(flow, model):
 def why_unfit(m, shared):
     "Why the weights of a layer or a normalization cannot be changed, or None."
     if getattr(m, 'weight', None) is None: return 'it has no weight to take a factor'
-    held = weight_maker(m, 'weight')
-    if held: return f'its weight {held}'
+    for name in ('weight', 'bias'):
+        held = weight_maker(m, name) if getattr(m, name, None) is not None else None
+        if held: return f'its {name} {held}'
     for p in m.parameters(recurse=False):
         if id(p) in shared: return f'its weight {shared[id(p)]}'
     return None if is_layer(m) or m.weight.ndim == 1 else 'its weight has several axes'

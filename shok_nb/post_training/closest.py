@@ -68,6 +68,11 @@ def lattice_of(fn, w, scale, zero_point, bits, signed):
     if isinstance(zero_point, Tensor): zero_point = _codes_as_real(zero_point)
     z = check_knob(zero_point, w, fn, 'zero_point', -math.inf, finite=True)
     qmin,qmax = code_range(fn, bits, signed)
+    for arg,k in dict(scale=s, zero_point=z).items():
+        shape = k.shape if isinstance(k, Tensor) else ()
+        if torch.broadcast_shapes(w.shape, shape) == w.shape: continue
+        told = f'{arg} must broadcast to the shape of w, {tuple(w.shape)}'
+        raise ValueError(f'{fn}: {told}, got {tuple(shape)}')
     def laid(k):
         k = torch.as_tensor(k, dtype=wide_dtype(w.dtype), device=w.device)
         return k.detach().expand(w.shape).mT

@@ -18,7 +18,6 @@ from ..engine.arguments import check_callable, check_choice, check_count, check_
 from ..engine.report import LayerReport, names_in_words
 from ..networks.flow import call_of_example, here_op, in_float64, packet
 from ..networks.layers import channel_axis, is_layer
-from ..networks.models import weight_maker
 from .channels import (
     CASTS,
     Equalized,
@@ -38,6 +37,7 @@ from .channels import (
     weights_taken_twice,
     why_unfit,
 )
+from ..training.rounded_weights import weight_maker
 
 # %% ../../nbs/post_training/30_rotate.ipynb #fae3919f
 @in_float64

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Literal
 import torch
 from torch import Tensor
-from ..engine.arguments import check_choice, check_flag, check_input, check_knob
+from ..engine.arguments import check_choice, check_dense, check_flag, check_knob
 from ..engine.compat import exact
 from ..engine.pieces import wide_dtype
 from .fake_quantize import (
@@ -29,7 +29,7 @@ def _settle(x, fn, bits, signed, zero_point, axis, block):
     "Checked: groups in float32 at least, the shape of their scales, and the range of codes."
     check_flag(zero_point, fn, 'zero_point')
     qmin,qmax = code_range(fn, bits, signed)
-    check_values(check_input(x, fn), fn)
+    check_values(check_dense(x, fn), fn)
     v,shape = scale_groups(x.detach().to(wide_dtype(x.dtype)), fn, axis, block)
     return v,shape,qmin,qmax
 

@@ -17,6 +17,7 @@ from ..engine.arguments import (
     check_callable,
     check_choice,
     check_count,
+    check_dense,
     check_flag,
     check_input,
     check_knob,
@@ -308,7 +309,7 @@ def lsq_init(
         tensor(0.3830)
     """
     _,qmax = code_range('lsq_init', bits, signed)
-    check_values(check_input(x, 'lsq_init'), 'lsq_init')
+    check_values(check_dense(x, 'lsq_init'), 'lsq_init')
     v,shape = scale_groups(x.detach(), 'lsq_init', axis, block)
     return filled_scale(mean_size(v.abs())/qmax**.5*2).reshape(shape)
 

@@ -15,6 +15,7 @@ from ..engine.arguments import (
     check_callable,
     check_choice,
     check_count,
+    check_dense,
     check_input,
     check_knob,
 )
@@ -33,10 +34,11 @@ from .fake_quantize import (
 # %% ../../nbs/quantization/45_few_levels.ipynb #d9a5d6f3
 def _grouped(w, fn, axis, block):
     "Weights in the wide dtype, their groups as rows, and the shape of one scale each."
-    check_input(w, fn, 'w')
+    check_dense(w, fn, 'w')
     v = w.to(wide_dtype(w.dtype))
     rows,shape = (v.reshape(1, -1),()) if not v.numel() else scale_groups(v, fn, axis, block)
-    return v if block is None else v.reshape(*shape[:-1], block),rows,shape
+    whole = block is None or not v.numel()
+    return v if whole else v.reshape(*shape[:-1], block),rows,shape
 
 def _sized(size):
     "A step that divides: 1 for zeros alone, and no infinity."

@@ -16,6 +16,7 @@ from ..engine.arguments import (
     check_callable,
     check_choice,
     check_count,
+    check_dense,
     check_flag,
     check_input,
     check_knob,
@@ -169,7 +170,7 @@ def fsq_index(
         >>> R.fsq_index(torch.tensor([[0., 0.5, -1.]]), levels=[8, 5, 5])
         tensor([28])
     """
-    check_input(codes, 'fsq_index', 'codes')
+    check_dense(codes, 'fsq_index', 'codes')
     levels,together = checked_levels(levels, stages, 'fsq_index', codes.dtype)
     _channels(codes, levels, 'fsq_index', 'codes')
     symmetric = check_flag(symmetric, 'fsq_index', 'symmetric')

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from ..engine.arguments import (
     check_count,
+    check_dense,
     check_flag,
     check_input,
     check_knob,
@@ -265,7 +266,7 @@ def signround_range(
         (tensor(0.2000), tensor(5.))
     """
     check_count(bits, 'signround_range', 'bits', 1, 24)
-    check_not_empty(check_input(w, 'signround_range', 'w'), 'signround_range', 'w')
+    check_not_empty(check_dense(w, 'signround_range', 'w'), 'signround_range', 'w')
     v,shape = scale_groups(w.detach(), 'signround_range', axis, block)
     alpha = check_knob(alpha, w, 'signround_range', 'alpha', open=True)
     beta = check_knob(beta, w, 'signround_range', 'beta', open=True)

@@ -18,6 +18,7 @@ from ..engine.arguments import (
     check_callable,
     check_choice,
     check_count,
+    check_dense,
     check_flag,
     check_input,
     real_tensor,
@@ -126,6 +127,12 @@ class _Grid:
         return other
 
     def values_per_scale(self): return self.block
+
+    def check(self, x):
+        "Raises for what is no tensor of floats; blocks and other formats want a dense one."
+        fixed = self.format is None or isinstance(self.format, FixedFormat)
+        jagged = fixed and self.block is None
+        return (check_input if jagged else check_dense)(x, 'Quantizer')
 
     def layout(self):
         "What a state says: end codes, is there an axis, are there powers, which axis, block."
@@ -334,7 +341,7 @@ class _FormatGrid(_Grid):
         most = filled_scale(v.abs().amax(1)/self.largest())
         if init == 'minmax': return most.reshape(shape),most.new_zeros(shape)
         best,least = most,torch.full_like(most, torch.inf)
-        for share in torch.linspace(.5, 1., 41).tolist():
+        for share in torch.linspace(.5, 1., 41, dtype=torch.float32).tolist():
             scale = most*share
             error = (self.points(v/scale[:, None])*scale[:, None]-v).square()
             error = mean_of_group(error, parts)[:, 0]
@@ -886,7 +893,7 @@ class Quantizer(_GridTensors):
             >>> R.Quantizer(bits=4, init='minmax').calibrate_(torch.tensor([-0.7, 0.1, 0.7])).scale
             tensor([0.1000])
         """
-        return calibrate_on_(self, check_input(x, 'Quantizer').detach(), self.axis)
+        return calibrate_on_(self, check_dense(x, 'Quantizer').detach(), self.axis)
 
     def set_grid_(self,
         scale:float|Tensor,           # One > 0 for all, or a Tensor of the grid's shape
@@ -936,7 +943,7 @@ class Quantizer(_GridTensors):
             >>> q.forward(torch.tensor([0.12, 5.]))
             tensor([0.1000, 0.7000])
         """
-        check_input(x, 'Quantizer')
+        self.kind.check(x)
         dtype = self.kind.dtype_in_onnx(self) if torch.onnx.is_in_onnx_export() else None
         if dtype is not None: return _in_onnx(x, *self.grid(), self.axis, dtype)
         return self.kind.nearest(self, x)
@@ -975,7 +982,7 @@ class Quantizer(_GridTensors):
             >>> q.to_codes(torch.tensor([0.12, 5.]))
             tensor([1, 7], dtype=torch.int32)
         """
-        return self.kind.codes(self, check_input(x, 'Quantizer'))
+        return self.kind.codes(self, self.kind.check(x))
 
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00005

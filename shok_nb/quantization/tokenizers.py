@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ..engine.arguments import (
     check_choice,
     check_count,
+    check_dense,
     check_flag,
     check_input,
     check_knob,
@@ -157,7 +158,7 @@ def lfq_entropy(
         >>> one.item() < 1e-6, together      # two of four codes, equally often: the logarithm of 2
         (True, tensor(0.6931))
     """
-    _check_bits(z, 'lfq_entropy')
+    _check_bits(check_dense(z, 'lfq_entropy', 'z'), 'lfq_entropy')
     spherical = check_flag(spherical, 'lfq_entropy', 'spherical')
     group_size = check_count(group_size, 'lfq_entropy', 'group_size', 1, 16)
     v = z.to(wide_dtype(z.dtype)).reshape(-1, z.shape[-1])
@@ -175,7 +176,7 @@ def lfq_entropy(
 _Method = Literal['ste', 'rotation', 'diveq']
 
 def _check_codebook(z, codebook, fn):
-    check_input(z, fn, 'z')
+    check_dense(z, fn, 'z')
     check_input(codebook, fn, 'codebook')
     shape = tuple(codebook.shape)
     if len(shape) != 2 or 0 in shape:

@@ -89,11 +89,33 @@ def quantize_input(m, quantizer):
     m.input_quantizer = quantizer
     m._quantizes = m.register_forward_pre_hook(_enters, with_kwargs=True),
 
+def free_input(m):
+    "What enters this layer is rounded no longer. Was it?"
+    hooks = m.__dict__.pop('_quantizes', ())
+    for h in hooks: h.remove()
+    if hooks: del m.input_quantizer
+    return bool(hooks)
+
 def _ours(q): return getattr(q, 'rounds', False) or bool(getattr(q, 'of_a_model', False))
 
 def is_rounded(m, name):
     "Does one of ours make this weight?"
     return parametrize.is_parametrized(m, name) and any(map(_ours, m.parametrizations[name]))
+
+def weight_maker(m, weight):
+    "Who makes a weight that is no Parameter, and how to end that."
+    own = f'(layer, {weight!r}) first'
+    if parametrize.is_parametrized(m, weight):
+        makers = m.parametrizations[weight]
+        if is_rounded(m, weight): return 'is rounded already; nn.remove_rounding_(model) first'
+        kinds = ', '.join(type(q).__name__ for q in makers)
+        return f'is made by {kinds}; torch.nn.utils.parametrize.remove_parametrizations{own}'
+    if weight+'_mask' in m._buffers: return f'is pruned; torch.nn.utils.prune.remove{own}'
+    if weight+'_g' in m._parameters:
+        return f'is made by weight_norm; torch.nn.utils.remove_weight_norm{own}'
+    if weight+'_u' in m._buffers:
+        return f'is made by spectral_norm; torch.nn.utils.remove_spectral_norm{own}'
+    if weight not in m._parameters and weight not in m._buffers: return 'is no Parameter'
 
 # %% ../../nbs/training/22_rounded_weights.ipynb #301e61fb
 def are_classes(kinds):
@@ -147,6 +169,9 @@ def round_weights_(
         if is_rounded(m, name):
             raise ValueError(f'round_weights_: {name} of {type(m).__name__} is rounded '
                 'already; use swap_rounding_, or remove_rounding_ first')
+        theirs = None if parametrize.is_parametrized(m, name) else weight_maker(m, name)
+        if nn.parameter.is_lazy(getattr(m, name)): theirs = 'has no shape; call the model once'
+        if theirs: raise ValueError(f'round_weights_: {name} of {type(m).__name__} {theirs}')
     made = []
     for m in found:
         if isinstance(rounding, nn.Module): r = copy.deepcopy(rounding)
@@ -221,12 +246,10 @@ def _free(m, leave_rounded):
     "Takes what is ours from one layer. Was there anything?"
     names = [n for n in getattr(m, 'parametrizations', ()) if is_rounded(m, n)]
     for name in names: _free_weight(m, name, leave_rounded)
-    hooks = m.__dict__.pop('_quantizes', ())
-    for h in hooks: h.remove()
-    if hooks: del m.input_quantizer
+    entered = free_input(m)
     for h in m.__dict__.pop('_awaits', ()): h.remove()
     if getattr(vars(m).get('forward'), 'rewritten', False): del m.forward,m.operations
-    return bool(names or hooks)
+    return bool(names or entered)
 
 def _check_not_deployed(model):
     "Raises where codes have taken the place of floats."
