@@ -11,7 +11,6 @@ import shok_nb as R
 from shok_nb.nn import Rounding, RoundSTE, SoftRound, remove_rounding_, round_weights_
 
 X = torch.tensor([-.7, .3, 1.4])
-PAIR = torch.tensor([.3, 1.4])
 W = torch.linspace(-1, 1, 256).view(4, 64)
 INTS = torch.arange(3)
 
