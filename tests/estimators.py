@@ -1,5 +1,6 @@
 "Every estimator the tests know, made from the catalog: a new row brings its own tests."
 import functools
+import inspect
 import io
 from contextlib import contextmanager
 from functools import partial
@@ -37,6 +38,8 @@ def variants(keep=lambda r: True, only=lambda r, f: True):
     rules = r.choices[0].options[1:] if keep(r) else ()
     out += [pytest.param(r, partial(round_ste, ties=t), id=f'round_ste-{t}') for t in rules]
     return [p for p in out if only(*p.values)]
+
+LAID = [r for r in catalog if 'step' in inspect.signature(r.f).parameters]
 
 SEED = torch.tensor(2**40+7)
 
@@ -187,6 +190,8 @@ def saved(thing, weights_only=True):
     torch.save(thing, file)
     file.seek(0)
     return torch.load(file, weights_only=weights_only)
+
+def equal(a, b): return all(torch.equal(s, t) for s,t in zip(a, b, strict=True))
 
 def generator(seed=0): return torch.Generator().manual_seed(seed)
 

@@ -191,8 +191,7 @@ class Watch:
     def pytest_runtest_logstart(self, nodeid): self.say('start', nodeid)
     def pytest_runtest_logreport(self, report):
         if report.failed: self.say('failed', report.nodeid)
-    def pytest_collectreport(self, report):
-        if report.failed: self.say('failed', report.nodeid)
+    pytest_collectreport = pytest_runtest_logreport
 
 def child(change, module, order, out, seconds):
     "Never returns."

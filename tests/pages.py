@@ -52,10 +52,6 @@ def cache_of(basetemp):
 
 def lock(folder, name): return FileLock(folder/f'{name}.lock')
 
-def is_folded(cell):
-    "Is the code of a page's cell seen only when a reader asks?"
-    return 'hide-input' in cell['metadata']['tags']
-
 @functools.cache
 def conf():
     "The configuration of the site; it leaves the path and the environment as they were."

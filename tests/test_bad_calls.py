@@ -26,16 +26,14 @@ from test_bad_input import (
     PLACES,
     POSITIVE,
     TENSOR,
-    Call,
     TooLong,
     X,
     at_most,
     calls,
     grid,
     kind,
-    method,
-    module_of,
     nonsense,
+    of,
     says,
     title,
 )
@@ -111,10 +109,6 @@ def legal(call, arg):
 # --- the calls that the other table does not have
 LETTERS = kind('word empty five')
 STEPS = kind('minus zero half inf low huge minus_huge')
-
-def of(module, name, valid, kinds, f=None, member=''):
-    if f is None: f = method(member) if member else getattr(module_of(module), name)
-    return Call(module, name, f, valid if callable(valid) else lambda: dict(valid), kinds, member)
 
 def of_demo():
     photo = torch.full((1, 3, 128, 128), 100.)

@@ -524,11 +524,12 @@ def of_sizes():
         steps=1), dict(model=NOTHING, calibrate=NOTHING, loss=NOTHING, bits=POSITIVE, least=NOTHING, most=NOTHING,
         steps=NOTHING)
 
+def of(module, name, valid, kinds, f=None, member=''):
+    if f is None: f = method(member) if member else getattr(module_of(module), name)
+    return Call(module, name, f, valid if callable(valid) else lambda: dict(valid), kinds, member)
+
 def methods():
     "Constructors and methods, called as functions of `self`."
-    def of(module, name, make, kinds, f=None, member=''):
-        if f is None: f = method(member) if member else getattr(module_of(module), name)
-        return Call(module, name, f, make, kinds, member)
     yield of('quantizer', 'Quantizer', lambda: dict(bits=4, signed=True, zero_point=False, axis=0, block=None,
         learn=False, rounding=R.round_ste, init='mse', format=None, scale='po2'), dict(bits=NOTHING,
         signed=FLAG | NONE, zero_point=FLAG, axis=kind('none minus zero'), block=NONE, learn=FLAG, rounding=NOTHING,

@@ -11,9 +11,10 @@ from importlib import metadata
 from unittest import mock
 import literate
 import pytest
+from literate import is_folded
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from pages import FOLDERS, NBS, ROOT, TRAINS, conf, is_folded, notebook, played, slug
+from pages import FOLDERS, NBS, ROOT, TRAINS, conf, notebook, played, slug
 
 GIVEN = {'export', 'exports', 'exporti'}              # such cells are in the package, which the reader has installed
 UNSEEN = {'remove-cell', 'remove-input', 'skip-execution'}

@@ -5,7 +5,8 @@ import re
 import literate
 import pytest
 from examples import is_check, parts
-from pages import DOCS, NBS, is_folded, notebook, played, slug
+from literate import is_folded
+from pages import DOCS, NBS, notebook, played, slug
 from test_copy import GIVEN, seen
 
 

@@ -218,7 +218,6 @@ def set_table(m): TABLE.update(calls=1)
 def set_settings(m): SETTINGS.flag = True
 def set_environ(m): os.environ['SHOK_FLAG'] = '1'
 def exchange(m): m.plain[0] = nn.Identity()
-def asks_default(m, on=[]): return bool(on)
 ASKS = dict(flag=(flag_of, set_flag), absent=(lambda m: hasattr(m, 'extra'), lambda m: setattr(m, 'extra', 1)),
     none=(lambda m: getattr(m, 'extra', None) is not None, lambda m: setattr(m, 'extra', nn.Identity())),
     child=(lambda m: getattr(m.c, 'flag', False), lambda m: setattr(m.c, 'flag', True)),
@@ -266,6 +265,12 @@ def test_what_it_asks_is_asked_again(name, as_before):
         with pytest.raises(RuntimeError, match='forward of Odd was quantized when .* was'): block(x)
         change(other)
         with pytest.raises(RuntimeError, match='forward of Odd was quantized when .* was'): other(x)
+
+def by_default(m, x, on=[]):
+    y = m.c(x)+x
+    return y*3. + x if on else y
+
+def test_a_default_that_can_change(): refused(of(by_default, lambda f: by_default), 'defaults that can change')
 
 # --- chance and time
 def of_chance(draw):

@@ -16,10 +16,9 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from estimators import back, block_rows, generator, kept, lumped, saved, slow_after
+from estimators import LAID, back, block_rows, generator, kept, lumped, saved, slow_after
 from test_files import gguf
 import shok_nb as R
-from shok_nb.catalog import catalog
 from shok_nb.engine.grid import Grid
 from shok_nb.engine.replay import no_replay
 from shok_nb.grids import floats
@@ -115,7 +114,6 @@ GRIDS = dict(floats=lambda f: lambda x, **kw: R.float_round(x, 'e2m1', f, **kw),
     q4_1=lambda f: lambda x, **kw: R.gguf_quantize(x, 'Q4_1', f, **kw),
     powers=lambda f: lambda x, **kw: R.log2_round(x, f, exponents=(-3, 2), **kw),
     levels=lambda f: lambda x, **kw: R.levels_round(x, [-6., -2., 0., .5, 3., 7.], f, **kw))
-LAID = [r for r in catalog if 'step' in inspect.signature(r.f).parameters]
 
 @lumped([pytest.param(r, g, id=f'{r.f.__name__}-{g}') for r in LAID for g in GRIDS], lambda r, grid: r.f.__name__)
 def test_every_estimator(r, grid):

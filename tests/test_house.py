@@ -31,6 +31,7 @@ import nbformat
 import pictures
 import pytest
 from estimators import batches, grouped, lumped, variants
+from literate import is_folded
 from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -44,7 +45,6 @@ from pages import (
     cells,
     conf,
     execute,
-    is_folded,
     notebook,
     played,
     ready,

@@ -4,7 +4,7 @@ import pickle
 from functools import partial
 import pytest
 import torch
-from estimators import generator
+from estimators import equal, generator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 import shok_nb as R
@@ -177,7 +177,7 @@ EVERY = OPTIMIZERS | dict(asgd=partial(torch.optim.ASGD, lr=.01, t0=0), nadam=pa
 @pytest.mark.parametrize('name', EVERY)
 def test_a_resume_of_every_optimizer(name, shape):
     "States of another shape than the parameter, and those of a single number, keep their dtype too."
-    assert same(*([t] for t in resumed(EVERY[name], shape)))
+    assert equal(*([t] for t in resumed(EVERY[name], shape)))
 
 @pytest.mark.parametrize('dtype', [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_states_of_eight_bits(dtype):
@@ -195,7 +195,7 @@ def test_states_of_eight_bits(dtype):
     # Adam's step is at most about the rate: 20 of them are .02; a cosine is a direction
     assert got.abs().max() < .04 and torch.cosine_similarity(got.flatten(), want.flatten(), 0) > .9
     assert state['exp_avg'].dtype == dtype and state['exp_avg_scale'].shape == (16,)
-    for shape in ((40, 6), (7, 1), (5,)): assert same(*([t] for t in resumed(ADAMW, shape, states=dtype)))
+    for shape in ((40, 6), (7, 1), (5,)): assert equal(*([t] for t in resumed(ADAMW, shape, states=dtype)))
 
 def test_copied_and_pickled():
     "A copy goes on as the optimizer does, and so does one that was written down."
@@ -205,7 +205,7 @@ def test_copied_and_pickled():
     opt.step()
     for again in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
         others = again.param_groups[0]['params']
-        assert repr(again) == repr(opt) and same(params, others) and again.iteration == 1
+        assert repr(again) == repr(opt) and equal(params, others) and again.iteration == 1
         now = [p.detach().clone() for p in params]
         give_gradients(params, 1)
         give_gradients(others, 1)
@@ -213,7 +213,7 @@ def test_copied_and_pickled():
         give_gradients(before.param_groups[0]['params'], 1)
         before.step()
         again.step()
-        assert same(before.param_groups[0]['params'], others) and not same(now, others) and same(now, params)
+        assert equal(before.param_groups[0]['params'], others) and not equal(now, others) and equal(now, params)
 
 def test_a_step_that_fails_moves_nothing():
     "A layout that the optimizer refuses is found before the first chunk, and the states stay small."
@@ -225,7 +225,7 @@ def test_a_step_that_fails_moves_nothing():
             if (i == 1) == (layout == 'sparse_coo'): p.grad = p.grad.to_sparse()
         before = [p.detach().clone() for p in params]
         with pytest.raises(TypeError, match=f'params must have (dense|sparse) gradients for .*{layout}'): opt.step()
-        assert same(before, params) and opt.iteration == 0
+        assert equal(before, params) and opt.iteration == 0
     params = some()
     opt = R.RoundedOptimizer(params, ADAMW, states=torch.bfloat16)
     give_gradients(params, 0)
@@ -233,7 +233,7 @@ def test_a_step_that_fails_moves_nothing():
     before,states = [p.detach().clone() for p in params],[{**opt.state[p]} for p in params]
     opt.param_groups[0]['betas'] = None
     with pytest.raises(TypeError): opt.step()
-    assert same(before, params) and opt.iteration == 1
+    assert equal(before, params) and opt.iteration == 1
     assert all(opt.state[p][k] is v for p,was in zip(params, states) for k,v in was.items())
 
 def test_an_optimizer_of_others_takes_what_it_takes():
@@ -363,7 +363,7 @@ def test_few_random_bits_everywhere():
         give_gradients(params, 0)
         opt.step()
         return params
-    assert same(run(1), run(2)) and repr(R.nn.StochasticRound()) == 'StochasticRound()'
+    assert equal(run(1), run(2)) and repr(R.nn.StochasticRound()) == 'StochasticRound()'
 
 @pytest.mark.slow
 def test_few_random_bits_compiled():
@@ -389,8 +389,6 @@ def gradients(model, x, way=None):
     loss = (model if way is None else way)(x).square().sum()
     return [loss.detach(), *torch.autograd.grad(loss, [*model.parameters()])]
 
-def same(a, b): return all(torch.equal(s, t) for s,t in zip(a, b, strict=True))
-
 X = torch.randn(24, 40, generator=generator())
 
 def made(recipe, seed=0, model=None):
@@ -408,15 +406,15 @@ def test_each_recipe(recipe):
     wanted,found = gradients(plain, X),gradients(model, X)
     for a,b in zip(wanted, found):
         assert a.shape == b.shape and not torch.equal(a, b) and (a-b).norm() < .4*a.norm(), recipe
-    assert same(found, gradients(made(recipe), X))
-    assert same(found, gradients(model, X)) != R.RECIPES[recipe].draws()
+    assert equal(found, gradients(made(recipe), X))
+    assert equal(found, gradients(model, X)) != R.RECIPES[recipe].draws()
     model.eval()
-    assert same(gradients(model, X), gradients(model, X))
-    assert same(gradients(copy.deepcopy(model), X), gradients(model, X))
+    assert equal(gradients(model, X), gradients(model, X))
+    assert equal(gradients(copy.deepcopy(model), X), gradients(model, X))
 
 def test_another_seed_draws_other_numbers():
     one,other = (gradients(made('nvfp4', seed=s), X) for s in (0, 1))
-    assert not same(one, other) and torch.equal(one[0], other[0])          # forward is to the nearest
+    assert not equal(one, other) and torch.equal(one[0], other[0])          # forward is to the nearest
 
 def blocks(t, fmt, dim): return R.mx_quantize(t, fmt, dim=dim, scale='up', pad=True)
 
@@ -455,7 +453,7 @@ def test_a_turn_changes_no_product():
     one,*others = (gradients(made(R.Recipe('free', free, free, free, hadamard=h)), X) for h in (0, 32, (64, 16)))
     for other in others:
         for a,b in zip(one, other): assert torch.allclose(a, b, rtol=1e-5, atol=1e-4)
-    assert same(one, gradients(made(R.Recipe('free', free, free, free)), X))
+    assert equal(one, gradients(made(R.Recipe('free', free, free, free)), X))
 
 @pytest.mark.parametrize('recipe', ['nvfp4', 'nvfp4_4/6', 'mxfp4_stochastic'])
 def test_gradients_have_no_bias(recipe):
@@ -587,7 +585,7 @@ def test_recomputed_resumed_and_called_twice(tmp_path):
             again = again.train()
             loss = way(again)(X).square().sum()
             loss.backward()
-            assert same(want[1:], [p.grad for p in again.parameters()]) and again[0].rounding_count == 2
+            assert equal(want[1:], [p.grad for p in again.parameters()]) and again[0].rounding_count == 2
 
 @pytest.mark.slow
 @pytest.mark.parametrize('recipe', ['nvfp4', 'fp8_block', 'nvfp4_4/6', 'quartet_ii'])
@@ -596,7 +594,7 @@ def test_compiled_with_the_count(recipe):
     model,other = (made(recipe, model=nn.Linear(40, 16)) for _ in range(2))
     compiled = torch.compile(other, backend='aot_eager', fullgraph=True)
     other.load_state_dict(model.state_dict())
-    for _ in range(2): assert same(gradients(model, X), gradients(other, X, compiled))
+    for _ in range(2): assert equal(gradients(model, X), gradients(other, X, compiled))
     assert torch.equal(model.rounding_count, other.rounding_count)
 
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
@@ -736,7 +734,7 @@ def test_compiled_convolutions(name):
     plain,x = convolution(name)
     one,other = (made(EIGHTS, model=copy.deepcopy(plain)) for _ in range(2))
     compiled = torch.compile(other, backend='aot_eager', fullgraph=True)
-    assert same(gradients(one, x), gradients(other, x, compiled))
+    assert equal(gradients(one, x), gradients(other, x, compiled))
 
 # --- products of stacked matrices
 class Experts(nn.Module):
@@ -794,7 +792,7 @@ def test_experts_in_every_way():
     def run(way, recipe='quartet_ii'):
         model = made(recipe, model=nn.Sequential(Experts(3, 20, 12), nn.GELU(), Experts(3, 12, 20)))
         return gradients(model, x, way(model))
-    assert same(run(lambda m: m), run(lambda m: lambda x: checkpoint(m, x, use_reentrant=False)))
+    assert equal(run(lambda m: m), run(lambda m: lambda x: checkpoint(m, x, use_reentrant=False)))
     experts = Experts(3, 20, 12)
     plain = experts(x)
     assert torch.equal(plain, torch.bmm(x, experts.weight)) and torch.equal(experts(x[0]), x[0] @ experts.weight)
@@ -812,7 +810,7 @@ def test_compiled_experts():
     one,other = (made('fp8_block', model=Experts(3, 20, 12)) for _ in range(2))
     compiled = torch.compile(other, backend='aot_eager', fullgraph=True)
     x = torch.randn(3, 7, 20, generator=generator())
-    assert same(gradients(one, x), gradients(other, x, compiled))
+    assert equal(gradients(one, x), gradients(other, x, compiled))
 
 @pytest.mark.parametrize('x, w, kind, told', [
     (X, [1], TypeError, 'BatchedProduct: w must be a torch.Tensor, got list'),
@@ -898,7 +896,7 @@ def test_each_rank_draws_for_its_part():
         y = layer(x)
         return y,*torch.autograd.grad(y, (x, layer.weight), X[:, :24])
     weights = ((None, drawn), (None, drawn), free)
-    assert same(found(weights, 0), found(weights, 3))
+    assert equal(found(weights, 0), found(weights, 3))
     for i,pairs in enumerate([((drawn, None), free, free), (free, (drawn, None), free), (free, free, (drawn, None)),
             (free, free, (None, drawn))]):
         one,other = found(pairs, 0),found(pairs, 3)
@@ -925,7 +923,7 @@ def test_ranks_draw_the_same():
     model,other = made('nvfp4'),made('nvfp4')
     one = gradients(model, X)
     torch.manual_seed(99)
-    assert same(one, gradients(other, X))
+    assert equal(one, gradients(other, X))
 
 OP = R.Operand('e4m3')
 

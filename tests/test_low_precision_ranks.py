@@ -3,7 +3,7 @@ import io
 from functools import partial
 import pytest
 import torch
-from estimators import generator
+from estimators import equal, generator
 from processes import spawn
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -30,8 +30,6 @@ def net(again=None):
 def data(): return torch.randn(64, 32, generator=generator()).requires_grad_()     # 32 of each process: a block of MX
 
 def held(model): return [getattr(p, 'full_tensor', lambda p=p: p)().detach().clone() for p in model.parameters()]
-
-def same(a, b): return all(torch.equal(s, t) for s,t in zip(a, b, strict=True))
 
 def near(a, b): return all(torch.allclose(s, t, rtol=1e-4, atol=1e-6) for s,t in zip(a, b, strict=True))
 
@@ -80,7 +78,7 @@ def alike(rank, world):
             runs = (None, True), (None, False), (False, True), (True, True)
             for again,first in runs if recipe == 'nvfp4' else runs[:1]:
                 if name == 'tensor_parallel' and again: continue           # torch's own re-entrant one takes no DTensor
-                if not same(want, train(*made(recipe, way, again, first, **STORED), data())):
+                if not equal(want, train(*made(recipe, way, again, first, **STORED), data())):
                     wrong.append((recipe, name, again, first))
     return wrong
 
@@ -92,7 +90,7 @@ def parts(rank, world):
         for name in ('ddp', 'fsdp'):
             if not near(want, train(*made(recipe, WAYS[name]), x, 1)): wrong.append((recipe, name))
     runs = [train(*made('mxfp4_stochastic', way, rank=own), x) for way in (ddp, fsdp) for own in (0, rank)]
-    if not same(runs[0], runs[2]) or not same(runs[1], runs[3]) or same(runs[0], runs[1]): wrong.append('rank')
+    if not equal(runs[0], runs[2]) or not equal(runs[1], runs[3]) or equal(runs[0], runs[1]): wrong.append('rank')
     return wrong,[p.double().sum().item() for run in runs for p in run]
 
 def resumed(rank, world):
@@ -112,12 +110,12 @@ def resumed(rank, world):
         state,of_opt = torch.load(file, weights_only=False)
         other.load_state_dict(state)
         again.load_state_dict(of_opt)
-        if not same(want, train(other, again, data())): wrong.append(name)
+        if not equal(want, train(other, again, data())): wrong.append(name)
         other,again = made('nvfp4', WAYS[name], **STORED)
         kept.seek(0)
         state,of_opt = torch.load(kept, weights_only=False)
         set_state_dict(other, again, model_state_dict=state, optim_state_dict=of_opt)
-        if not same(want, train(other, again, data())): wrong.append((name, 'set_state_dict'))
+        if not equal(want, train(other, again, data())): wrong.append((name, 'set_state_dict'))
     return wrong
 
 def removed(rank, world):
@@ -129,7 +127,7 @@ def removed(rank, world):
         kinds = {type(m).__name__ for m in model.modules()}
         plain = way(net())
         wanted = train(plain, R.RoundedOptimizer(plain.parameters(), ADAMW), data())
-        if any('Rounded' in k for k in kinds) or not same(wanted, train(model, opt, data())): wrong.append(name)
+        if any('Rounded' in k for k in kinds) or not equal(wanted, train(model, opt, data())): wrong.append(name)
         if {type(m).__name__ for m in plain.modules()} != kinds: wrong.append((name, kinds))
     return wrong
 
@@ -173,7 +171,7 @@ def optimizers(rank, world):
                 assert at == [getattr(p, '_local_tensor', p).data_ptr() for p in params]
                 return [getattr(p, 'full_tensor', lambda p=p: p)().detach() for p in params]
             for dtype in (torch.bfloat16, torch.float32):
-                if not same(run(False, dtype), run(True, dtype)): wrong.append((name, str(kw), dtype))
+                if not equal(run(False, dtype), run(True, dtype)): wrong.append((name, str(kw), dtype))
     return wrong
 
 def mixed(rank, world):

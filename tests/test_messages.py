@@ -11,7 +11,6 @@ import shok_nb as R
 from shok_nb.nn import Rounding, RoundSTE, SoftRound, remove_rounding_, round_weights_
 
 X = torch.tensor([-.7, .3, 1.4])
-PAIR = torch.tensor([.3, 1.4])
 W = torch.linspace(-1, 1, 256).view(4, 64)
 INTS = torch.arange(3)
 
@@ -68,6 +67,8 @@ def of_quantization():
     yield lambda: R.Quantizer(init='best'),'init must be one of minmax, percentile, mse,'
     yield lambda: R.Quantizer(4, axis=2).calibrate_(W),'axis 2 is not in x of shape (4, 64)'
     yield lambda: R.Quantizer(signed=0),'signed must be True or False, got int'
+    yield lambda: R.Quantizer(format='e4m3', signed=False),'format=e4m3 has a sign; leave out signed'
+    yield lambda: R.gptq(W, torch.eye(64), torch.zeros(()), bits=4),'scale must be positive and finite, got 0 to 0'
     yield lambda: R.Quantizer().calibrate_(W/0),'x must be finite'
     yield lambda: q.to_codes(W*math.nan),'to_codes got nan, which has no code'
     yield lambda: setattr(q, 'learn', False),'learn is set once'

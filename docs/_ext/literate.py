@@ -338,7 +338,9 @@ def names(code):
 
 def _is_seen(c): return c['cell_type'] == 'code' and 'remove-cell' not in c['metadata']['tags']
 
-def _is_folded(c): return 'hide-input' in c['metadata']['tags']
+def is_folded(c):
+    "Is the code of a page's cell seen only when a reader asks?"
+    return 'hide-input' in c['metadata']['tags']
 
 def _unfolded(c):
     "The cell, standing open."
@@ -353,7 +355,7 @@ def needed(cells):
     def is_check(c): return c['metadata'].get('mystnb', {}).get('code_prompt_show') == 'Check'
     examples = [i for i,c in enumerate(cells) if is_example(c) and not is_check(c)]
     uses = {i: names(cells[i]['source']) for i in examples}
-    folded,found = {i for i in examples if _is_folded(cells[i])},set()
+    folded,found = {i for i in examples if is_folded(cells[i])},set()
     todo = [i for i in examples if i not in folded]
     for i in todo:                                        # it grows
         for name in uses[i][1]:
@@ -381,7 +383,7 @@ def _import_of(n, aliases):
 
 def part_imports(cells):
     "Of the cells that import alone one sees what the cells below need that stand open. The rest follows, folded."
-    read = set().union(*[names(c['source'])[1] for c in cells if _is_seen(c) and not _is_folded(c)])
+    read = set().union(*[names(c['source'])[1] for c in cells if _is_seen(c) and not is_folded(c)])
     def is_read(alias): return (alias.asname or alias.name.partition('.')[0]) in read
     out = []
     for c in cells:
@@ -411,7 +413,7 @@ def late_imports(cells):
         while j > i+1 and 'remove-cell' in out[j-1]['metadata'].get('tags', ()): j -= 1    # those speak of the next one
         if '*' in c['source']: continue
         out.pop(i)
-        folded = first is not c and reads(first) and is_example(first) and _is_folded(first)
+        folded = first is not c and reads(first) and is_example(first) and is_folded(first)
         if folded: out[out.index(first)] = first | dict(source=f"{c['source']}\n{first['source']}")
         else: out.insert(j-1, c)
     return out
@@ -422,7 +424,7 @@ def near_imports(cells, pkg):
     if an example of the page makes what has that name on the way. Where the library's own code makes it, a function
     of the package `pkg` is the same; anything else is imported before that code runs, as in the notebook."""
     out = [*cells]
-    def is_open(c): return is_example(c) and not _is_folded(c) and 'raises-exception' not in c['metadata']['tags']
+    def is_open(c): return is_example(c) and not is_folded(c) and 'raises-exception' not in c['metadata']['tags']
     def places(i, n, name):
         last,fold = i,[]
         from_package = isinstance(n, ast.ImportFrom) and n.module == pkg and name.islower()
@@ -435,7 +437,7 @@ def near_imports(cells, pkg):
                 continue
             if is_open(c) and not only_imports: last = j
             if name in read and last > i: return [*fold, last]
-            if name in read and _is_seen(c) and not _is_folded(c): return [i]
+            if name in read and _is_seen(c) and not is_folded(c): return [i]
             if name in read: fold = fold or [j]
             if name in bound and not only_imports: return [i]
         return [i]

@@ -9,7 +9,6 @@ __all__ = []
 from typing import Any
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 from .integer_layers import Dequantize, WeightCodes, pack_int4
 from .proof import Differs
 from ..engine.pieces import wide_dtype
@@ -25,13 +24,13 @@ from ..grids.files import (
 )
 from ..grids.floats import FORMATS, grid_of
 from ..networks.flow import alike
+from ..networks.layers import makers_of
 from ..quantization.quantizer import Quantizer, dtype_of
 
 # %% ../../nbs/deployment/17_weight_codes.ipynb #59f0000a
 def weight_quantizer(m, name)->Any:
     "What quantizes a weight, or None."
-    if not parametrize.is_parametrized(m, name): return None
-    last = m.parametrizations[name][-1]
+    last = [None, *makers_of(m, name)][-1]
     return last if isinstance(last, Quantizer) else None
 
 def quantized_weight(m, name):

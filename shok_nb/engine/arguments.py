@@ -292,6 +292,12 @@ def must_have(v, name, told):
     if torch.compiler.is_compiling(): return
     if not hasattr(v, name): raise TypeError(f'{told}, got {what_came(v)}')
 
+def check_dtype(dtype, fn):
+    "Raises TypeError unless `dtype` is one of those that are rounded."
+    if isinstance(dtype, torch.dtype) and dtype in WHOLE_FLOATS: return
+    got = dtype if isinstance(dtype, torch.dtype) else what_came(dtype)
+    raise TypeError(f'{fn}: dtype must be float16, bfloat16, float32 or float64, got {got}')
+
 # %% ../../nbs/engine/80_arguments.ipynb #ba5584e5
 def check_flag(
     k:Any,  # What the user gave

@@ -13,14 +13,13 @@ from torch import Tensor
 from ..engine.arguments import (
     answering,
     check_callable,
+    check_dtype,
     check_input,
     check_knob,
     check_step,
-    what_came,
 )
 from ..engine.core import estimator, with_noise
 from ..engine.grid import is_default_grid, step_at
-from ..engine.pieces import WHOLE_FLOATS
 from ..engine.random import NoiseKind, checked_grid, noise_like
 from .soft import soft_round, soft_round_conditional_mean
 
@@ -61,10 +60,7 @@ def uniform_noise(
     check_input(x, 'uniform_noise')
     step = check_step(step, x, 'uniform_noise')
     dtype = x.dtype if dtype is None else dtype
-    if not isinstance(dtype, torch.dtype) or dtype not in WHOLE_FLOATS:
-        got = dtype if isinstance(dtype, torch.dtype) else what_came(dtype)
-        raise TypeError('uniform_noise: dtype must be float16, bfloat16, float32 or float64, '
-            f'got {got}')
+    check_dtype(dtype, 'uniform_noise')
     return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
 
 # %% ../../nbs/estimators/31_dither.ipynb #6e6dc496

@@ -37,11 +37,13 @@ from .layers import (
     ROWS,
     TRANSPOSED,
     conv1d,
+    makers_of,
     tied_weights,
     weights_of,
 )
 from .operations import (
     OperationSites,
+    dotted,
     module_named,
     module_names,
     place_named_operations,
@@ -382,19 +384,15 @@ def _chosen_layers(model, skip, ends, kinds):
 def _not_quantized(m, layer, kinds):
     "Raises where a call before this one has been."
     ours = [w for w in weights_of(m, kinds) if _is_quantized(m, w)]
-    if ours: told = f'{_path(layer, ours[0])} is quantized'
-    elif hasattr(m, 'input_quantizer'): told = f'{_path(layer, "input_quantizer")} is there'
+    if ours: told = f'{dotted(layer, ours[0])} is quantized'
+    elif hasattr(m, 'input_quantizer'): told = f'{dotted(layer, "input_quantizer")} is there'
     else: return
     raise ValueError(f'quantize_model_: {told} already; nn.remove_rounding_(model) first')
 
 # %% ../../nbs/networks/10_models.ipynb #9ca55404
 def _is_quantized(m, weight):
     "Has a call before this one been at this weight, or a `Quantizer` by hand?"
-    if not parametrize.is_parametrized(m, weight): return False
-    makers = m.parametrizations[weight]
-    return any(isinstance(q, Quantizer) or getattr(q, 'of_a_model', False) for q in makers)
-
-def _path(layer, name): return f'{layer}.{name}' if layer else name
+    return any(isinstance(q, Quantizer) or _is_ours(q) for q in makers_of(m, weight))
 
 def _normed(m, weight):
     "Is this weight made of a direction and a length alone, as torch's weight_norm makes it?"
@@ -415,7 +413,7 @@ def _check_weight(m, layer, weight, rounded):
     elif not isinstance(t, torch.Tensor): told = 'is no Parameter'
     elif nn.parameter.is_lazy(t): told = 'has no shape; call the model once'
     elif t.is_meta: told = 'is on the meta device and has no values; load them first'
-    if told: raise ValueError(f'quantize_model_: {_path(layer, weight)} {told}')
+    if told: raise ValueError(f'quantize_model_: {dotted(layer, weight)} {told}')
 
 # %% ../../nbs/networks/10_models.ipynb #58a00043
 def _ranks():
@@ -475,8 +473,8 @@ def _weight_grids(model, treated, prototype, bits, kinds):
         for w,axis in weights_of(m, kinds).items():
             t = getattr(m, w)
             q = _fitted(prototype, t, axis, bits.get(n)).to(t.device)
-            if ours: _calibrated(q, _path(n, w), lambda q: q.calibrate_(t))
-            else: _same_shape(q, t, _path(n, w))
+            if ours: _calibrated(q, dotted(n, w), lambda q: q.calibrate_(t))
+            else: _same_shape(q, t, dotted(n, w))
             same = (first.get(o[1:]) for o in tied.get((m, w), ()) if _same_tensor(o, t))
             grids[n, w] = next((one for one in same if _as_given(one, q)), q)
             first[m, w] = grids[n, w]
@@ -500,10 +498,10 @@ def _tied_in_words(model, of_weights):
     for (n,w),q in of_weights.items():
         for o in tied.get((model.get_submodule(n), w), ()):
             other = grids.get(o[1:])
-            pair = frozenset((_path(n, w), o.name))
+            pair = frozenset((dotted(n, w), o.name))
             if other is None or pair in told: continue
             how = 'have one grid' if other is q else 'have a grid each, which may drift apart'
-            told[pair] = f'{_path(n, w)} and {o.name} share memory and {how}'
+            told[pair] = f'{dotted(n, w)} and {o.name} share memory and {how}'
     return [*told.values()]
 
 def _with_activations(model, treated, prototype, kinds):
@@ -639,7 +637,7 @@ class _Arriving:
         device = next(model.parameters()).device if places else None
         for place in places:
             if hasattr(place, 'input_quantizer'): continue
-            name = _path(module_names(model)[place], 'input_quantizer')
+            name = dotted(module_names(model)[place], 'input_quantizer')
             q = self.like(state.get(f'{prefix}{name}.layout')).to(device)
             q.train(model.training).of_a_model = name
             quantize_input(place, q)
@@ -665,7 +663,7 @@ class _Arriving:
         first = {}
         for n in sites:
             m = module_named(model, n)
-            saved = state[f'{prefix}{_path(n, "input_quantizer.layout")}']
+            saved = state[f'{prefix}{dotted(n, "input_quantizer.layout")}']
             q = getattr(m, 'input_quantizer', None)
             if not isinstance(q, Quantizer) or q.ready: continue
             if not isinstance(saved, torch.Tensor) or not saved.data_ptr(): continue
@@ -688,7 +686,7 @@ def _attach(model, found, of_weights, of_inputs):
     training = model.training
     names = dict(of_weights)
     names |= {(n, 'input_quantizer'): q for n,q in of_inputs.items()}
-    for path,q in reversed(names.items()): q.of_a_model = _path(*path)   # the first of several
+    for path,q in reversed(names.items()): q.of_a_model = dotted(*path)  # the first of several
     for (n,w),q in of_weights.items(): parametrize_weight(found[n], w, q.train(training))
     for n,q in of_inputs.items(): quantize_input(found[n], q.train(training))
 
@@ -715,7 +713,7 @@ def _note(notes, between):
 def _without_blocks(prototype, of_weights):
     "A line that names the weights that blocks do not divide."
     block = block_of(prototype)
-    names = [_path(n, w) for (n,w),q in of_weights.items() if block and block_of(q) != block]
+    names = [dotted(n, w) for (n,w),q in of_weights.items() if block and block_of(q) != block]
     if not names: return ''
     shown = ', '.join(names[:3]) + (', …' if len(names) > 3 else '')
     return f'per channel, as {block} does not divide its rows: {shown} ({len(names)} in all)'

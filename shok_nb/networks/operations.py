@@ -637,7 +637,7 @@ def place_operations(model, example, layers):
     shared = {n: g[0] for g in groups for n in g[1:]}
     return OperationSites([name[m] for m in found], sites, shared, left)
 
-def _path(*names): return '.'.join(n for n in names if n)
+def dotted(*names): return '.'.join(n for n in names if n)
 
 def prefixes_before(state, prefix, end):
     "What stands before this end in the keys of a state."
@@ -652,7 +652,7 @@ def module_named(model, path)->Any:
 def place_named_operations(model, state, prefix, sites):
     "Rewrite the forwards whose operations a state names; the sites of those that it does."
     for path in prefixes_before(state, prefix, 'operations._extra_state'):
-        m,known = module_named(model, path.rstrip('.')),_path(path.rstrip('.'), 'operations.')
+        m,known = module_named(model, path.rstrip('.')),dotted(path.rstrip('.'), 'operations.')
         if m is None or not _readable(m): continue
         keep = {s[len(known):].partition('.')[0] for s in sites if s.startswith(known)}
         lengths = lengths_in_state(state[f'{prefix}{known}_extra_state'])

@@ -17,6 +17,7 @@ from ..engine.arguments import (
     check_choice,
     check_count,
     check_dense,
+    check_dtype,
     check_flag,
     check_input,
     check_knob,
@@ -24,7 +25,6 @@ from ..engine.arguments import (
 )
 from ..engine.core import recompute
 from ..engine.parts import saturate
-from ..engine.pieces import WHOLE_FLOATS
 from ..engine.random import WHOLE_DTYPES, check_random, uniform_like
 from ..estimators.ste import round_ste
 
@@ -212,10 +212,7 @@ def fsq_codes(
         tensor([[ 0.,  1., -1.]])
     """
     check_index(index, 'fsq_codes')
-    if not isinstance(dtype, torch.dtype) or dtype not in WHOLE_FLOATS:
-        known = 'float16, bfloat16, float32 or float64'
-        got = dtype if isinstance(dtype, torch.dtype) else what_came(dtype)
-        raise TypeError(f'fsq_codes: dtype must be {known}, got {got}')
+    check_dtype(dtype, 'fsq_codes')
     levels,together = checked_levels(levels, stages, 'fsq_codes', dtype)
     symmetric = check_flag(symmetric, 'fsq_codes', 'symmetric')
     like = torch.empty(0, dtype=torch.promote_types(dtype, torch.float32), device=index.device)

@@ -48,14 +48,14 @@ def _points(x):
         raise ValueError(f'bias_variance: x must be a vector, got shape {tuple(v.shape)}')
     return v
 
-def _gradient(f, x, fn):
+def _gradient(f, x):
     "The gradient of `f` at each element of `x`; 0 where `f` cuts the graph, as in training."
     x = x.detach().clone().requires_grad_()
     with torch.enable_grad(): y = f(x)
     if not isinstance(y, Tensor) or y.shape != x.shape:
         got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        given = tuple(x.shape)
-        raise TypeError(f'{fn}: f and loss must work value by value, got {got} from {given}')
+        told = f'f and loss must work value by value, got {got} from {tuple(x.shape)}'
+        raise TypeError(f'bias_variance: {told}')
     return torch.autograd.grad(y.sum(), x)[0] if y.requires_grad else torch.zeros_like(x)
 
 # %% ../../nbs/show/40_lab.ipynb #baae214d
@@ -98,10 +98,10 @@ def bias_variance(
     x = _points(x)
     def objective(v): return mean(loss, v)
     def estimate(v): return loss(f(v, **knobs))
-    def error(n): return _gradient(estimate, x.expand(n, -1), 'bias_variance') - exact
+    def error(n): return _gradient(estimate, x.expand(n, -1)) - exact
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        exact = _gradient(objective, x, 'bias_variance')
+        exact = _gradient(objective, x)
         state,e = torch.get_rng_state(),error(2 + 64//len(x))
         drew = not torch.equal(state, torch.get_rng_state())
         if not drew and torch.isclose(e, e[0]).all(): return torch.stack([x, exact, e[0], 0*x])
