@@ -658,6 +658,12 @@ def test_what_stands_on_a_fold():
     assert label('#| code-fold: true\n#| fig-alt: a line\nx = 1\nassert x') == both('the code of this picture')
     assert label('#| code-fold: true\n#| code-summary: Show the proof\n1') == both('the proof')
 
+def test_checks_in_a_row_are_one_fold():
+    "What is seen between two of them parts them."
+    made = as_page('a = 1', 'assert a', '#| code-fold: true\nb = a\nassert b', 'b', 'assert b > 0')
+    assert [(c['source'], is_folded(c)) for c in made] == [
+        ('a = 1', False), ('assert a\n\nb = a\nassert b', True), ('b', False), ('assert b > 0', True)]
+
 def on_page(nb):
     "The cells of a page that one sees."
     made = literate.convert(json.loads(nb.read_text('utf-8')), {}, 'shok_nb')['cells']
@@ -709,7 +715,7 @@ def test_what_moves_behind_its_examples():
     runs = [c['id'] for c in made if c['cell_type'] == 'code' and 'skip-execution' not in c['metadata']['tags']]
     assert runs == ['c1', 'c2', 'c3', 'c5', 'c7', 'c8', 'c10', 'c12']
     late = as_page('import os\nimport sys', 'os.name', 'assert os', 'assert sys')
-    assert [c['source'] for c in late] == ['import os\nos.name', 'assert os', 'import sys\nassert sys']
+    assert [c['source'] for c in late] == ['import os\nos.name', 'assert os\n\nimport sys\nassert sys']
     made = as_page('import os\nfrom math import e, pi', '1', 'assert os', '#| export\npi = 3', 'os.name, e', 'pi')
     seen = [c['source'] for c in made if c['source'] != 'pi = 3']
     assert seen == ['import os\nfrom math import pi\n1', 'assert os', 'from math import e\nos.name, e', 'pi']
@@ -847,6 +853,22 @@ def test_figures_say_what_is_seen(monkeypatch):
     monkeypatch.setattr(figures, 'LIMIT', 100)
     assert figures.svg(fig) is None and figures.png(fig).startswith('iVBORw0KGgo')
     assert rules and all(r.startswith('.figure *{') for r in rules)
+
+def test_a_figure_names_its_curves():
+    "The title stays within the figure, knobs stay with their function, and dots are dots in the legend too."
+    import matplotlib
+    from shok_nb.show.plots import curves
+    with matplotlib.rc_context(dict(backend='agg')):
+        ax,titles = None,[]
+        for name in ('soft_round', 'arctan_spike', 'fast_sigmoid_spike', 'stochastic_round'):
+            knobs = dict(alpha=5., hard=True) if name == 'soft_round' else {}
+            ax = curves(getattr(shok_nb, name), ax=ax, **knobs)
+            titles.append(ax[0].figure.get_suptitle())
+    looks = [(h.get_linestyle(), h.get_marker()) for h in ax[0].figure.legends[0].legend_handles]
+    assert titles[1:] == ['soft_round, alpha = 5, hard = True and arctan_spike',
+        'soft_round, alpha = 5, hard = True, arctan_spike and\nfast_sigmoid_spike',
+        'soft_round, alpha = 5, hard = True, arctan_spike,\nfast_sigmoid_spike and stochastic_round']
+    assert looks[0] == ('-', 'None') and looks[3] == ('None', '.')
 
 def test_links_of_tables():
     "Each name of the catalog leads to the notebook that makes it: there, in README, and on the site."

@@ -250,10 +250,10 @@ def test_advice_is_within_the_interval_of_the_best():
         made('a', '', .95, way='a search'), made('a', 'sine_round', .99, way='as it is, then local search')]
     a, = scores.advice(records)
     assert (a.take['estimator'], a.best['estimator']) == ('round_ste', 'soft_round') == tuple(a.tied[::-1])
-    assert a.baseline['way'] == 'a search' and '| a search: 0.95, is better |' in scores.advice_table(records)
+    assert a.baseline['way'] == 'a search' and '| a search: 0.95 (better) |' in scores.advice_table(records)
     a, = scores.advice([made('a', 'round_ste', .87), *records[1:3], made('a', '', .89, way='a search')])
     assert a.take['estimator'] == 'soft_round'
-    assert '| a search: 0.89, is as good |' in scores.advice_table(records[:3]+[a.baseline])
+    assert '| a search: 0.89 (as good) |' in scores.advice_table(records[:3]+[a.baseline])
     assert scores.unneeded(records[:3]) == ['cubic_round']
 
 def test_matrix_in_words_and_in_colour():

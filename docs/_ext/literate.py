@@ -324,7 +324,7 @@ def convert(nb, syms, pkg, base='', terms=()):
     if ids := needed(cells):
         again = nb | dict(cells=[_opened(c, ids) for c in nb['cells']])
         cells = _pages_cells(again, syms, pkg, base, terms)
-    return nb | dict(cells=use_first(near_imports(late_imports(part_imports(cells)), pkg)))
+    return nb | dict(cells=joined_checks(use_first(near_imports(late_imports(part_imports(cells)), pkg))))
 
 @functools.cache
 def names(code):
@@ -342,6 +342,8 @@ def is_folded(c):
     "Is the code of a page's cell seen only when a reader asks?"
     return 'hide-input' in c['metadata']['tags']
 
+def _is_checked(c): return c['metadata'].get('mystnb', {}).get('code_prompt_show') == 'Check'
+
 def _unfolded(c):
     "The cell, standing open."
     meta = c['metadata']
@@ -352,8 +354,7 @@ def _unfolded(c):
 def needed(cells):
     """The folded cells that stand open, so that none which does reads what a folded one binds: of the examples above it
     that bind the name, the last."""
-    def is_check(c): return c['metadata'].get('mystnb', {}).get('code_prompt_show') == 'Check'
-    examples = [i for i,c in enumerate(cells) if is_example(c) and not is_check(c)]
+    examples = [i for i,c in enumerate(cells) if is_example(c) and not _is_checked(c)]
     uses = {i: names(cells[i]['source']) for i in examples}
     folded,found = {i for i in examples if is_folded(cells[i])},set()
     todo = [i for i in examples if i not in folded]
@@ -489,6 +490,17 @@ def use_first(cells):
         moves = [c for c in block if uses and (is_entry(c) or is_source(c))]
         stay = [_unseen(c) if c in moves else c for c in block if not (c in moves and is_entry(c))]
         out += stay + [c if is_entry(c) else _again(c) for c in moves]
+    return out
+
+def joined_checks(cells):
+    "Checks that follow each other are one fold."
+    out = []
+    for c in cells:
+        last = out[-1] if out else None
+        if last and _is_checked(c) and _is_checked(last) and c['metadata']['tags'] == last['metadata']['tags']:
+            source,outputs = f"{last['source']}\n\n{c['source']}",[*last['outputs'], *c['outputs']]
+            out[-1] = last | dict(source=source, outputs=outputs)
+        else: out.append(c)
     return out
 
 def installed():

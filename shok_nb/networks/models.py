@@ -649,7 +649,8 @@ class _Arriving:
         for n,m in model.named_modules() if sites else ():
             q = getattr(m, 'input_quantizer', None)
             if n in sites or not isinstance(q, Quantizer) or q.ready: continue
-            if any(k.startswith(f'{prefix}{_path(n, "")}') for k in state): free_input(m)
+            own = f'{prefix}{n}.' if n else prefix
+            if any(k.startswith(own) for k in state): free_input(m)
 
     def like(self, layout):
         "A quantizer with as many bits as a saved one, if its codes fit a byte."

@@ -8,6 +8,8 @@ __all__ = ['curves', 'gallery', 'line_style', 'figure', 'sweep']
 # %% ../../nbs/show/30_plots.ipynb #f1b880ea
 import itertools
 import math
+import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 import torch
@@ -43,6 +45,7 @@ def draw_line(ax, x, y, label, **look):
     line, = ax.plot(x, y, label=label, **look)
     on = torch.cat([torch.zeros(1), y.isfinite(), torch.zeros(1)]).bool()
     alone = on[1:-1] & ~on[:-2] & ~on[2:]
+    if torch.equal(alone, on[1:-1]): line.set(ls='none', marker='.', ms=4)     # in a legend
     ax.plot(x[alone], y[alone], '.', ms=4, color=line.get_color())
 
 def _fit_axes(ax):
@@ -53,8 +56,11 @@ def _fit_axes(ax):
 
 def add_title(fig, name):
     "A figure is named after what is drawn in it, each name once."
-    names = fig.get_suptitle().split(' and ') if fig.get_suptitle() else []
-    if name not in names: fig.suptitle(' and '.join([*names, name]), fontsize='medium')
+    title = fig.get_suptitle().replace('\n', ' ')
+    names = re.split(r', (?!\w+ = )| and ', title) if title else []      # no ", alpha = 5"
+    if name in names: return
+    title = ' and '.join([', '.join(names), name] if names else [name])
+    fig.suptitle(textwrap.fill(title, 62), fontsize='medium')
 
 def place_legend(ax, name):
     "Under a figure of our own, which is named after what is drawn; else in the first panel."

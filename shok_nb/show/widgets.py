@@ -315,7 +315,9 @@ def _readout(x, g, mean):
     area,over = _areas(x, g)
     wide = x[-1]-x[0]
     known = np.abs(area[over]).sum() < .01*wide      # else too steep or too random to follow
-    return f'{text}, mean {_short(area.sum()/wide)}' if mean and known else text
+    average = area.sum()/wide
+    if abs(average) < 1e-6*np.abs(seen).max(): average = 0.       # what the sum has rounded
+    return f'{text}, mean {_short(average)}' if mean and known else text
 
 def _near(x, py, domain):
     "The mean distance of the values at `py` of the forward panel to the nearest integer."

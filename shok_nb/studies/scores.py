@@ -25,7 +25,7 @@ _SITUATIONS = dict(
     binary='train a network with weights of ±1',
     watermark='train through something that rounds, such as a JPEG file',
     updates='train weights that are stored in low precision',
-    gradient_quality='have the gradient of the mean over random rounding, or nearly')
+    gradient_quality='estimate the gradient of the mean over random rounding')
 _BEHIND = 'local search'        # ways that end in one are of a method of its own
 
 def _records(records, fn):
@@ -212,7 +212,7 @@ def _ahead(a):
     "The method without an estimator that an advice names, if any."
     if not a.baseline: return ''
     than = 'better' if a.baseline['low'] > a.best['high'] else 'as good'
-    return f"{a.baseline['way']}: {a.baseline['score']:.2f}, is {than}"
+    return f"{a.baseline['way']}: {a.baseline['score']:.2f} ({than})"
 
 def advice_table(
     records:list[dict]|None=None # As for `heat_map`
