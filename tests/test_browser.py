@@ -115,6 +115,14 @@ def test_player_on_a_phone(browser, tmp_path):
             assert all(300 < svg.size['width'] <= 390 for svg in panels)
             assert panels[0].location['y'] < panels[1].location['y']
 
+def test_names_in_tables_on_a_phone(browser, tmp_path):
+    "A name in the first column stands in one line, however full the others are."
+    style = f"<style>{(ROOT/'docs'/'_static'/'site.css').read_text('utf-8')}</style>"
+    cells = '<td><code>stochastic_round</code></td>' + f"<td>{'to the nearest '*9}</td>"*4
+    table = f'<div class="table-wrapper"><table class="docutils"><tr>{cells}</tr></table></div>'
+    with phone(browser, page_of(tmp_path, style, table)):
+        assert len(browser.execute_script('return [...document.querySelector("code").getClientRects()]')) == 1
+
 @pytest.mark.slow
 def test_strict_policy(browser, tmp_path):
     "With everything forbidden but the one script, a player works and looks the same."

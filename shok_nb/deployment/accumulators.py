@@ -26,10 +26,9 @@ from ..networks.flow import in_float64
 from ..networks.layers import own_part_or_hook
 from ..quantization.quantizer import Quantizer
 
-# %% ../../nbs/deployment/45_accumulators.ipynb #387f1b16
+# %% ../../nbs/deployment/45_accumulators.ipynb #6d11dd4b
 After = Literal['product', 'sum']
 
-# %% ../../nbs/deployment/45_accumulators.ipynb #6d11dd4b
 class Narrowed(NamedTuple):
     "One line of the report of `narrow_accumulators_`."
     name:str        # Of the layer, as in `named_modules`

@@ -234,7 +234,7 @@ def levels_softmax(
     seed:Tensor|None=None,
     axis:int|None=None,             # With a row of levels for each index; None: one for all
 )->Tensor:                          # A mixture of all levels; dtype of `x`
-    """Softmax over a codebook (arXiv:2601.20745, 2604.18556). Raises ValueError for no order.
+    """Softmax over a codebook (2601.20745, 2604.18556). Raises ValueError if levels descend.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
@@ -319,7 +319,7 @@ def log2_round(
     gradient:GradientRule='clipped',
     **knobs                      # Of `rounding`
 )->Tensor:                       # Plus or minus a power of two, 0 for 0; dtype of `x`
-    """Round to powers of two by logarithm (arXiv:1603.01025). Raises ValueError for no range.
+    """Round to powers of two by logarithm (1603.01025). Raises ValueError for bad exponents.
 
     Parameters:
         x (Tensor): Values; any shape, floating dtype
