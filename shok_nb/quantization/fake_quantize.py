@@ -63,7 +63,7 @@ def clamp_where(n, at, low, high):
 def _plain(v, low, high): return clamp_where(slope_one(v, torch.round(v)), v, low, high)
 
 _ends:dict[str,Any] = dict(low=dict(lo=-math.inf), high=dict(lo=-math.inf))
-_valued = estimator('fake_quantize', round_clipped, within, _plain, near=False,
+_valued = clipping('fake_quantize', round_clipped, within, _plain, near=False,
     **_ends, pure=True)
 _kept = estimator('fake_quantize', round_clipped, near=False, **_ends, pure=True)
 
