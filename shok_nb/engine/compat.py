@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/engine/70_compat.ipynb #c04a0003
 import platform
 import sys
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -129,6 +130,19 @@ def broadcast_shapes(*shapes):
             if sizes[i] == 1: sizes[i] = n
             elif n not in (1, sizes[i]): return by_torch(*shapes)       # it raises
     return torch.Size(sizes)
+
+# %% ../../nbs/engine/70_compat.ipynb #c04a0037
+@contextmanager
+def undisturbed(device, *models):
+    """What these get in here may learn later, within `torch.inference_mode` too if they may.
+    It is made on `device`, whatever `torch.set_default_device` says."""
+    held = [t for m in models for t in (*m.parameters(), *m.buffers())]
+    made = [t.is_inference() for t in held if not torch.nn.parameter.is_lazy(t)]
+    within = torch.is_inference_mode_enabled() and any(made)
+    records = torch.is_grad_enabled()
+    away = torch.get_default_device() not in (device, torch.device('cpu'))
+    with torch.inference_mode(within), torch.set_grad_enabled(records):
+        with device if away else nullcontext(): yield
 
 # %% ../../nbs/engine/70_compat.ipynb #c04a0031
 _NO_FLOAT64 = {'mps'}

@@ -8,7 +8,6 @@ __all__ = ['pick', 'maths']
 # %% ../../nbs/engine/90_parts.ipynb #a6000003
 import math
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -56,18 +55,6 @@ def _in_memory(*coefficients):
     return torch.stack(coefficients)
 
 worked_out_once = either(_as_they_are, _in_memory)      # two of them or more
-
-@contextmanager
-def undisturbed(device, *models):
-    """What these get in here may learn later, within `torch.inference_mode` too if they may.
-    It is made on `device`, whatever `torch.set_default_device` says."""
-    held = [t for m in models for t in (*m.parameters(), *m.buffers())]
-    made = [t.is_inference() for t in held if not torch.nn.parameter.is_lazy(t)]
-    within = torch.is_inference_mode_enabled() and any(made)
-    records = torch.is_grad_enabled()
-    away = torch.get_default_device() not in (device, torch.device('cpu'))
-    with torch.inference_mode(within), torch.set_grad_enabled(records):
-        with device if away else nullcontext(): yield
 
 # %% ../../nbs/engine/90_parts.ipynb #bec286d8
 def nearest_and_error(v):

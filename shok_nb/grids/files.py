@@ -30,7 +30,7 @@ from ..engine.arguments import (
     shown,
     what_came,
 )
-from ..engine.parts import undisturbed
+from ..engine.compat import undisturbed
 from ..estimators.ste import round_ste
 from .blocks import (
     GGUF_TIES,

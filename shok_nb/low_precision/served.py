@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from ..engine.arguments import what_came
-from ..engine.parts import undisturbed
+from ..engine.compat import undisturbed
 from ..engine.report import LayerReport, names_in_words
 from ..grids.files import read_file, tensors_of
 

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from ..engine.compat import exact, has_float64, may_compile
-from ..engine.parts import undisturbed
+from ..engine.compat import exact, has_float64, may_compile, undisturbed
 from .layers import has_own_forward
 
 # %% ../../nbs/networks/30_flow.ipynb #59e00006

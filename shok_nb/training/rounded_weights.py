@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from ..engine.arguments import check_callable, check_flag, check_model, what_came
-from ..engine.compat import forget_compiled, look_for_buffers
-from ..engine.parts import undisturbed
+from ..engine.compat import forget_compiled, look_for_buffers, undisturbed
 
 # %% ../../nbs/training/22_rounded_weights.ipynb #4890ae8d
 def _contents(v): return type(v)(v) if type(v) in (dict, OrderedDict, list, set) else v
