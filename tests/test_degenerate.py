@@ -88,7 +88,8 @@ def test_infinity_costs_its_block(way, dtype):
         other = torch.func.grad(lambda x: f(x).nan_to_num().sum())(x.detach())
         assert not other[0, :16].any()
         if way in STRAIGHT: other[0, :32] = x.grad[0, :32]
-        assert torch.allclose(x.grad, other, rtol=4*torch.finfo(dtype).eps, atol=0)
+        # two ways to one slope, of a dozen operations: AVX-512 with AMX differs by 4.9 eps
+        assert torch.allclose(x.grad, other, rtol=8*torch.finfo(dtype).eps, atol=0)
 
 @pytest.mark.parametrize('s', (math.nan, math.inf, -math.inf))
 @pytest.mark.parametrize('dtype', (torch.bfloat16, torch.float32, torch.float64))
