@@ -1022,7 +1022,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'bit allocation': 'sizes', 'watersic': 'closest sizes', 'entropy of codes': 'entropy',
     'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes',
     'annealing': 'schedules recipes', 'fake quantization': 'fake_quantize', 'quantize a model': 'models',
-    'quantise a model': 'models', 'fake quantisation': 'fake_quantize', 'noise': 'dither stochastic random',
+    'quantise a model': 'models foreign', 'fake quantisation': 'fake_quantize', 'quantise gears': 'design models',
     'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',
     'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
     'torch.round': 'replace recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks',

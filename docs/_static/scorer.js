@@ -62,7 +62,6 @@ function spelled(Plain) {
         };
     };
 }
-document.addEventListener("DOMContentLoaded", () => {
-    Search.performTermsSearch = someOf(Search.performTermsSearch);
-    window.Stemmer = spelled(window.Stemmer);
-});
+// At once: the page searches before a listener that is added here would be called.
+Search.performTermsSearch = someOf(Search.performTermsSearch);
+window.Stemmer = spelled(window.Stemmer);
