@@ -636,14 +636,27 @@ def test_what_is_needed_stands_open():
     imports = f'import math\nimport sys\nfrom torch import {", ".join(f"x{i}" for i in range(30))}'
     reader = 'def f(): return a, x1, x29'
     cells = as_page('#| export\na = 1', imports, helper, check, other, reader, '#| code-fold: true\nx2')
-    assert [(c['source'], is_folded(c)) for c in cells[:3]] == [('a = 1', True), ('import math\na = math.pi', False),
-        ('a = 2', True)]
-    rest = cells[3]['source']
-    assert [(c['source'], is_folded(c)) for c in cells[4:]] == [
-        (f'from torch import x1, x29\n{reader}', False), ('x2', True)]
-    assert rest.startswith('import sys\nfrom torch import (\n    x0, x2,') and rest.endswith(')\nb = sys.path')
-    assert is_folded(cells[3]) and max(map(len, rest.splitlines())) <= 88
-    compile(rest, 'rest', 'exec')
+    unseen = [c['source'] for c in cells if 'remove-cell' in c['metadata']['tags']]
+    assert [(c['source'], is_folded(c)) for c in cells if c['source'] not in unseen] == [
+        ('a = 1', True), ('import math\na = math.pi', False), ('a = 2', True), ('import sys\nb = sys.path', True),
+        (f'from torch import x1, x29\n{reader}', False), ('from torch import x2\nx2', True)]
+    assert unseen[0].startswith('from torch import (\n    x0, x3,') and unseen[1:] == []
+    assert max(map(len, unseen[0].splitlines())) <= 88
+    compile(unseen[0], 'unseen', 'exec')
+
+def test_no_fold_of_imports_alone():
+    "What only unseen code reads is imported unseen; a fold that reads it later imports it as well."
+    shown = "with expect_fail(ValueError, contains='x'): f()"
+    cells = as_page('from fastcore.test import expect_fail', shown, '#| code-fold: true\nexpect_fail')
+    sources = [(c['source'], 'remove-cell' in c['metadata']['tags']) for c in cells]
+    assert sources[0] == ('from fastcore.test import expect_fail', True) and sources[1][1]
+    assert sources[2:] == [('f()', False), ('from fastcore.test import expect_fail\nexpect_fail', False)]
+
+@pytest.mark.parametrize('nb', NBS, ids=lambda p: p.stem)
+def test_folds_hold_more_than_imports(nb):
+    for c in on_page(nb):
+        label = c['metadata'].get('mystnb', {}).get('code_prompt_show')
+        assert label != literate.FOLDS_NEED or '*' in c['source'], c['source']
 
 def test_what_stands_on_a_fold():
     def label(src):
@@ -1031,6 +1044,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'bit allocation': 'sizes', 'watersic': 'closest sizes', 'entropy of codes': 'entropy',
     'onnx': 'runtime deploy', 'export': 'runtime deploy recipes', 'anneal': 'schedules recipes',
     'annealing': 'schedules recipes', 'fake quantization': 'fake_quantize', 'quantize a model': 'models',
+    'quantise a model': 'models foreign', 'fake quantisation': 'fake_quantize', 'quantise gears': 'design models',
     'calibrate': 'calibrate', 'adaround': 'learned', 'learning rate': 'schedules digits',
     'per channel': 'fake_quantize grid calibrate quantizer recipes', 'codec': 'jpeg dither',
     'torch.round': 'replace recipes index ste core', 'custom estimator': 'checks', 'own estimator': 'checks',

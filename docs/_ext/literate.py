@@ -402,22 +402,28 @@ def part_imports(cells):
     return out
 
 def late_imports(cells):
-    "The folded imports stand before the first cell that reads what they bind, or within it if it is folded too."
+    "What only folds import stands in the first of them that reads it. What unseen code reads is imported unseen."
     out = [*cells]
-    for c in cells:
-        if c['metadata'].get('mystnb', {}).get('code_prompt_show') != FOLDS_NEED: continue
-        bound,_ = names(c['source'])
-        i = out.index(c)
-        def reads(later, bound=bound): return later['cell_type'] == 'code' and names(later['source'])[1] & bound
-        j = next((j for j in range(i+1, len(out)) if reads(out[j])), i+1)
-        first = out[j] if j < len(out) else c
-        while j > i+1 and 'remove-cell' in out[j-1]['metadata'].get('tags', ()): j -= 1    # those speak of the next one
-        if '*' in c['source']: continue
-        out.pop(i)
-        folded = first is not c and reads(first) and is_example(first) and is_folded(first)
-        if folded: out[out.index(first)] = first | dict(source=f"{c['source']}\n{first['source']}")
-        else: out.insert(j-1, c)
-    return out
+    for i,c in enumerate(cells):
+        label = c['metadata'].get('mystnb', {}).get('code_prompt_show')
+        if label != FOLDS_NEED or '*' in c['source']: continue
+        placed = {}
+        for n in ast.parse(c['source']).body:
+            for a in n.names:
+                for to in _fold_of(cells, i, a.asname or a.name.partition('.')[0]):
+                    placed.setdefault(to, {}).setdefault(n, []).append(a)
+        out[i] = None
+        for to,found in placed.items():
+            lines = '\n'.join(_import_of(n, some) for n,some in found.items())
+            if to == i: out[i] = _unseen(c | dict(source=lines))
+            else: out[to] = out[to] | dict(source=f"{lines}\n{out[to]['source']}")
+    return [c for c in out if c]
+
+def _fold_of(cells, i, name):
+    "The first fold below cell `i` that reads a name, and `i` itself if other cells read it before, or no fold does."
+    reads = [j for j,c in enumerate(cells[i+1:], i+1) if c['cell_type'] == 'code' and name in names(c['source'])[1]]
+    folds = [j for j in reads if is_example(cells[j]) and is_folded(cells[j])][:1]
+    return folds if reads[:1] == folds != [] else [i, *folds]
 
 def near_imports(cells, pkg):
     """What an open cell imports stands in the first cell that needs it: in the last example up to it that stands open.

@@ -49,4 +49,19 @@ function someOf(all) {
         return [...new Map(some.map(result => [result[0], result])).values()];
     };
 }
-document.addEventListener("DOMContentLoaded", () => Search.performTermsSearch = someOf(Search.performTermsSearch));
+
+// A word that no page has is looked for in the other spelling: "quantise" as "quantize".
+function spelled(Plain) {
+    return function () {
+        const stemmer = new Plain();
+        const has = stem => [Search._index?.terms, Search._index?.titleterms].some(t => t && Object.hasOwn(t, stem));
+        this.stemWord = word => {
+            const stem = stemmer.stemWord(word);
+            const other = stemmer.stemWord(word.replace(/is(e|ed|er|ers|es|ing|ation|ations)$/, "iz$1"));
+            return !has(stem) && has(other) ? other : stem;
+        };
+    };
+}
+// At once: the page searches before a listener that is added here would be called.
+Search.performTermsSearch = someOf(Search.performTermsSearch);
+window.Stemmer = spelled(window.Stemmer);

@@ -5,8 +5,7 @@ const fs = require("node:fs");
 const vm = require("node:vm");
 
 const [site] = process.argv.slice(2);
-const ready = [];
-const nothing = {lastChild: null, addEventListener: (event, f) => event === "DOMContentLoaded" && ready.push(f)};
+const nothing = {lastChild: null, addEventListener: () => {}};
 const page = {
     document: {...nothing, getElementById: () => nothing, readyState: "loading"},
     location: {search: ""},
@@ -18,10 +17,12 @@ const page = {
 };
 page.window = page;
 const read = name => fs.readFileSync(`${site}/${name}`, "utf8");
-const code = ["_static/language_data.js", "_static/searchtools.js", "searchindex.js"].map(read).concat(
+// In the order of the page, and before any listener is called.
+const scripts = read("search.html").matchAll(/src="(_static\/searchtools\.js|_static\/language_data\.js|searchindex\.js)/g);
+const code = [...scripts].map(([, name]) => read(name)).concat(
     "find = query => Search._performSearch(...Search._parseQuery(query))");
-vm.runInNewContext(code.join("\n"), page);
-ready.forEach(f => f());
+vm.createContext(page);
+code.forEach(text => vm.runInContext(text, page));
 const found = fs.readFileSync(0, "utf8").trim().split("\n").map(query => {
     page.location.search = new URLSearchParams({q: query}).toString();
     return page.find(query).reverse().map(([name, title, anchor, , score, , kind]) => [name, title, anchor, kind, score]);
