@@ -4,7 +4,7 @@ import json
 import re
 import literate
 import pytest
-from examples import is_check, parts
+from examples import is_check, parts, symbols
 from literate import is_folded
 from pages import DOCS, NBS, notebook, played, slug
 from test_copy import GIVEN, seen
@@ -18,6 +18,11 @@ from test_copy import GIVEN, seen
         [('example', 'x = 1'), ('check', 'assert x == 1'), ('example', 'x = 2\nx')]),
     'before an item changes': ('assert x[0]\nx[0] = 0\nx', [('check', 'assert x[0]'), ('example', 'x[0] = 0\nx')]),
     'before something acts': ('assert x\nadam.step()\nx', [('check', 'assert x'), ('example', 'adam.step()\nx')]),
+    'before a function changes what it reads': ('assert f(m)\ndeploy_(m, x)',
+        [('check', 'assert f(m)'), ('example', 'deploy_(m, x)')]),
+    'after one that changes something else': ('assert f(m)\ndeploy_(n, m)',
+        [('example', 'deploy_(n, m)'), ('check', 'assert f(m)')]),
+    'before a method changes it': ('assert x\ny = x.add_(1)', [('check', 'assert x'), ('example', 'y = x.add_(1)')]),
     'before a loop': ('assert x\nfor i in x: i.pop()', [('check', 'assert x'), ('example', 'for i in x: i.pop()')]),
     'a name of its own does not hold it': ('for i in x: assert i\n[i for i in x]',
         [('example', '[i for i in x]'), ('check', 'for i in x: assert i')]),
@@ -40,6 +45,12 @@ from test_copy import GIVEN, seen
         [('check', 'for f in fs:\n    with expect_fail(): f()')]),
 }.values())
 def test_parts(code, want): assert [(p.kind, p.code) for p in parts(code)] == want
+
+def test_what_a_function_reads_is_not_its_own():
+    "Whatever its name: Python's symtable takes a function named top for a module."
+    for name in ('f', 'top'):
+        reads,binds = symbols(ast.parse(f'def {name}(x):\n    y = x+z\n    return [v for v in y]').body[0])
+        assert (reads, binds) == ({'z'}, {name})
 
 def test_an_error_is_checked_before_it_is_shown():
     "Unseen, by the statement of the notebook; the cell that the reader sees may fail, and says with what."

@@ -713,9 +713,9 @@ def test_use_stands_before_reference(nb):
 
 def test_what_moves_behind_its_examples():
     """An entry and its source, up to the next heading or the prose that leads to another entry; what runs stays where
-    it stood. What is imported stands in the first example that reads it, for checks alone within them, and where it
-    was if an example makes the name too, or all names are imported. Before the library's own code makes the name, or
-    where that is a function of the package in the example that reads it."""
+    it stood. What is imported stands in the first example that reads it, and in the first check before; it stays where
+    it was if an example makes the name too, or all names are imported. What the library's own code makes is imported
+    before that, unless it is the package's, and no private name of that module is seen."""
     def export(n): return f'#| export\ndef {n}(): pass'
     text = new_markdown_cell
     nb = notebook(text('# A'), '#| default_exp a', export('f'), 'f()', text('It is.'), 'f(1)', text('Next'),
@@ -731,10 +731,13 @@ def test_what_moves_behind_its_examples():
     assert [c['source'] for c in late] == ['import os\nos.name', 'assert os\n\nimport sys\nassert sys']
     made = as_page('import os\nfrom math import e, pi', '1', 'assert os', '#| export\npi = 3', 'os.name, e', 'pi')
     seen = [c['source'] for c in made if c['source'] != 'pi = 3']
-    assert seen == ['import os\nfrom math import pi\n1', 'assert os', 'from math import e\nos.name, e', 'pi']
-    made = as_page('from shok_nb import C, f', '1', '#| export\ndef f(): pass\nclass C: pass', 'f(C)')
-    seen = [c['source'] for c in made if 'exported' not in c['metadata'] and c['cell_type'] == 'code']
-    assert seen == ['from shok_nb import C\n1', 'from shok_nb import f\nf(C)']
+    assert seen == ['from math import pi\n1', 'import os\nassert os', 'import os\nfrom math import e\nos.name, e', 'pi']
+    def examples(names, code):
+        own = '#| export\nimport os\ndef f(): pass\nclass C: pass\n_x = 1'
+        made = as_page(f'import os\nfrom shok_nb.a import {names}', '1', own, code)
+        return [c['source'] for c in made if 'exported' not in c['metadata'] and c['cell_type'] == 'code']
+    assert examples('C, f', 'f(C, os)') == ['1', 'import os\nfrom shok_nb.a import C, f\nf(C, os)']
+    assert examples('_x, f', 'f(_x, os)') == ['from shok_nb.a import _x, f\n1', 'import os\nf(_x, os)']
     assert [c['source'] for c in as_page('import os', '#| code-fold: true\nos.name', 'os.sep')] == [
         'import os\nos.name', 'import os\nos.sep']
     star = as_page('import os\nfrom sys import *', 'os.name', 'assert path')

@@ -31,14 +31,22 @@ def symbols(node):
     "The names that a statement reads and those that it binds. Variables of a comprehension or a function are its own."
     scopes = [top := symtable(ast.unparse(node), 'cell', 'exec')]
     for s in scopes: scopes += s.get_children()
-    reads = {v.get_name() for s in scopes for v in s.get_symbols() if v.is_referenced() and (s is top or v.is_global())}
+    def is_outer(v): return not (v.is_local() or v.is_free())      # is_global() is wrong in a function named top
+    reads = {v.get_name() for s in scopes for v in s.get_symbols() if v.is_referenced() and (s is top or is_outer(v))}
     return reads,{v.get_name() for v in top.get_symbols() if v.is_assigned() or v.is_imported()}
 
 def _changes(node):
-    "The names that a statement reads and those that it binds, or has an item or an attribute set of."
+    """The names that a statement reads, and those that it binds, has an item or an attribute set of, or gives to a
+    function that changes its first argument."""
     reads,binds = symbols(node)
     targets = [n for n in ast.walk(node) if isinstance(getattr(n, 'ctx', None), ast.Store)]
+    targets += [n for call in ast.walk(node) if _in_place(call) for n in (call.func, *call.args[:1])]
     return reads,binds | reads & {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+
+def _in_place(node):
+    "Is this a call of a function or a method that ends in `_`?"
+    if not isinstance(node, ast.Call): return False
+    return re.search('[^_]_$', getattr(node.func, 'attr', getattr(node.func, 'id', ''))) is not None
 
 QUIET = ast.Assign, ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom
 

@@ -426,31 +426,35 @@ def _fold_of(cells, i, name):
     return folds if reads[:1] == folds != [] else [i, *folds]
 
 def near_imports(cells, pkg):
-    """What an open cell imports stands in the first cell that needs it: in the last example up to it that stands open.
-    Where a fold needs it before any of those, it stands in the fold as well. It stays where it is if none needs it, or
-    if an example of the page makes what has that name on the way. Where the library's own code makes it, a function
-    of the package `pkg` is the same; anything else is imported before that code runs, as in the notebook."""
+    """What an open cell imports stands in the first one that needs it, and in the first fold that does before. It is
+    before an error that is shown, and stays if none needs it, or if an example of the page makes what has that name on
+    the way. What the library's own code makes is the same if it comes from a module of the package `pkg` of which no
+    private name is seen; anything else is imported before that code runs, as in the notebook."""
     out = [*cells]
     def is_open(c): return is_example(c) and not is_folded(c) and 'raises-exception' not in c['metadata']['tags']
     def places(i, n, name):
         last,fold = i,[]
-        from_package = isinstance(n, ast.ImportFrom) and n.module == pkg and name.islower()
+        module = n.module if isinstance(n, ast.ImportFrom) else ''
+        same = f'{module}.'.startswith(f'{pkg}.') and module not in inside
         for j,c in enumerate(cells[i+1:], i+1):
             if c['cell_type'] != 'code': continue
-            bound,read = names(c['source'])
-            only_imports = _only_imports(ast.parse(c['source']).body)
+            _,read = names(c['source'])
+            body = [n for n in ast.parse(c['source']).body if not _only_imports([n])]
+            makes = any(name in symbols(n)[1] for n in body)
             if 'exported' in c['metadata']:
-                if name in bound and not only_imports and not from_package: return [*fold, last]
+                if makes and not same: return [*fold, last]
                 continue
-            if is_open(c) and not only_imports: last = j
-            if name in read and last > i: return [*fold, last]
-            if name in read and _is_seen(c) and not is_folded(c): return [i]
+            opened = is_open(c) and body
+            if name in read and opened: return [*fold, j]
+            if name in read and _is_seen(c) and not is_folded(c): return [*fold, last] if last > i else [i]
             if name in read: fold = fold or [j]
-            if name in bound and not only_imports: return [i]
+            if makes: return [i]
+            if opened: last = j
         return [i]
-    for i,c in enumerate(cells):
-        body = ast.parse(c['source']).body if c['cell_type'] == 'code' and is_open(c) else []
-        if not body or not _only_imports(body) or '*' in c['source']: continue
+    opened = {i: ast.parse(c['source']).body for i,c in enumerate(cells) if c['cell_type'] == 'code' and is_open(c)}
+    imports = {i: body for i,body in opened.items() if body and _only_imports(body) and '*' not in cells[i]['source']}
+    inside = {getattr(n, 'module', '') for body in imports.values() for n in body for a in n.names if a.name[0] == '_'}
+    for i,body in imports.items():
         placed = {}
         for n in body:
             for a in n.names:
