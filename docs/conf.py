@@ -45,7 +45,7 @@ literate_folders = dict(                                     # the groups of the
 literate_places = dict(                                      # pages of other folders; `...` is the rest of its own
     start=['first_network', 'which', 'straight_through_fails', 'try_it', ...],
     deployment=[..., 'hardware', 'everywhere'],
-    engine=[..., 'layers', 'flow', 'forwards', 'operations', 'attention', 'foreign_layers', 'matrices', 'channels',
+    engine=[..., 'layers', 'flow', 'forwards', 'operations', 'attention', 'foreign_layers', 'channels',
         'integer_layers', 'integer_operations', 'harness', 'demo'],
 )
 literate_guidance = dict(                                    # at the head of a group

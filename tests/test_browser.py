@@ -123,6 +123,16 @@ def test_names_in_tables_on_a_phone(browser, tmp_path):
     with phone(browser, page_of(tmp_path, style, table)):
         assert len(browser.execute_script('return [...document.querySelector("code").getClientRects()]')) == 1
 
+def test_a_long_name_stays_in_its_column(browser, tmp_path):
+    "A link too: it breaks where it is wider than the column, and covers nothing of the next one."
+    style = f"<style>{(ROOT/'docs'/'_static'/'site.css').read_text('utf-8')}</style>"
+    cells = '<td><a href="#"><code>soft_round_conditional_mean_of_many</code></a></td>' + '<td>1</td>'*9
+    table = f'<div class="table-wrapper"><table class="docutils"><tr>{cells}</tr></table></div>'
+    right = 'return [...document.querySelectorAll("code, td")].slice(0, 2).map(e => e.getBoundingClientRect().right)'
+    with phone(browser, page_of(tmp_path, style, table)):
+        cell,name = browser.execute_script(right)
+        assert name <= cell
+
 @pytest.mark.slow
 def test_strict_policy(browser, tmp_path):
     "With everything forbidden but the one script, a player works and looks the same."

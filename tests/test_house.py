@@ -886,6 +886,15 @@ def test_a_figure_names_its_curves():
         'soft_round, alpha = 5, hard = True, arctan_spike,\nfast_sigmoid_spike and stochastic_round']
     assert looks[0] == ('-', 'None') and looks[3] == ('None', '.')
 
+def test_a_name_is_that_of_its_page():
+    "Where two modules have it; by its full name it is that one anywhere."
+    syms = dict(f='pkg.b.f') | {k: k for k in ('pkg.a.f', 'pkg.b.f')}
+    for mod in 'ab':
+        nb = notebook(f'#| default_exp {mod}\n1')
+        nb['cells'].insert(0, dict(cell_type='markdown', id='said', metadata={}, source='`f` and `pkg.b.f`'))
+        said = literate.convert(nb, syms, 'pkg')['cells'][0]['source']
+        assert said == f'{{py:obj}}`f <pkg.{mod}.f>` and {{py:obj}}`pkg.b.f <pkg.b.f>`'
+
 def test_links_of_tables():
     "Each name of the catalog leads to the notebook that makes it: there, in README, and on the site."
     for claims in (True, False):

@@ -306,8 +306,11 @@ def in_parts(c):
     return made
 
 def _pages_cells(nb, syms, pkg, base, terms):
-    "The cells of the page of a notebook."
+    "The cells of the page of a notebook. A name that two modules have is, on the page of one, its own."
     out,mod,seen = [],pkg,set()
+    made = (directives(''.join(c['source']))[0].get('default_exp') for c in nb['cells'] if c['cell_type'] == 'code')
+    page = f'{pkg}.{next(filter(None, made), "")}.'
+    syms = syms | {k.removeprefix(page): k for k in syms if k.startswith(page)}
     for c in nb['cells']:
         src = ''.join(c['source'])
         if c['cell_type'] == 'markdown':
@@ -541,6 +544,7 @@ def write_pages(app):
     idx = importlib.import_module(f'{pkg.__name__}._modidx').d['syms']
     syms = {name: full for mod,d in idx.items() for full in d if '._' not in (name := full.removeprefix(mod + '.'))
             and not name.startswith('_') and '.' not in name}
+    syms |= {full: full for mod,d in idx.items() for full in d if re.fullmatch('[a-zA-Z]\\w*', full[len(mod)+1:])}
     made_of = sorted(f for kind in ('*.py', '*.js', '*.css') for f in Path(pkg.__file__).parent.rglob(kind))
     syms |= foreign((Path(app.confdir)/'inv').glob('*.inv'))
     made_of += [Path(app.confdir)/'_ext'/'figures.py']
