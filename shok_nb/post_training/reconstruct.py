@@ -633,8 +633,8 @@ def _check_tasks(model, tasks, why, teacher):
     "Raises where no weight can be fitted, or where the floats to fit it to are gone."
     if not tasks:
         told = ', '.join(f'{n}: {because}' for n,because in why[:3])
-        raise ValueError(f'reconstruct_: no quantized weight in {type(model).__name__} '
-            + (f'that can be fitted ({told})' if told else '; quantize_model_ first'))
+        raise ValueError(f'reconstruct_: no quantized weight in {type(model).__name__}'
+            + (f' that can be fitted ({told})' if told else '; quantize_model_ first'))
     if teacher is not None: return
     for t in tasks:
         if not _on_grid(t) or not _grid_shows(t): continue
