@@ -1095,6 +1095,12 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'vector quantization': 'tokenizers fsq',
     'residual fsq': 'tokenizers fsq', 'rotation trick': 'tokenizers', 'diveq': 'tokenizers', 'dead codes': 'tokenizers',
     'codebook collapse': 'tokenizers',
+    'quantize pytorch model to int8': 'models', 'pytorch straight through estimator': 'ste', 'vqvae': 'tokenizers',
+    'how to backpropagate through round': 'ste', 'gradient of floor': 'ste', 'bf16 Adam': 'stored', 'gguf q4': 'files',
+    'round to a multiple of 5': 'grid', 'round to nearest 0.5': 'grid', 'round half up': 'decimals',
+    'gradient of a step function': 'spikes', 'arduino': 'hardware', 'how fast is it': 'speed',
+    'convert model to int8 onnx': 'runtime', 'bf16 weights do not update': 'stored',
+    'resume from checkpoint': 'schedules',
     'custom loss rounding': 'checks recipes index core which', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',

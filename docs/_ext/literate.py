@@ -454,8 +454,8 @@ def near_imports(cells, pkg):
             if makes: return [i]
             if opened: last = j
         return [i]
-    opened = {i: ast.parse(c['source']).body for i,c in enumerate(cells) if c['cell_type'] == 'code' and is_open(c)}
-    imports = {i: body for i,body in opened.items() if body and _only_imports(body) and '*' not in cells[i]['source']}
+    bodies = {i: ast.parse(c['source']).body for i,c in enumerate(cells) if c['cell_type'] == 'code' and is_open(c)}
+    imports = {i: body for i,body in bodies.items() if body and _only_imports(body) and '*' not in cells[i]['source']}
     inside = {getattr(n, 'module', '') for body in imports.values() for n in body for a in n.names if a.name[0] == '_'}
     for i,body in imports.items():
         placed = {}

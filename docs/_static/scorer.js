@@ -62,6 +62,7 @@ function spelled(Plain) {
         };
     };
 }
+stopwords.add("pytorch");      // all pages are about it, and few say it
 // At once: the page searches before a listener that is added here would be called.
 Search.performTermsSearch = someOf(Search.performTermsSearch);
 window.Stemmer = spelled(window.Stemmer);
