@@ -450,7 +450,7 @@ def check_answer(y, x, fn, arg):
     """What the function `arg` gave for `x`: a Tensor of that shape, or a larger one that `x`
     broadcasts to. Else a TypeError."""
     if torch.compiler.is_compiling(): return y
-    if isinstance(y, Tensor) and (y.shape == x.shape or _holds(y.shape, x.shape)): return y
+    if isinstance(y, Tensor) and (y.shape == x.shape or can_hold(y.shape, x.shape)): return y
     wanted = f'a Tensor of the shape of x, {tuple(x.shape)}'
     got = tuple(y.shape) if isinstance(y, Tensor) else what_came(y)
     raise TypeError(f'{fn}: {arg} must return {wanted}, got {got}')
@@ -460,7 +460,8 @@ def answering(f, fn, arg):
     def checked(x, **knobs): return check_answer(f(x, **knobs), x, fn, arg)
     return checked
 
-def _holds(large, small):
+def can_hold(large, small):
+    "Does what has the shape `small` broadcast to `large`?"
     try: return broadcast_shapes(large, small) == large
     except RuntimeError: return False
 

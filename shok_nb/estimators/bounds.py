@@ -9,8 +9,7 @@ __all__ = ['clip', 'lower_bound', 'upper_bound']
 import math
 import torch
 from torch import Tensor
-from ..engine.arguments import check_choice, check_input, check_knob
-from ..engine.compat import broadcast_shapes
+from ..engine.arguments import can_hold, check_choice, check_input, check_knob
 from ..engine.core import stand_in
 from ..engine.parts import as_scalar, saturate
 from .gradient import regrade
@@ -28,7 +27,7 @@ def _checked(end, x, fn, arg='bound'):
     "The end, without a gradient."
     end = check_knob(end, x, fn, arg, -math.inf)
     if not isinstance(end, Tensor): return end
-    if broadcast_shapes(end.shape, x.shape) != x.shape:
+    if not can_hold(x.shape, end.shape):
         raise ValueError(f'{fn}: {arg} of shape {tuple(end.shape)} is larger than x of shape '
             f'{tuple(x.shape)}; expand x first')
     return end.detach().to(x.dtype)

@@ -12,8 +12,15 @@ from functools import partial
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from ..engine.arguments import check_count, check_input, check_knob, must_have, shown
-from ..engine.compat import broadcast_shapes, quick_apply
+from ..engine.arguments import (
+    can_hold,
+    check_count,
+    check_input,
+    check_knob,
+    must_have,
+    shown,
+)
+from ..engine.compat import quick_apply
 from ..engine.core import slope_one, straight_through
 from ..engine.parts import by_mode, either, saturate, view_of
 from ..engine.pieces import wide_dtype
@@ -64,7 +71,7 @@ def scale_grad(
     factor = check_knob(factor, x, 'scale_grad', 'factor', -math.inf, open=True)
     if isinstance(factor, Tensor):
         factor = factor.detach()
-        if broadcast_shapes(factor.shape, x.shape) != x.shape:
+        if not can_hold(x.shape, factor.shape):
             raise ValueError(f'scale_grad: factor of shape {tuple(factor.shape)} is larger '
                 f'than x of shape {tuple(x.shape)}')
     return _scaled(x, factor)

@@ -11,7 +11,13 @@ from functools import partial
 from typing import Any, NamedTuple
 import torch
 from torch import Tensor
-from ..engine.arguments import check_count, check_flag, check_input, check_knob
+from ..engine.arguments import (
+    can_hold,
+    check_count,
+    check_flag,
+    check_input,
+    check_knob,
+)
 from ..engine.pieces import wide_dtype
 from ..low_precision.entropy import code_entropy
 from ..networks.flow import in_float64
@@ -70,7 +76,7 @@ def lattice_of(fn, w, scale, zero_point, bits, signed):
     qmin,qmax = code_range(fn, bits, signed)
     for arg,k in dict(scale=s, zero_point=z).items():
         shape = k.shape if isinstance(k, Tensor) else ()
-        if torch.broadcast_shapes(w.shape, shape) == w.shape: continue
+        if can_hold(w.shape, shape): continue
         told = f'{arg} must broadcast to the shape of w, {tuple(w.shape)}'
         raise ValueError(f'{fn}: {told}, got {tuple(shape)}')
     def laid(k):

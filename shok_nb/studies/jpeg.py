@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from ..engine.arguments import (
     answering,
+    can_hold,
     check_callable,
     check_choice,
     check_count,
@@ -51,9 +52,7 @@ def _check_planes(t, fn, arg, like=None):
     if like is not None: _check_broadcasts(t, fn, arg, like.shape)
 
 def _check_broadcasts(t, fn, arg, shape):
-    try: fits = torch.broadcast_shapes(t.shape, shape) == torch.Size(shape)
-    except RuntimeError: fits = False
-    if not fits:
+    if not can_hold(shape, t.shape):
         told = f'{arg} of shape {tuple(t.shape)} does not broadcast to {tuple(shape)}'
         raise ValueError(f'{fn}: {told}')
 
