@@ -496,16 +496,16 @@ def four_bits():
     return model
 
 def of_files():
-    yield 'save_gguf', lambda: dict(path=place('x.gguf'), model=network(), types='Q8_0', architecture='shok_nb',
-        metadata=None), dict(path=kind('word'), model=kind('dict'), types=NOTHING, architecture=kind('word'),
+    yield 'save_gguf', lambda: dict(model=network(), file=place('x.gguf'), types='Q8_0', architecture='shok_nb',
+        metadata=None), dict(model=kind('dict'), file=kind('word'), types=NOTHING, architecture=kind('word'),
         metadata=kind('none dict'))
-    yield 'save_compressed', lambda: dict(folder=place('compressed'), model=four_bits(), config=None), dict(
-        folder=kind('word'), model=NOTHING, config=kind('none dict'))
+    yield 'save_compressed', lambda: dict(model=four_bits(), folder=place('compressed'), config=None), dict(
+        model=NOTHING, folder=kind('word'), config=kind('none dict'))
 
 def saved():
     "A state and its file."
     state,file = dict(w=torch.ones(2, 32)),place('same.gguf')
-    R.save_gguf(file, state)
+    R.save_gguf(state, file)
     return dict(model=state, file=file)
 
 def of_served(): yield 'same_grid', saved, dict(model=NOTHING, file=NOTHING)

@@ -81,7 +81,7 @@ def weights(dtype=torch.float32, rows=3, columns=64):
 def test_alignment(align, tmp_path):
     "Tensors begin where the metadata says, whatever their sizes."
     state = {f't{i}': weights(columns=n) for i,n in enumerate((1, 3, 32, 64, 5, 7))}
-    R.save_gguf(tmp_path/'x', state, 'Q4_0', metadata={'general.alignment': align})
+    R.save_gguf(state, tmp_path/'x', 'Q4_0', metadata={'general.alignment': align})
     about,found = gguf(tmp_path/'x')
     assert about['general.alignment'] == align
     for name,t in state.items():
@@ -95,7 +95,7 @@ def test_reported_difference(kind, dtype, tmp_path):
     w = weights(torch.float64, 20, 64).to(dtype)
     made = [w, R.gguf_quantize(w, kind)] if kind[0] == 'Q' else [w]
     for t in made:
-        report = R.save_gguf(tmp_path/'x', dict(w=t), kind)
+        report = R.save_gguf(dict(w=t), tmp_path/'x', kind)
         read = values(*gguf(tmp_path/'x')[1]['w']).double()
         assert report['w'][1] == pytest.approx((read-t.double()).abs().max().item(), rel=1e-6, abs=0)
     if kind[0] == 'Q' and dtype == torch.float32: assert report['w'][1] == 0
@@ -108,7 +108,7 @@ METADATA = {'a.int': 3, 'a.minus': -4, 'a.large': 2**40, 'a.huge': 2**64-1, 'a.w
     'gpt-oss.numpy': np.int32(7), 'a.single': np.float32(.5), 'a.words': ['x']*3000}
 
 def test_metadata(tmp_path):
-    R.save_gguf(tmp_path/'x', dict(w=weights()), architecture='gpt-oss', metadata=METADATA)
+    R.save_gguf(dict(w=weights()), tmp_path/'x', architecture='gpt-oss', metadata=METADATA)
     about,_ = gguf(tmp_path/'x')
     given = {k: list(v) if isinstance(v, tuple) else v for k,v in METADATA.items()}
     assert about == given | {'general.architecture': 'gpt-oss', 'general.quantization_version': 2}
@@ -128,7 +128,7 @@ BAD_METADATA = [('general.architecture', 'llama'), ('general.quantization_versio
 @pytest.mark.parametrize('key, value', BAD_METADATA, ids=lambda v: f'{v!r:.20}')
 def test_bad_metadata(key, value, tmp_path):
     with pytest.raises((TypeError, ValueError), match='^save_gguf: metadata .*') as e:
-        R.save_gguf(tmp_path/'x', dict(w=weights()), metadata={key: value})
+        R.save_gguf(dict(w=weights()), tmp_path/'x', metadata={key: value})
     assert len(str(e.value)) < 250 and not [*tmp_path.iterdir()]
 
 BAD_STATES = [('', (2, 32)), ('a'*64, (2, 32)), ('ü'*32, (2, 32)), ('a\0b', (2, 32)), ('\ud800', (2, 32)), (1, (2,
@@ -138,9 +138,9 @@ BAD_STATES = [('', (2, 32)), ('a'*64, (2, 32)), ('ü'*32, (2, 32)), ('a\0b', (2,
 @pytest.mark.parametrize('name, shape', BAD_STATES, ids=lambda v: f'{v!r:.20}')
 def test_bad_tensors(name, shape, tmp_path):
     with pytest.raises((TypeError, ValueError), match='^save_gguf: .*(name|shape)'):
-        R.save_gguf(tmp_path/'x', {'b': torch.ones(3), name: torch.ones(shape)})
+        R.save_gguf({'b': torch.ones(3), name: torch.ones(shape)}, tmp_path/'x')
     for t in (torch.eye(4).to_sparse(), torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)):
-        with pytest.raises(TypeError, match='^save_gguf: w must be dense'): R.save_gguf(tmp_path/'x', dict(w=t))
+        with pytest.raises(TypeError, match='^save_gguf: w must be dense'): R.save_gguf(dict(w=t), tmp_path/'x')
     assert not [*tmp_path.iterdir()]
 
 def test_tensors_at_the_ends(tmp_path):
@@ -148,11 +148,11 @@ def test_tensors_at_the_ends(tmp_path):
     state = {'a'*63: torch.ones(1, 2, 3, 32), 'ü'*31: torch.ones(2, 32), 'rows': torch.ones(3, 0),
         'none': torch.ones(0),
         'one': torch.tensor(2.), 'half': torch.ones(4, 32)[:, ::2]}
-    report = R.save_gguf(tmp_path/'x', state, 'Q4_0')
+    report = R.save_gguf(state, tmp_path/'x', 'Q4_0')
     _,found = gguf(tmp_path/'x')
     assert {k: tuple(shape) for k,(_,shape,_) in found.items()} == {k: tuple(t.shape) or (1,) for k,t in state.items()}
     assert all(gap == 0 for _,gap in report.values())
-    R.save_gguf(tmp_path/'y', {})
+    R.save_gguf({}, tmp_path/'y')
     assert gguf(tmp_path/'y')[1] == {}
 
 @pytest.mark.parametrize('kind', ['Q8_0', 'Q4_0'])
@@ -161,7 +161,7 @@ def test_tiny_blocks(kind, size, tmp_path):
     "Below the smallest half a scale is 0, and so is what a reader gets; the rows beside are as ever."
     w = weights(columns=32)
     w[1] *= size
-    report = R.save_gguf(tmp_path/'x', dict(w=w), kind)
+    report = R.save_gguf(dict(w=w), tmp_path/'x', kind)
     read = values(*gguf(tmp_path/'x')[1]['w'])
     assert torch.equal(read, R.gguf_quantize(w, kind)) and report['w'] == (kind, (read-w).abs().max().item())
     assert (read[1].abs() <= w[1].abs().max()*1.01+2**-24*8).all()
@@ -169,8 +169,8 @@ def test_tiny_blocks(kind, size, tmp_path):
 def writers():
     layer = torch.nn.Sequential(torch.nn.Linear(32, 4))
     R.quantize_model_(layer, 'mxfp4', None)
-    def gguf_to(p): return R.save_gguf(p, layer)
-    def compressed_to(p): return R.save_compressed(p.parent, layer)
+    def gguf_to(p): return R.save_gguf(layer, p)
+    def compressed_to(p): return R.save_compressed(layer, p.parent)
     def results_to(p): return write_results(lattice, [], p)
     return dict(gguf=(gguf_to, 'x.gguf'), compressed=(compressed_to, 'model.safetensors'), results=(results_to,
         'x.json'))
@@ -221,7 +221,7 @@ def test_several_writers(kind, tmp_path):
 
 @pytest.mark.slow
 def test_several_processes(tmp_path):
-    code = 'import sys, torch, shok_nb as R\nfor _ in range(40): R.save_gguf(sys.argv[1], dict(w=torch.ones(64, 64)))'
+    code = 'import sys, torch, shok_nb as R\nfor _ in range(40): R.save_gguf(dict(w=torch.ones(64, 64)), sys.argv[1])'
     ran = [subprocess.Popen([sys.executable, '-c', code, tmp_path/'x.gguf'], stderr=subprocess.PIPE) for _ in range(2)]
     assert [(p.communicate(timeout=120)[1], p.returncode) for p in ran] == [(b'', 0)]*2
     assert len(gguf(tmp_path/'x.gguf')[1]) == 1 and len([*tmp_path.iterdir()]) == 1
@@ -245,15 +245,15 @@ def test_no_place_for_a_file(tmp_path):
     state = dict(w=torch.ones(2, 32))
     for p,error in (('folder', IsADirectoryError), ('link', IsADirectoryError), ('none/x', FileNotFoundError),
         ('file/x', FileNotFoundError), ('.', IsADirectoryError)):
-        with pytest.raises(error, match='^save_gguf: path '): R.save_gguf(tmp_path/p, state)
+        with pytest.raises(error, match='^save_gguf: file '): R.save_gguf(state, tmp_path/p)
     for p,error in ((os.devnull, ValueError), ('', ValueError), ('x\0y', ValueError), (b'x', TypeError), (3,
         TypeError)):
-        with pytest.raises(error, match='^save_gguf: path '): R.save_gguf(p, state)
+        with pytest.raises(error, match='^save_gguf: file '): R.save_gguf(state, p)
     layer = torch.nn.Sequential(torch.nn.Linear(32, 4))
     R.quantize_model_(layer, 'mxfp4', None)
-    with pytest.raises(NotADirectoryError, match='^save_compressed: folder '): R.save_compressed(tmp_path/'file', layer)
+    with pytest.raises(NotADirectoryError, match='^save_compressed: folder '): R.save_compressed(layer, tmp_path/'file')
     for bad in (dict(a=torch.ones(2)), {('a', 'b'): 1}, dict(a={1, 2})):
-        with pytest.raises(TypeError, match='^save_compressed: config '): R.save_compressed(tmp_path/'new', layer,
+        with pytest.raises(TypeError, match='^save_compressed: config '): R.save_compressed(layer, tmp_path/'new',
             config=bad)
     assert {p.name for p in tmp_path.iterdir()} == {'folder', 'file', 'link'}
 
@@ -317,8 +317,8 @@ def test_twice_is_once(kind, tmp_path):
     y = on_grid(kind, x)
     assert y.isfinite().all() and torch.equal(on_grid(kind, y), y)
     if kind in SEARCHED: assert torch.equal(on_grid(kind, on_grid(kind, x.double())), on_grid(kind, x.double()))
-    report = R.save_gguf(tmp_path/'x', dict(w=x), kind)
-    again = R.save_gguf(tmp_path/'y', dict(w=y), kind)
+    report = R.save_gguf(dict(w=x), tmp_path/'x', kind)
+    again = R.save_gguf(dict(w=y), tmp_path/'y', kind)
     assert again['w'] == (kind, 0) and report['w'] == (kind, (y-x).abs().max().item())
     for file in ('x', 'y'): assert R.same_grid(dict(w=y), tmp_path/file).rows[0].differ == 0
 
@@ -457,7 +457,7 @@ def test_same_grid_of_gguf(kind, tmp_path):
     "A weight on the grid is the same; one code or one value that is changed is found, with its size. Seed 0."
     file = tmp_path/'x'
     state = dict(w=on_grid(kind, weights(rows=3, columns=512)), n=torch.tensor([1, -2**40]), none=torch.ones(0))
-    R.save_gguf(file, state, lambda name, t: kind if name == 'w' else 'F32')
+    R.save_gguf(state, file, lambda name, t: kind if name == 'w' else 'F32')
     report = R.same_grid(state, file)
     assert results(report) == dict(w=(kind, 0, 'same'), n=('torch.int64', 0, 'same'), none=('F32', 0, 'same'))
     assert str(report).endswith('all 3 are the same')
@@ -466,7 +466,7 @@ def test_same_grid_of_gguf(kind, tmp_path):
     other['w'].view(-1)[at] *= 1.5
     off = next(r for r in R.same_grid(other, file).rows if r.weight == 'w')
     assert (off.differ, off.result) == (1, 'differs') and off.largest == f"{state['w'].view(-1)[at].abs()/2:.3g}"
-    R.save_gguf(file, other, lambda name, t: kind if name == 'w' else 'F32')
+    R.save_gguf(other, file, lambda name, t: kind if name == 'w' else 'F32')
     told = R.same_grid(state, file)
     assert results(told)['w'][1:] != (0, 'same') and str(told).endswith('1 of 3 are not the same: w')
 
@@ -476,7 +476,7 @@ def test_same_grid_of_compressed(way, tmp_path):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 96))
     R.quantize_model_(model, ways_to_quantize[way](), None)
-    written = R.save_compressed(tmp_path, model)
+    written = R.save_compressed(model, tmp_path)
     for file in (tmp_path, tmp_path/'model.safetensors'):
         report = R.same_grid(model.train(), file)
         assert {r.weight: r.stored for r in report.rows} == {k: kind for k,(kind,_) in written.items()} | {
@@ -489,7 +489,7 @@ def test_same_grid_of_compressed(way, tmp_path):
 def test_same_grid_one_code(tmp_path):
     "A bit of one code of Q4_0 is one value, by eight steps, which is the largest magnitude of its block."
     w = R.gguf_quantize(weights(), 'Q4_0')
-    R.save_gguf(tmp_path/'x', dict(w=w), 'Q4_0')
+    R.save_gguf(dict(w=w), tmp_path/'x', 'Q4_0')
     data = bytearray((tmp_path/'x').read_bytes())
     data[-21] ^= 8                                  # 108 bytes are filled up to 128
     (tmp_path/'x').write_bytes(data)
@@ -498,7 +498,7 @@ def test_same_grid_one_code(tmp_path):
 
 def test_same_grid_names(tmp_path):
     "Missing, alone, and of another shape."
-    R.save_gguf(tmp_path/'x', dict(a=torch.ones(2, 3), b=torch.ones(3), c=torch.ones(4)), 'F32')
+    R.save_gguf(dict(a=torch.ones(2, 3), b=torch.ones(3), c=torch.ones(4)), tmp_path/'x', 'F32')
     report = R.same_grid(dict(b=torch.ones(3), a=torch.ones(3, 2), d=torch.ones(5, 2)), tmp_path/'x')
     assert results(report) == dict(b=('F32', 0, 'same'), a=('F32', 6, 'has shape (2, 3) in the file'),
         d=('-', 10, 'missing in the file'), c=('F32', 4, 'in the file alone'))
@@ -507,22 +507,22 @@ def test_same_grid_names(tmp_path):
 def test_same_grid_dtypes(tmp_path):
     "The model's own numbers count: what float32 or Q8_0 has no number for differs. nan is nan, infinity infinity."
     fine = torch.tensor([1+2.**-40], dtype=torch.float64)
-    R.save_gguf(tmp_path/'x', dict(w=fine), 'F32')
+    R.save_gguf(dict(w=fine), tmp_path/'x', 'F32')
     assert R.same_grid(dict(w=fine), tmp_path/'x').rows[0].differ == 1
     half = R.gguf_quantize(weights(), 'Q8_0').bfloat16()
-    R.save_gguf(tmp_path/'x', dict(w=half), 'Q8_0')
+    R.save_gguf(dict(w=half), tmp_path/'x', 'Q8_0')
     assert R.same_grid(dict(w=half), tmp_path/'x').rows[0].differ > 0
     model = torch.nn.Sequential(torch.nn.Linear(32, 4))
     model.register_buffer('mask', torch.tensor([0., -math.inf, math.nan]))
     R.quantize_model_(model, 'mxfp4', None)
-    R.save_compressed(tmp_path/'c', model)
+    R.save_compressed(model, tmp_path/'c')
     assert {r.result for r in R.same_grid(model, tmp_path/'c').rows} == {'same'}
     model.mask[0] = math.nan
     assert [r.largest for r in R.same_grid(model, tmp_path/'c').rows if r.weight == 'mask'] == ['nan']
 
 def test_same_grid_refuses(tmp_path):
     state = dict(w=torch.ones(2, 32))
-    R.save_gguf(tmp_path/'x', state)
+    R.save_gguf(state, tmp_path/'x')
     (tmp_path/'other').write_bytes(b'\x80\x02}q')
     (tmp_path/'empty').write_bytes(b'')
     (tmp_path/'folder').mkdir()
@@ -540,7 +540,7 @@ def test_same_grid_refuses(tmp_path):
 
 def test_same_grid_of_other_types(tmp_path):
     "A type that is not read is named, with those that are."
-    R.save_gguf(tmp_path/'x', dict(w=torch.ones(2, 32)), 'F32')
+    R.save_gguf(dict(w=torch.ones(2, 32)), tmp_path/'x', 'F32')
     data = (tmp_path/'x').read_bytes()
     at = data.index(b'w', data.index(b'quantization_version')+30)+1+4+16
     assert data[at:at+4] == bytes(4)
@@ -553,9 +553,9 @@ def test_same_grid_of_damaged_files(tmp_path):
     "Each cut of a file is a ValueError, and so is any byte of a head that is changed, if it is not read."
     model = torch.nn.Sequential(torch.nn.Linear(32, 4))
     R.quantize_model_(model, 'mxfp4', None)
-    R.save_gguf(tmp_path/'x', model, 'MXFP4', metadata=dict(a=['b', 'c'], d=[1, 2]))
-    R.save_compressed(tmp_path/'c', model)
-    R.save_gguf(tmp_path/'y', model, 'MXFP4')
+    R.save_gguf(model, tmp_path/'x', 'MXFP4', metadata=dict(a=['b', 'c'], d=[1, 2]))
+    R.save_compressed(model, tmp_path/'c')
+    R.save_gguf(model, tmp_path/'y', 'MXFP4')
     for file,place in ((tmp_path/'x', tmp_path/'x'), (tmp_path/'c'/'model.safetensors', tmp_path/'c'),
         (tmp_path/'c'/'config.json', tmp_path/'c')):
         data = file.read_bytes()

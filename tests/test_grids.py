@@ -746,7 +746,7 @@ def test_deploy_undone(monkeypatch):
 def test_save_gguf(tmp_path):
     x = block_rows(64)
     given = dict(a=-1, b=2.5, c=True, d='word', e=7)
-    report = R.save_gguf(tmp_path/'x.gguf', dict(b=torch.ones(5), n=torch.tensor(3), w=x), 'Q4_0', metadata=given)
+    report = R.save_gguf(dict(b=torch.ones(5), n=torch.tensor(3), w=x), tmp_path/'x.gguf', 'Q4_0', metadata=given)
     about,found = gguf(tmp_path/'x.gguf')
     assert about == {'general.architecture': 'shok_nb', 'general.quantization_version': 2} | given
     assert found['b'][:2] == (0, [5]) and np.frombuffer(found['b'][2], np.float32).tolist() == [1]*5
@@ -765,7 +765,7 @@ def test_saved_as_evaluated(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(32, 4), torch.nn.Dropout(), torch.nn.BatchNorm1d(4))
     R.nn.round_weights_(model, R.nn.RoundSTE(step=.25))
     model[1].eval()
-    report = R.save_gguf(tmp_path/'x.gguf', model, 'F32')
+    report = R.save_gguf(model, tmp_path/'x.gguf', 'F32')
     assert {*report} == {'0.weight', '0.bias', *(f'2.{k}' for k in model[2].state_dict())}
     assert [m.training for m in model] == [True, False, True]
     _,found = gguf(tmp_path/'x.gguf')
@@ -791,7 +791,7 @@ def test_save_compressed(format, tmp_path):
     "Codes times scales of the file are the weights, bit for bit."
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.Linear(32, 4))
     R.quantize_model_(model[0], R.Quantizer(4, block=32) if format == 'ints' else format, None)
-    report = R.save_compressed(tmp_path, model.eval(), config=dict(a=1))
+    report = R.save_compressed(model.eval(), tmp_path, config=dict(a=1))
     told,t = json.loads((tmp_path/'config.json').read_text()),stored(tmp_path/'model.safetensors')
     assert told['a'] == 1 and told['quantization_config']['ignore'] == ['1'] and [*report] == ['0.weight']
     scale,packed = t['0.weight_scale'],t.get('0.weight_packed')
@@ -811,19 +811,19 @@ def one(weights, **kw):
     return model
 
 @pytest.mark.parametrize('call, kind, told', [
-    (lambda p: R.save_gguf(p, dict(w=1.)), TypeError, 'save_gguf: w must be a Tensor'),
-    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32)*1e9), 'Q8_0'), ValueError, 'save_gguf: w is too large for Q8_0'),
-    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, 32, device='meta'))), ValueError,
+    (lambda p: R.save_gguf(dict(w=1.), p), TypeError, 'save_gguf: w must be a Tensor'),
+    (lambda p: R.save_gguf(dict(w=torch.ones(2, 32)*1e9), p, 'Q8_0'), ValueError, 'save_gguf: w is too large for Q8_0'),
+    (lambda p: R.save_gguf(dict(w=torch.ones(2, 32, device='meta')), p), ValueError,
         'save_gguf: w is on the meta device'),
-    (lambda p: R.save_gguf(p, dict(w=torch.ones(2, dtype=torch.cfloat))), TypeError, 'save_gguf: w must hold floats'),
-    (lambda p: R.save_gguf(p, {}, metadata=dict(a=[[1]])), TypeError, "save_gguf: metadata 'a' must be"),
-    (lambda p: R.save_gguf(p, {}, 'q8'), ValueError, 'save_gguf: types must be one of F32'),
-    (lambda p: R.save_compressed(p, one('Q4_0')), ValueError, 'save_compressed: 0.weight is in Q4_0'),
-    (lambda p: R.save_compressed(p, one(R.Quantizer(8, zero_point=True))), ValueError,
+    (lambda p: R.save_gguf(dict(w=torch.ones(2, dtype=torch.cfloat)), p), TypeError, 'save_gguf: w must hold floats'),
+    (lambda p: R.save_gguf({}, p, metadata=dict(a=[[1]])), TypeError, "save_gguf: metadata 'a' must be"),
+    (lambda p: R.save_gguf({}, p, 'q8'), ValueError, 'save_gguf: types must be one of F32'),
+    (lambda p: R.save_compressed(one('Q4_0'), p), ValueError, 'save_compressed: 0.weight is in Q4_0'),
+    (lambda p: R.save_compressed(one(R.Quantizer(8, zero_point=True)), p), ValueError,
         'save_compressed: 0.weight has a zero point'),
-    (lambda p: R.save_compressed(p, one(R.Quantizer(12))), ValueError,
+    (lambda p: R.save_compressed(one(R.Quantizer(12)), p), ValueError,
         'save_compressed: 0.weight has codes -2048 to 2047'),
-    (lambda p: R.save_compressed(p, one(8, activations=R.Quantizer(8), calibrate=[torch.ones(1, 64)])), ValueError,
+    (lambda p: R.save_compressed(one(8, activations=R.Quantizer(8), calibrate=[torch.ones(1, 64)]), p), ValueError,
         'save_compressed: what enters 0'),
 ])
 def test_not_saved(call, kind, told, tmp_path):

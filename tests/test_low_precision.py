@@ -1054,13 +1054,13 @@ def test_another_recipe_loads_nothing():
 def test_files_leave_out_the_seeds(tmp_path):
     "What layers in low precision keep for themselves is no tensor of the model."
     model = made('mxfp4', model=nn.Sequential(nn.Linear(64, 32)))
-    R.save_gguf(tmp_path/'low.gguf', model, 'Q4_0')
+    R.save_gguf(model, tmp_path/'low.gguf', 'Q4_0')
     assert {r.weight for r in R.same_grid(model, tmp_path/'low.gguf').rows} == {'0.weight', '0.bias'}
 
 def test_beyond_the_largest_of_nvfp4(tmp_path):
-    R.save_gguf(tmp_path/'some.gguf', dict(w=torch.full((1, 64), 2688.)), 'NVFP4')
+    R.save_gguf(dict(w=torch.full((1, 64), 2688.)), tmp_path/'some.gguf', 'NVFP4')
     with pytest.raises(ValueError, match='w is too large for NVFP4'):
-        R.save_gguf(tmp_path/'more.gguf', dict(w=torch.full((1, 64), 2689.)), 'NVFP4')
+        R.save_gguf(dict(w=torch.full((1, 64), 2689.)), tmp_path/'more.gguf', 'NVFP4')
 
 @pytest.mark.parametrize('x, kind, told', [(torch.tensor(1.), ValueError, 'input must have a dim, got 0-d'),
     (torch.ones(2, 32, dtype=torch.int64), TypeError, 'input must be float16'),

@@ -135,10 +135,10 @@ def of_deployment(folder):
     told = 'file must be named as a function of C, such as net.h'
     yield lambda: R.to_c(net, BATCH, folder/'my-net.h'),told
     told = 'ggml reads up to 4 dims'
-    yield lambda: R.save_gguf(folder/'no.gguf', dict(w=torch.ones(1, 1, 1, 1, 32))),told
+    yield lambda: R.save_gguf(dict(w=torch.ones(1, 1, 1, 1, 32)), folder/'no.gguf'),told
     told = "'split.count' is of a file in parts"
-    yield lambda: R.save_gguf(folder/'no.gguf', dict(w=torch.ones(2, 32)), metadata={'split.count': 2}),told
-    yield lambda: R.save_gguf(folder/'no.gguf', dict(w=torch.ones(2, 32)), 'Q4'),'types must be one of F32'
+    yield lambda: R.save_gguf(dict(w=torch.ones(2, 32)), folder/'no.gguf', metadata={'split.count': 2}),told
+    yield lambda: R.save_gguf(dict(w=torch.ones(2, 32)), folder/'no.gguf', 'Q4'),'types must be one of F32'
 
 def of_low_precision():
     from shok_nb.low_precision.products import BatchedProduct, Operand

@@ -273,9 +273,9 @@ def test_files_and_sizes_with_another_default_device(tmp_path):
     R.quantize_model_(model, 4, None)
     with torch.device('meta'):
         for t in ('Q8_0', 'Q4_K', 'Q6_K', 'IQ4_NL', 'TQ1_0', 'TQ2_0', 'NVFP4'):
-            R.save_gguf(tmp_path/'a.gguf', model, t)
+            R.save_gguf(model, tmp_path/'a.gguf', t)
             assert R.same_grid(model, tmp_path/'a.gguf').rows
-        R.save_compressed(tmp_path/'b', model)
+        R.save_compressed(model, tmp_path/'b')
         assert R.same_grid(model, tmp_path/'b').rows
         assert R.coded_sizes(model).rows and R.weight_entropy(model) > 0
         codes = torch.tensor([1, 1, 2], device='cpu')

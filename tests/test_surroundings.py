@@ -184,7 +184,7 @@ def test_functional_call_with_a_shared_quantizer():
         assert p is parameters[k], k
         torch.testing.assert_close(grads[k], p.grad)
 
-@pytest.mark.parametrize('use', [lambda m: R.nn.round_weights_(m, R.nn.RoundSTE()), lambda m: R.save_gguf('none', m)],
+@pytest.mark.parametrize('use', [lambda m: R.nn.round_weights_(m, R.nn.RoundSTE()), lambda m: R.save_gguf(m, 'none')],
     ids=['round_weights_', 'save_gguf'])
 def test_a_layer_without_a_shape(use):
     with pytest.raises(ValueError, match='weight.* has no shape; call the model once'): use(nn.LazyLinear(4))

@@ -444,8 +444,8 @@ def write_whole(path, parts):
 # %% ../../nbs/grids/40_files.ipynb #40f00011
 @undisturbed(torch.device('cpu'))
 def save_gguf(
-    path:str|os.PathLike, # Of the file; an older one or a link is replaced
     model:nn.Module|dict, # A model, or its state: names and tensors
+    file:str|os.PathLike, # To be written; an older one or a link is replaced
     # A type for all matrices that can be cut in its blocks, or `types(name, tensor)` for each
     # tensor: 'Q8_0', 'Q6_K', 'Q4_K', 'Q4_0', 'Q4_1', 'IQ4_NL', 'TQ1_0', 'TQ2_0', 'MXFP4',
     # 'NVFP4', 'BF16', 'F16' or 'F32'
@@ -457,8 +457,8 @@ def save_gguf(
     """Write a model's weights as a GGUF file. Raises ValueError for nan and infinity.
 
     Parameters:
-        path (str|os.PathLike): Of the file; an older one or a link is replaced
         model (nn.Module|dict): A model, or its state: names and tensors
+        file (str|os.PathLike): To be written; an older one or a link is replaced
         types (str|Callable = 'Q8_0'): A type for all matrices that can be cut in its blocks,
             or `types(name, tensor)` for each tensor: 'Q8_0', 'Q6_K', 'Q4_K', 'Q4_0', 'Q4_1',
             'IQ4_NL', 'TQ1_0', 'TQ2_0', 'MXFP4', 'NVFP4', 'BF16', 'F16' or 'F32'
@@ -473,11 +473,11 @@ def save_gguf(
         >>> from pathlib import Path
         >>> from tempfile import mkdtemp
         >>> w = R.gguf_quantize(torch.ones(2, 32), 'Q8_0')
-        >>> R.save_gguf(Path(mkdtemp())/'w.gguf', dict(w=w), 'Q8_0')
+        >>> R.save_gguf(dict(w=w), Path(mkdtemp())/'w.gguf', 'Q8_0')
         {'w': ('Q8_0', 0.0)}
     """
-    check_path(path, 'save_gguf', 'path')
-    check_place(path, 'save_gguf', 'path')
+    check_path(file, 'save_gguf', 'file')
+    check_place(file, 'save_gguf', 'file')
     if isinstance(types, str): check_choice(types, 'save_gguf', 'types', _TYPES)
     else: check_callable(types, 'save_gguf', 'types', 2)
     if not isinstance(architecture, str) or not _KEY.fullmatch(architecture):
@@ -492,7 +492,7 @@ def save_gguf(
     for name,t in tensors_of(model, 'save_gguf').items():
         kind,number,data,gap = _stored(types, name, t)
         tensors[name],report[name] = (tuple(t.shape), number, data),(kind, gap)
-    write_whole(path, _gguf_parts(tensors, about))
+    write_whole(file, _gguf_parts(tensors, about))
     return report
 
 # %% ../../nbs/grids/40_files.ipynb #40f00020
@@ -654,17 +654,17 @@ def _config(model, schemes):
 # %% ../../nbs/grids/40_files.ipynb #40f00023
 @undisturbed(torch.device('cpu'))
 def save_compressed(
-    folder:str|os.PathLike, # Made if it is not there; older files of these names are replaced
     model:nn.Module,        # With weights that `quantize_model_` quantized, activations not
+    folder:str|os.PathLike, # Made if it is not there; older files of these names are replaced
     *,
     config:dict|None=None,  # More of `config.json`, such as the model's own for transformers
 )->dict:                    # For each weight: how it is stored, and the largest difference
     """Write codes and scales for compressed-tensors. Raises ValueError for what it cannot hold.
 
     Parameters:
+        model (nn.Module): With weights that `quantize_model_` quantized, activations not
         folder (str|os.PathLike): Made if it is not there; older files of these names are
             replaced
-        model (nn.Module): With weights that `quantize_model_` quantized, activations not
         config (dict|None = None): More of `config.json`, such as the model's own for
             transformers
 
@@ -676,7 +676,7 @@ def save_compressed(
         >>> from tempfile import mkdtemp
         >>> model = torch.nn.Sequential(torch.nn.Linear(32, 4))
         >>> _ = R.quantize_model_(model, 'mxfp4', None)
-        >>> R.save_compressed(mkdtemp(), model)
+        >>> R.save_compressed(model, mkdtemp())
         {'0.weight': ('mxfp4-pack-quantized', 0.0)}
     """
     fn = 'save_compressed'

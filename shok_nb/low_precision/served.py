@@ -39,7 +39,7 @@ def same_grid(
         >>> model = torch.nn.Linear(32, 1)
         >>> grid = R.nn.Rounding(R.gguf_quantize, deployed=R.gguf_quantize)
         >>> _ = R.nn.round_weights_(model, grid)
-        >>> _ = R.save_gguf(file, model, 'Q4_0')
+        >>> _ = R.save_gguf(model, file, 'Q4_0')
         >>> R.same_grid(model, file)
         weight  stored  values  differ  largest  result
         bias    F32     1       0       0        same

@@ -32,7 +32,7 @@ def test_save_compressed(grid, tmp_path):
     model[0].weight.data[3:5] *= torch.tensor([[1e-3], [30.]])
     R.quantize_model_(model, GRIDS[grid](), None, skip=['4'])
     model.eval()
-    report = R.save_compressed(tmp_path, model, config=dict(model_type='mine'))
+    report = R.save_compressed(model, tmp_path, config=dict(model_type='mine'))
     tensors,config,found = read(tmp_path)
     assert {*found} == {*report} == {'0.weight', '3.weight'} and config.ignore == ['4']
     for name,w in found.items():
@@ -43,7 +43,7 @@ def test_two_schemes(tmp_path):
     model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 64))
     R.quantize_model_(model[0], 'mxfp4', None)
     R.quantize_model_(model[1], R.Quantizer(4, block=32), None)
-    R.save_compressed(tmp_path, model)
+    R.save_compressed(model, tmp_path)
     _,config,found = read(tmp_path)
     assert config.format == 'mixed-precision' and len(config.config_groups) == 2
     for name,w in found.items(): assert torch.equal(w.float(), model.get_submodule(name[0]).weight)

@@ -33,7 +33,7 @@ def test_save_gguf(kind, tmp_path):
     "The reader has the values of the grid, the bytes are those of the reference, and saving again changes none."
     x = block_rows(256, 2)
     y = GRIDS[kind](x) if kind in GRIDS else R.gguf_quantize(x, kind)
-    report = R.save_gguf(tmp_path/'x.gguf', dict(w=x, b=torch.ones(3), n=torch.tensor(7)), kind)
+    report = R.save_gguf(dict(w=x, b=torch.ones(3), n=torch.tensor(7)), tmp_path/'x.gguf', kind)
     found = read(tmp_path/'x.gguf')
     assert found['w'][0] == report['w'][0] == kind and torch.equal(found['w'][1].view_as(y), y)
     assert report['w'][1] == (y-x).abs().max() and found['b'][0] == 'F32'
@@ -41,7 +41,7 @@ def test_save_gguf(kind, tmp_path):
     if kind not in ('MXFP4', 'NVFP4', *SEARCHED):          # it breaks ties of MXFP4 downward
         want = quants.quantize(x.numpy(), GGMLQuantizationType[kind]).view(np.uint8).ravel()
         assert (bytes_of['w'] == want).all()
-    assert R.save_gguf(tmp_path/'y.gguf', dict(w=y), kind) == dict(w=(kind, 0.))
+    assert R.save_gguf(dict(w=y), tmp_path/'y.gguf', kind) == dict(w=(kind, 0.))
     assert torch.equal(read(tmp_path/'y.gguf')['w'][1].view_as(y), y)
     assert all(r.result == 'same' for r in R.same_grid(dict(w=y, b=torch.ones(3), n=torch.tensor(7)),
         tmp_path/'x.gguf').rows)
@@ -62,7 +62,7 @@ def test_trained_is_served(kind, tmp_path):
         (model(x)-x[:, :1]).square().mean().backward()
         optimizer.step()
     model.eval()
-    R.save_gguf(tmp_path/'x.gguf', model, lambda name, t: kind if name == '0.weight' else 'F32')
+    R.save_gguf(model, tmp_path/'x.gguf', lambda name, t: kind if name == '0.weight' else 'F32')
     stored,values = read(tmp_path/'x.gguf')['0.weight']
     assert stored == kind and torch.equal(values.view(8, 256), model[0].weight)
     assert {r.result for r in R.same_grid(model, tmp_path/'x.gguf').rows} == {'same'}
@@ -74,7 +74,7 @@ def test_mxfp4_is_theirs_off_ties(tmp_path):
 
 def test_metadata(tmp_path):
     given = {'a.int': 3, 'a.minus': -4, 'a.large': 2**40, 'a.word': 'héllo', 'a.flag': True, 'a.float': 2.5}
-    R.save_gguf(tmp_path/'x.gguf', dict(w=torch.ones(2, 32)), architecture='llama', metadata=given)
+    R.save_gguf(dict(w=torch.ones(2, 32)), tmp_path/'x.gguf', architecture='llama', metadata=given)
     fields = GGUFReader(tmp_path/'x.gguf').fields
     assert {k: fields[k].contents() for k in given} == given
     assert fields['general.architecture'].contents() == 'llama'
