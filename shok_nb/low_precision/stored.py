@@ -171,6 +171,59 @@ def _is_state(v, p):
     "Is it a tensor of the optimizer with a number for each of the parameter?"
     return isinstance(v, Tensor) and v.is_floating_point() and v.shape == p.shape != ()
 
+class _Storage:
+    "What parameters and states are kept as, and the rounding to it."
+    def __init__(self, format, states, rounding, fn):
+        self.format = None if format is None else format_of(format, fn)
+        _check_dtype(states, fn)
+        self.states,self.rounding,self.draws = states,rounding,takes_seed(rounding)
+
+    def __repr__(self):
+        states = '' if self.states is None else f', states={self.states}'
+        return states if self.format is None else f', format={self.format}{states}'
+
+    def told(self)->dict[str,Any]:
+        "For a file: what a resume must have too."
+        name = None if self.format is None else repr(self.format)
+        return dict(format=name, states=self.states, rounding=named_rounding(self.rounding))
+
+    def _cast(self, v, dtype, format, seed):
+        "`v` in a dtype, of the numbers of a format; None: of all that the dtype has."
+        plain = FORMAT_NAMES.get(dtype)
+        format = plain if format is None else format
+        if format is None: return v.to(dtype)
+        draws:Any = dict(seed=fold_in(*seed)) if self.draws else {}
+        if self.rounding is stochastic_round and format == plain:
+            y:Any = stochastic_cast(v, dtype, **draws)
+        else:
+            y = float_round(v, format, self.rounding, **draws)
+            y = torch.where(torch.isfinite(v), y, v).to(dtype)
+        if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
+        return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
+
+    def store(self, p, t, state, seed, i):
+        "`p`, the parameter `i`, keeps `t` in its memory; `state` becomes small."
+        if t.dtype != p.dtype or self.format is not None:
+            p.copy_(self._cast(t, p.dtype, self.format, (seed, i << 8)))
+        if self.states is None: return
+        for part,(k,v) in enumerate([*state.items()], 1):
+            if not _is_state(v, p): continue
+            if self.states.itemsize == 1: v,state[f'{k}_scale'] = _by_rows(v, self.states)
+            state[k] = self._cast(v, self.states, None, (seed, i << 8 | part))
+
+def _widened(p, states):
+    "A copy of `p` with its gradient in float32; its state is there in float32, `p` has none."
+    wide = wide_dtype(p.dtype)
+    t = p.detach().to(wide)
+    t.grad = p.grad.to(wide)
+    if p not in states: return t
+    state = states[t] = {**states[p]}
+    for k,v in states.pop(p).items():
+        if not _is_state(v, p): continue
+        scale = state.pop(f'{k}_scale', None)
+        state[k] = v.to(wide) if scale is None else v.to(wide)*scale.unsqueeze(-1)
+    return t
+
 # %% ../../nbs/low_precision/10_stored.ipynb #10570015
 class RoundedOptimizer(torch.optim.Optimizer):
     """Any optimizer of torch, over parameters of few bits that are stored at random.
@@ -219,10 +272,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
         "See `RoundedOptimizer`."
         fn = type(self).__name__
         check_callable(make, fn, 'make') if not isinstance(make, type) else None
-        self.format = None if format is None else format_of(format, fn)
-        _check_dtype(states, fn)
         check_callable(rounding, fn, 'rounding', 1, ['step'])
-        self.states,self.rounding,self.draws = states,rounding,takes_seed(rounding)
+        self.storage = _Storage(format, states, rounding, fn)
         self.seed = check_count(seed, fn, 'seed', -2**63, 2**63-1)
         if at_once is not None: at_once = check_count(at_once, fn, 'at_once', 1)
         self.at_once,self.iteration = at_once,0
@@ -243,9 +294,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         self.defaults,self.state = self.inner.defaults,self.inner.state
     def __repr__(self):
         "What it keeps, and the optimizer."
-        states = '' if self.states is None else f', states={self.states}'
-        format = '' if self.format is None else f', format={self.format}'
-        return f'RoundedOptimizer(seed={self.seed}{format}{states}) of {self.inner!r}'
+        return f'RoundedOptimizer(seed={self.seed}{self.storage}) of {self.inner!r}'
 
     def __getstate__(self): return {**vars(self)}
 
@@ -278,24 +327,6 @@ class RoundedOptimizer(torch.optim.Optimizer):
         "Each parameter with its number."
         return enumerate(p for g in self.param_groups for p in g['params'])
 
-    def _draws(self, i, part)->dict[str,Any]:
-        "The seed of what is stored of parameter `i` now; nothing if the rounding takes none."
-        if not self.draws: return {}
-        return dict(seed=fold_in(self.now, i << 8 | part))
-
-    def _cast(self, v, dtype, i, part):
-        "`v` in a dtype; of the numbers of the format if it is a parameter that has one."
-        plain,draws = FORMAT_NAMES.get(dtype),self._draws(i, part)
-        format = plain if self.format is None or part else self.format
-        if format is None: return v.to(dtype)
-        if self.rounding is stochastic_round and format == plain:
-            y:Any = stochastic_cast(v, dtype, **draws)
-        else:
-            y = float_round(v, format, self.rounding, **draws)
-            y = torch.where(torch.isfinite(v), y, v).to(dtype)
-        if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
-        return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
-
     def _room(self, p):
         "Elements that are in float32 at a time, on the device of `p`."
         if self.at_once is not None: return self.at_once
@@ -312,34 +343,6 @@ class RoundedOptimizer(torch.optim.Optimizer):
             some.append((i, p))
             size += p.numel()
         if some: yield some
-
-    def _widen(self, p):
-        "`p`, its gradient and its states in float32."
-        wide = wide_dtype(p.dtype)
-        t = p.detach().to(wide)
-        t.grad = p.grad.to(wide)
-        if p not in self.inner.state: return t
-        state = self.inner.state[t] = {**self.inner.state[p]}
-        for k,v in self.inner.state.pop(p).items():
-            if not _is_state(v, p): continue
-            scale = state.pop(f'{k}_scale', None)
-            state[k] = v.to(wide) if scale is None else v.to(wide)*scale.unsqueeze(-1)
-        return t
-
-    def _keep(self, p, t):
-        "The states of `t` are those of `p`."
-        if t in self.inner.state: self.inner.state[p] = self.inner.state.pop(t)
-
-    def _store(self, i, p, t):
-        "`t` is what `p` keeps, in the same memory."
-        if t.dtype != p.dtype or self.format is not None:
-            p.copy_(self._cast(t, p.dtype, i, 0))
-        if self.states is None: return
-        state = self.inner.state.get(p, {})
-        for part,(k,v) in enumerate([*state.items()], 1):
-            if not _is_state(v, p): continue
-            if self.states.itemsize == 1: v,state[f'{k}_scale'] = _by_rows(v, self.states)
-            state[k] = self._cast(v, self.states, i, part)
 
     @torch.no_grad()
     def step(self,
@@ -392,7 +395,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         "A step of these in float32, in their place; the optimizer sees no others."
         held = [(g, g['params']) for g in self.inner.param_groups]
         states = {p: self.inner.state[p] for _,p in some if p in self.inner.state}
-        wide = {p: self._widen(p) for _,p in some}
+        wide = {p: _widened(p, self.inner.state) for _,p in some}
         try:
             for g,params in held: g['params'] = [wide[p] for p in params if p in wide]
             self.inner.step()
@@ -402,14 +405,14 @@ class RoundedOptimizer(torch.optim.Optimizer):
             raise
         finally:
             for g,params in held: g['params'] = params
-        for p,t in wide.items(): self._keep(p, t)
-        for i,p in some: self._store(i, p, wide[p])
+        for p,t in wide.items():
+            if t in self.inner.state: self.inner.state[p] = self.inner.state.pop(t)
+        for i,p in some:
+            self.storage.store(p, wide[p], self.inner.state.get(p, {}), self.now, i)
 
     def _own(self)->dict[str,Any]:
         "What decides the draws."
-        name = None if self.format is None else repr(self.format)
-        return dict(seed=self.seed, iteration=self.iteration, format=name, states=self.states,
-            rounding=named_rounding(self.rounding))
+        return dict(seed=self.seed, iteration=self.iteration) | self.storage.told()
 
     def state_dict(self)->dict: # Of the optimizer, with what decides the draws
         """What a resume needs to go on bit for bit.
