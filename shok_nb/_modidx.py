@@ -967,6 +967,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                      'shok_nb.engine.core.estimator.forward': ( 'engine/core.html#estimator.forward',
                                                                                 'shok_nb/engine/core.py'),
                                      'shok_nb.engine.core.introduce': ('engine/core.html#introduce', 'shok_nb/engine/core.py'),
+                                     'shok_nb.engine.core.moving': ('engine/core.html#moving', 'shok_nb/engine/core.py'),
                                      'shok_nb.engine.core.recompute': ('engine/core.html#recompute', 'shok_nb/engine/core.py'),
                                      'shok_nb.engine.core.slope_one': ('engine/core.html#slope_one', 'shok_nb/engine/core.py'),
                                      'shok_nb.engine.core.stand_in': ('engine/core.html#stand_in', 'shok_nb/engine/core.py'),

@@ -140,6 +140,24 @@ def test_zero_point_forms(rounding, gradient):
     at = x/.5+3 if gradient == 'clipped' else (x/.5).round()+3
     assert torch.autograd.grad(y.sum(), learned)[0] == -.5*((at < -8) | (at > 7)).sum()
 
+@pytest.mark.parametrize('gradient', ('saturated', 'clipped'))
+@pytest.mark.parametrize('dtype', (torch.float32, torch.bfloat16))
+def test_zero_point_beyond_numbers(gradient, dtype, monkeypatch):
+    """What nan, infinity and huge values teach a zero point is what autograd finds in the plain form; and no other
+    autograd runs inside backward, which would keep each operation of a tensor that is cut in pieces."""
+    x = torch.tensor([math.nan, math.inf, -math.inf, 1e30, -1e30, .1, -0., 3.9, -4.3], dtype=dtype)
+    s,z,w = torch.tensor([.5]),torch.tensor([1.4]),torch.arange(1., 10).to(dtype)
+    def learned(again):
+        knobs = [t.clone().requires_grad_() for t in (s, z)]
+        y = fake_quantize(x.clone().requires_grad_(), *knobs, bits=4, gradient=gradient)
+        return torch.autograd.grad(y, knobs, w, create_graph=again)[1]
+    want = learned(True)                                # a second derivative goes through the plain form
+    grad = torch.autograd.grad
+    y = fake_quantize(x.clone().requires_grad_(), s, z.requires_grad_(), bits=4, gradient=gradient)
+    monkeypatch.setattr(torch.autograd, 'grad', None)
+    found, = grad(y, z, w)
+    assert torch.equal(found, want) and found == -.5*(2+3+4+5+8)
+
 def test_zero_points_out_of_range():
     x = torch.tensor([-100., 0., 100.])
     for z,got in ((8, '8'), (-8.5, '-8.5'), (math.nan, 'nan')):

@@ -190,7 +190,8 @@ def _vjp(op, needs, x, g, step, offset, *knobs):
     to_step = to_offset = None
     if step_learns: to_step = _to_step(op, g, v, slope, knobs).sum_to_size(step.shape)
     if offset_learns: to_offset = (g-to_x).sum_to_size(offset.shape)
-    to_knobs = _to_knobs(op, learn, v, g*step, knobs) if any(learn) else [None]*len(knobs)
+    to_knobs = [None]*len(knobs)
+    if any(learn): to_knobs = _to_knobs(op, learn, v, slope, g*step, knobs)
     return to_x,to_step,to_offset,*to_knobs
 
 def _vjp_on(op, needs, x, g, grid, own, *knobs):
@@ -202,9 +203,10 @@ def _vjp_on(op, needs, x, g, grid, own, *knobs):
     cells = grid.cells(x, own)
     if grid.gradient != 'ste' and cells.ends:
         g = returned_gradient(g, judged_by(_form_now(op), grid, cells, *knobs), cells.ends)
-    to_x = g if op.slope is None else g*op.slope(cells.v, *knobs)
+    slope = 1. if op.slope is None else op.slope(cells.v, *knobs)
+    to_x = g if op.slope is None else g*slope
     if not any(learn): return to_x,None,None,*[None]*len(knobs)
-    return to_x,None,None,*_to_knobs(op, learn, cells.v, g*cells.worth, knobs)
+    return to_x,None,None,*_to_knobs(op, learn, cells.v, slope, g*cells.worth, knobs)
 
 def _to_step(op, g, v, slope, knobs):
     "What each element teaches the step."
@@ -220,8 +222,11 @@ def _to_step(op, g, v, slope, knobs):
     return g*d.clamp(-most, most)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000008
-def _to_knobs(op, learn, v, g, knobs):
-    "What autograd makes of the plain form, for the knobs that learn."
+def _to_knobs(op, learn, v, slope, g, knobs):
+    "For the knobs that learn, what autograd makes of the plain form if nothing is quicker."
+    if isinstance(op, moving) and not any(learn[1:]):
+        each = g*torch.where(v == v, slope-1, 0.)               # nan is nan for every knob
+        return [each.sum_to_size(knobs[0].shape), *[None]*len(learn[1:])]
     with torch.enable_grad():
         leaves = [k.detach().requires_grad_() if l else k for k,l in zip(knobs, learn)]
         y = op.plain(v.detach(), *leaves)
@@ -563,6 +568,9 @@ class estimator:
 # %% ../../nbs/engine/10_core.ipynb #76413fa1
 class clipping(estimator):
     "Its knobs are its ends: the value lies between them, the slope is `within(v, *ends)`."
+
+class moving(estimator):
+    "Its first knob is added before the value is taken, and subtracted after it."
 
 # %% ../../nbs/engine/10_core.ipynb #3f5a91c3
 def with_noise(op, x, noise, step, offset):

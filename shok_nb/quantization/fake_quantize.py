@@ -26,6 +26,7 @@ from ..engine.core import (
     back_in_range,
     clipping,
     estimator,
+    moving,
     recompute,
     slope_one,
     straight_through,
@@ -74,7 +75,7 @@ def _moved(slope, plain):
     def moved_plain(v, apart, low, high): return plain(v+apart, low, high)-apart
     forms = (value, moved_slope, moved_plain) if slope else (value,)
     ranges = dict(apart=dict(lo=-math.inf)) | _ends
-    return estimator('fake_quantize', *forms, near=False, **ranges, pure=True)
+    return moving('fake_quantize', *forms, near=False, **ranges, pure=True)
 
 # gradient: the estimator for a zero point that is a code, and the one for any other
 _forms = dict(saturated=(clipped_estimator, _moved(rounds_inside, round_clipped_plain)),
