@@ -20,10 +20,19 @@ import pytest
 import torch
 from estimators import FLOATS, generator, same, variants
 from torch.overrides import TorchFunctionMode
-from shok_nb import ceil_ste, floor_ste, round_ste, soft_round
+from shok_nb import (
+    ceil_ste,
+    floor_ste,
+    logistic_round,
+    round_ste,
+    soft_round,
+    soft_round_conditional_mean,
+    soft_round_inverse,
+)
 from shok_nb.catalog import catalog
 from shok_nb.engine import pieces, replay
 from shok_nb.engine.core import estimator
+from shok_nb.engine.pieces import looked_at
 from shok_nb.engine.replay import no_replay
 from shok_nb.engine.staircases import staircase
 
@@ -207,6 +216,31 @@ def test_somebody_elses(f, early):
         x = torch.randn(10+i//6, generator=generator(i))
         calls_agree(op, x, 1)
         compare(op, [(x, x, {})], f.__name__)
+
+@pytest.mark.parametrize('f', (soft_round, logistic_round, soft_round_inverse, soft_round_conditional_mean))
+def test_numbers_that_decide(f, early):
+    """An alpha that learns and moves between the ranges of the formula, in any order: each range has a program of its
+    own, and each call the bits of the formula as it is written."""
+    alphas = [1e-3, 5., 200., .05, 7., math.inf, 0.]
+    for i in range(60):
+        a = torch.tensor(alphas[i*i % 7], dtype=(torch.float32, torch.float64)[i % 2], requires_grad=True)
+        x = data((300,), (torch.float32, torch.bfloat16)[i // 3 % 2], random.Random(i), i)
+        knobs = {[*f.__annotations__][1]: a}
+        compare(f, [(x, x.nan_to_num(1., 1., 1.), knobs)], f'{f.__name__}, call {i}')
+    kinds = {k[0][:2] for k,p in early.items() if p and p.asked}
+    assert kinds and all(sum(bool(p) and k[0][:2] == kind for k,p in early.items()) >= 3 for kind in kinds)
+
+def test_a_number_may_only_be_compared(early):
+    "Whatever else a formula makes of the number of a tensor would be written down with it."
+    taken = dict(sum=lambda v, k: v*(looked_at(k)+1.), bool=lambda v, k: v if looked_at(k) else -v,
+        equal=lambda v, k: v if looked_at(k) == 1. else -v, power=lambda v, k: v*math.exp(looked_at(k)),
+        tensor=lambda v, k: v if looked_at(k) < v.amax() else -v, index=lambda v, k: v*[3., 4.][int(looked_at(k))])
+    for name,f in taken.items():
+        op = estimator(name, f, lambda v, k: torch.ones_like(v), lambda v, k: v*k, pure=True, k={})
+        for i in range(12):
+            x = torch.randn(100, generator=generator(i))
+            compare(op, [(x, x, dict(k=torch.tensor(float(i % 2))))], name)
+    assert not any(p for p in early.values() if p and p.asked)
 
 def test_impure_is_never_replayed(early):
     "A number from elsewhere would be written down; who has not promised `pure` is run as written, value and slope."

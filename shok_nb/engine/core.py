@@ -223,10 +223,11 @@ def _to_step(op, g, v, slope, knobs):
 
 # %% ../../nbs/engine/10_core.ipynb #c1000008
 def _to_knobs(op, learn, v, slope, g, knobs):
-    "For the knobs that learn, what autograd makes of the plain form if nothing is quicker."
-    if isinstance(op, moving) and not any(learn[1:]):
-        each = g*torch.where(v == v, slope-1, 0.)               # nan is nan for every knob
-        return [each.sum_to_size(knobs[0].shape), *[None]*len(learn[1:])]
+    "For the knobs that learn: by `knob_slopes`, or what autograd makes of the plain form."
+    if op.knob_slopes and not any(learn[len(op.knob_slopes):]):
+        of = zip(learn, knobs, op.knob_slopes)
+        to = [(g*f(v, slope, *knobs)).sum_to_size(k.shape) if l else None for l,k,f in of]
+        return [*to, *[None]*(len(learn)-len(to))]
     with torch.enable_grad():
         leaves = [k.detach().requires_grad_() if l else k for k,l in zip(knobs, learn)]
         y = op.plain(v.detach(), *leaves)
@@ -441,6 +442,7 @@ class estimator:
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.
         known = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
         self.single,self.kernels = single or known,{}
+        self.knob_slopes = ()                       # of the first knobs: `f(v, slope, *knobs)`
         introduce(self, name, self.names, self.defaults, step=1., offset=0.)
 
     def __repr__(self): return f'{self.name}{self.__signature__}'
@@ -568,9 +570,6 @@ class estimator:
 # %% ../../nbs/engine/10_core.ipynb #76413fa1
 class clipping(estimator):
     "Its knobs are its ends: the value lies between them, the slope is `within(v, *ends)`."
-
-class moving(estimator):
-    "Its first knob is added before the value is taken, and subtracted after it."
 
 # %% ../../nbs/engine/10_core.ipynb #3f5a91c3
 def with_noise(op, x, noise, step, offset):

@@ -7,6 +7,7 @@ __all__ = ['no_replay']
 
 # %% ../../nbs/engine/50_replay.ipynb #d05ad19b
 import contextlib
+import operator
 import os
 import sys
 import threading
@@ -49,6 +50,7 @@ class Trace:
     "The steps of a formula."
     def __init__(self, inputs):
         self.inputs,self.steps,self.known,self.met = inputs,[],{},[]
+        self.asked = {}             # (input, comparison, number) -> what came out
 
     def add(self, op, args, kwargs, result):
         "The Value of a step: of the same one if it was taken before."
@@ -98,6 +100,25 @@ class StandIn(Tensor):
         if not isinstance(result, Tensor): raise Untraceable(f'{op} looks at the data')
         v = trace.add(op, [_written(trace, a) for a in args], kwargs, result)
         return cls(trace.steps[v-trace.inputs].result, v, trace)
+
+class Compared:
+    "Stands for the number of an argument, can only be compared, and the trace remembers it."
+    def __init__(self, number, value, trace):
+        self.number,self.value,self.writer = number,value,trace
+
+    def _is(self, test, other):
+        if type(other) not in (int, float): raise Untraceable('a number beside no number')
+        result = self.writer.asked[int(self.value), test, other] = test(self.number, other)
+        return result
+
+    def __lt__(self, other): return self._is(operator.lt, other)
+    def __gt__(self, other): return self._is(operator.gt, other)
+    def __bool__(self): raise Untraceable('a number taken for a bool')
+
+def compared(t)->Any:
+    "The number of a stand-in that is an argument without dimensions; any other as it is."
+    known = not t.like.ndim and t.value < t.writer.inputs
+    return Compared(t.like.item(), t.value, t.writer) if known else t
 
 def _written(trace, a):
     "An argument as a step holds it, which keeps no tensor of other code alive."
@@ -168,7 +189,12 @@ class Program:
     registers:list  # Constants in their places, None elsewhere
     rows:dict       # Register -> (dtype, number) of its row of scratch; shape and strides
     ends:list       # Register of each result, None where there is none
+    asked:dict      # (input, comparison, number) -> what must come out
     used:int = 0    # When it ran last, in pieces of all kinds
+
+    def answers(self, ts):
+        "What comes out for these inputs."
+        return tuple([test(ts[i].item(), other) for i,test,other in self.asked])
 
     def __repr__(self):
         names = {i: f'in{i}' for i in range(self.inputs)} | {self.target: 'out'}
@@ -222,7 +248,8 @@ class Plan(_Uses):
         useful = [(i, s) for i,s in enumerate(self.trace.steps) if self.inputs+i in self.last]
         calls = [self.call(i, s) for i,s in useful]
         ends = [None if e is None else self.place[e] for e in self.ends]
-        return Program(self.inputs, self.target, calls, self.registers, self.rows, ends)
+        return Program(self.inputs, self.target, calls, self.registers, self.rows, ends,
+            self.trace.asked)
 
     def call(self, i, step):
         "What step `i` does, in registers."
@@ -438,15 +465,23 @@ def run(f, to, ts, key=None)->Any:
     if key is not None and _may_replay(to):
         kind = [key, torch.get_default_dtype()]
         for t in (to, *ts): kind += t.dtype,t.shape,t.stride()
-        kind = tuple(kind)
-        program = _programs.get(kind)
-        if program is None: program = _program_if_often(kind, f, to, ts)
+        program = _fitting(tuple(kind), f, to, ts)
         if program:
             program.used = next(_clock)
             return replay(program, to, ts)
     y,*others = f(*ts)
     to.copy_(y)
     return others
+
+def _fitting(kind, f, to, ts):
+    "The Program of that kind, for numbers that compare as these do; None or False if none is."
+    program = _programs.get(kind)
+    while program and program.asked:
+        answers = program.answers(ts)
+        if answers == (*program.asked.values(),): return program
+        kind = *kind,answers
+        program = _programs.get(kind)
+    return _program_if_often(kind, f, to, ts) if program is None else program
 
 def _program_if_often(kind, f, to, ts):
     "A Program of work that came often enough, None if it has not, False if there can be none."

@@ -7,6 +7,7 @@ __all__ = ['soft_round', 'soft_round_inverse', 'soft_round_conditional_mean', 'l
 
 # %% ../../nbs/estimators/20_soft.ipynb #863536c3
 import math
+from typing import Any
 import torch
 from torch import Tensor
 from ..engine.arguments import check_input
@@ -14,6 +15,7 @@ from ..engine.parts import (
     addcmul,
     is_followed,
     maths,
+    nan_to_zero,
     saturate,
     unless_inf,
     worked_out_once,
@@ -30,12 +32,14 @@ def _closed_range(dtype):
 
 _CLOSED = {d: _closed_range(d) for d in (torch.float32, torch.float64)}
 
-def _three(series, closed, large):
-    "A rise with a formula for each range of alpha: what cannot be read takes all."
-    def rise(q, a):
-        number = looked_at(a) if isinstance(a, Tensor) else a
+def _three(series, closed, large, unit=1):
+    """A rise with a formula for each range of alpha: what cannot be read takes all. The knob
+    is alpha times `unit`."""
+    def rise(q, k):
+        number = looked_at(k) if isinstance(k, Tensor) else k
+        a = k if unit == 1 else k/unit
         if not isinstance(number, Tensor):
-            least,most = _CLOSED[q.dtype]
+            least,most = (unit*end for end in _CLOSED[q.dtype])
             return (series if number < least else large if number > most else closed)(q, a)
         least,most = _closed_range(q.dtype)
         low,high = a < least,a > most
@@ -81,6 +85,23 @@ _rise = _three(_series, _closed, _large_alpha)
 # alpha teaches nothing at 0, from where it goes both ways: its size counts
 _sharpness = dict(lo=0., size=True)
 _soft = staircase('soft_round', _rise, _slope, alpha=_sharpness, pure=True)
+
+def _series_by_alpha(q, a):
+    d,s = q-.5,a*a
+    return 2*a*d*q*(1-q)*(1/3 - 2*s*(2/15*d*d + 1/180))
+
+def _learns(curve, rise, unit=1):
+    "Give it the derivative by its knob, alpha times `unit`, from the slope in q."
+    def by_knob(v, slope, k):
+        e = nan_to_zero(torch.round(v) - v)                 # at infinity
+        def closed(q, a):
+            end:Any = torch.sinh(a.clamp(max=_large(q.dtype)))
+            return (q-.5)*(slope/a) + (.5-rise(q, k))/end
+        by_alpha = _three(_series_by_alpha, closed, closed, unit)(e.abs(), k)
+        return e.sign()*by_alpha*(-1/unit)
+    curve.soft.knob_slopes = curve.hard.knob_slopes = by_knob,
+
+_learns(_soft, _rise)
 
 def soft_round(
     x:Tensor,              # Values; any shape, floating dtype
@@ -228,12 +249,14 @@ def soft_round_conditional_mean(
     return _mean(z, alpha, step=step, offset=offset)
 
 # %% ../../nbs/estimators/20_soft.ipynb #913e1695
-def _logistic_rise(q, b): return _rise(q, b/2)
+_logistic_rise = _three(_series, _closed, _large_alpha, 2)
 
 def _logistic_slope(q, b): return _slope(q, b/2)
 
 _logistic = staircase('logistic_round', _logistic_rise, _logistic_slope,
     beta=_sharpness, pure=True)
+
+_learns(_logistic, _logistic_rise, 2)
 
 def logistic_round(
     x:Tensor,              # Values; any shape, floating dtype

@@ -26,7 +26,6 @@ from ..engine.core import (
     back_in_range,
     clipping,
     estimator,
-    moving,
     recompute,
     slope_one,
     straight_through,
@@ -75,7 +74,10 @@ def _moved(slope, plain):
     def moved_plain(v, apart, low, high): return plain(v+apart, low, high)-apart
     forms = (value, moved_slope, moved_plain) if slope else (value,)
     ranges = dict(apart=dict(lo=-math.inf)) | _ends
-    return moving('fake_quantize', *forms, near=False, **ranges, pure=True)
+    op = estimator('fake_quantize', *forms, near=False, **ranges, pure=True)
+    # nan is nan, wherever the grid is
+    op.knob_slopes = (lambda v, slope, *_: torch.where(v == v, slope-1, 0.)),
+    return op
 
 # gradient: the estimator for a zero point that is a code, and the one for any other
 _forms = dict(saturated=(clipped_estimator, _moved(rounds_inside, round_clipped_plain)),
