@@ -1163,7 +1163,8 @@ def test_link_terms():
     text += 'An STE, a tie, necktie.'
     want = '# A tie\n{term}`Ties <tie>` and a [tie](x) of `tie`, **tie**, <!-- STE --> $step$ ste code.\n| tie |\n'
     assert literate.link_terms(text, terms, seen) == want + 'An {term}`STE <STE>`, a tie, necktie.'
-    assert literate.link_terms('A tie, a step.', terms, seen) == 'A tie, a {term}`step <step>`.'
+    said = 'A tie in ten time steps, a step.'
+    assert literate.link_terms(said, terms, seen) == 'A tie in ten time steps, a {term}`step <step>`.'
 
 def test_sentences_that_set_a_player():
     assert literate.prose('<span title="alpha=20">`alpha` at 20</span>', {}) == \

@@ -187,7 +187,7 @@ ORDINARY = set("""adaptive rounding|bits|block|calibration|catalog|cell|code|dep
     per channel|quantizer|row|scale|seed|soft rounding|stochastic rounding|bias|alpha|law|level"""
     .replace('\n    ', '').split('|'))
 _APART = '|'.join((r'```.*?```', '<!--.*?-->', '`[^`]*`', r'!?\[[^\]]*\]\([^)]*\)', r'\{[^}]*\}', r'\$[^$]*\$',
-    '<span title.*?</span>', '<[^>]*>', r'\*\*.*?\*\*', r'^(?:#|\||>|    ).*?$'))
+    '<span title.*?</span>', '<[^>]*>', r'\*\*.*?\*\*', r'^(?:#|\||>|    ).*?$', r'\b(?:time|training) steps?\b'))
 
 def glossary(text):
     "The terms of the glossary, each with its line: `- **one; another**: what it is`."
