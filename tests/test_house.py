@@ -1101,7 +1101,8 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'gradient of a step function': 'spikes', 'arduino': 'hardware', 'how fast is it': 'speed',
     'convert model to int8 onnx': 'runtime', 'bf16 weights do not update': 'stored',
     'resume from checkpoint': 'schedules',
-    'custom loss rounding': 'checks recipes index core which', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers'}
+    'custom loss rounding': 'checks recipes index core which', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers',
+    'gpu': 'index', 'amp': 'recipes', 'mixed precision': 'recipes', 'license': 'index', 'tflite': 'runtime'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
     quantize_model_='shok_nb.networks.models.quantize_model_', Quantizer='shok_nb.quantization.quantizer.Quantizer')
