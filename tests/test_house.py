@@ -664,6 +664,7 @@ def test_what_stands_on_a_fold():
         return shown['code_prompt_show'],shown['code_prompt_hide']
     def both(what): return f'Show {what}',f'Hide {what}'
     assert label('#| export\ndef f(): pass\ndef g(): pass') == both('the source of f and g')
+    assert label('#| exporti\ndef f(): pass\n_g = 1') == both('the source of f')
     assert label('#| exporti\ndef _f(): pass') == label('#| code-fold: true\nx = 1') == both('the source')
     assert label('import math\nfrom torch import nn') == ('Imports of the folded code',)*2
     assert label('#| code-fold: true\nx = 1\nassert x') == ('Check', 'Check')
