@@ -4021,6 +4021,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                   'shok_nb/quantization/quantizer.py')},
             'shok_nb.quantization.tokenizers': { 'shok_nb.quantization.tokenizers.CodeUsage': ( 'quantization/tokenizers.html#codeusage',
                                                                                                 'shok_nb/quantization/tokenizers.py'),
+                                                 'shok_nb.quantization.tokenizers.CodeUsage.__repr__': ( 'quantization/tokenizers.html#codeusage.__repr__',
+                                                                                                         'shok_nb/quantization/tokenizers.py'),
                                                  'shok_nb.quantization.tokenizers.FSQ': ( 'quantization/tokenizers.html#fsq',
                                                                                           'shok_nb/quantization/tokenizers.py'),
                                                  'shok_nb.quantization.tokenizers.FSQ.__init__': ( 'quantization/tokenizers.html#fsq.__init__',

@@ -664,6 +664,7 @@ def test_what_stands_on_a_fold():
         return shown['code_prompt_show'],shown['code_prompt_hide']
     def both(what): return f'Show {what}',f'Hide {what}'
     assert label('#| export\ndef f(): pass\ndef g(): pass') == both('the source of f and g')
+    assert label('#| exporti\ndef f(): pass\n_g = 1') == both('the source of f')
     assert label('#| exporti\ndef _f(): pass') == label('#| code-fold: true\nx = 1') == both('the source')
     assert label('import math\nfrom torch import nn') == ('Imports of the folded code',)*2
     assert label('#| code-fold: true\nx = 1\nassert x') == ('Check', 'Check')
@@ -1101,7 +1102,8 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'gradient of a step function': 'spikes', 'arduino': 'hardware', 'how fast is it': 'speed',
     'convert model to int8 onnx': 'runtime', 'bf16 weights do not update': 'stored',
     'resume from checkpoint': 'schedules',
-    'custom loss rounding': 'checks recipes index core which', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers'}
+    'custom loss rounding': 'checks recipes index core which', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers',
+    'gpu': 'index', 'amp': 'recipes', 'mixed precision': 'recipes', 'license': 'index', 'tflite': 'runtime'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
     quantize_model_='shok_nb.networks.models.quantize_model_', Quantizer='shok_nb.quantization.quantizer.Quantizer')
@@ -1163,7 +1165,8 @@ def test_link_terms():
     text += 'An STE, a tie, necktie.'
     want = '# A tie\n{term}`Ties <tie>` and a [tie](x) of `tie`, **tie**, <!-- STE --> $step$ ste code.\n| tie |\n'
     assert literate.link_terms(text, terms, seen) == want + 'An {term}`STE <STE>`, a tie, necktie.'
-    assert literate.link_terms('A tie, a step.', terms, seen) == 'A tie, a {term}`step <step>`.'
+    said = 'A tie in ten time steps, a step.'
+    assert literate.link_terms(said, terms, seen) == 'A tie in ten time steps, a {term}`step <step>`.'
 
 def test_sentences_that_set_a_player():
     assert literate.prose('<span title="alpha=20">`alpha` at 20</span>', {}) == \

@@ -342,6 +342,12 @@ def test_the_bias_of_few_random_bits(bits):
     assert ((y.double().mean(0)-chance).abs() <= 5*(chance*(1-chance)/4000).sqrt()).all()
     assert y[:, p < 2**-(bits+1)].abs().max() == 0
 
+def test_a_recipe_is_printed_in_lines_that_fit():
+    "Two operands in a line if they are short, else each in its own."
+    assert max(len(line) for r in R.RECIPES.values() for line in repr(r).splitlines()) <= 95
+    lines = repr(R.RECIPES['tetrajet_v2']).splitlines()
+    assert [line[13:15] for line in lines[1:7]] == ['x:', 'w:', 'g:', 'w:', 'g:', 'x:']
+
 def test_few_random_bits_everywhere():
     "In blocks, in an operand and in an optimizer; a partial draws by the seed too."
     few = partial(R.stochastic_round, random_bits=4)

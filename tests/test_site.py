@@ -391,13 +391,14 @@ def test_menus_open_by_keyboard(browser, site):
             browser.switch_to.active_element.send_keys(Keys.SPACE)
 
 @needs_browser
-def test_a_phone_keeps_the_name_of_a_row(browser, site):
-    "A table that is too wide scrolls under its first column, and a title does not end in an empty line."
-    with phone(browser, site/'catalog.html'):
-        table = next(t for t in every(browser, '.table-wrapper') if ask(t, 'e.scrollWidth > e.clientWidth+100'))
-        browser.execute_script('arguments[0].scrollLeft = 200', table)
-        first = find(table, 'tbody td')
-        assert ask(first, 'e.getBoundingClientRect().left') >= ask(table, 'e.getBoundingClientRect().left')
+def test_a_wide_table_keeps_the_name_of_a_row(browser, site):
+    "It scrolls under its first column, on a phone and beside the menu. A title does not end in an empty line."
+    for opened in (phone(browser, site/'catalog.html'), screen(browser, site/'scores.html')):
+        with opened:
+            table = next(t for t in every(browser, '.table-wrapper') if ask(t, 'e.scrollWidth > e.clientWidth+100'))
+            browser.execute_script('arguments[0].scrollLeft = 200', table)
+            first = find(table, 'tbody td')
+            assert ask(first, 'e.getBoundingClientRect().left') >= ask(table, 'e.getBoundingClientRect().left')
     with screen(browser, site/'equalize.html'):
         title = find(browser, 'article h1')
         assert title.size['height'] < 2.4*float(title.value_of_css_property('font-size')[:-2])

@@ -187,7 +187,7 @@ ORDINARY = set("""adaptive rounding|bits|block|calibration|catalog|cell|code|dep
     per channel|quantizer|row|scale|seed|soft rounding|stochastic rounding|bias|alpha|law|level"""
     .replace('\n    ', '').split('|'))
 _APART = '|'.join((r'```.*?```', '<!--.*?-->', '`[^`]*`', r'!?\[[^\]]*\]\([^)]*\)', r'\{[^}]*\}', r'\$[^$]*\$',
-    '<span title.*?</span>', '<[^>]*>', r'\*\*.*?\*\*', r'^(?:#|\||>|    ).*?$'))
+    '<span title.*?</span>', '<[^>]*>', r'\*\*.*?\*\*', r'^(?:#|\||>|    ).*?$', r'\b(?:time|training) steps?\b'))
 
 def glossary(text):
     "The terms of the glossary, each with its line: `- **one; another**: what it is`."
@@ -261,7 +261,7 @@ def _only_imports(body): return all(isinstance(n, (ast.Import, ast.ImportFrom)) 
 def _code(c, mod):
     "The cells of the page that code cell `c` becomes."
     d,code = directives(''.join(c['source']))
-    tags,api = set(c['metadata'].get('tags', [])),[]
+    tags,api,public = set(c['metadata'].get('tags', [])),[],[]
     meta = {k: v for k,v in c['metadata'].items() if k == 'says'}
     if d.get('output') == 'false': tags.add('remove-output')
     if d.get('eval') == 'false': tags.add('skip-execution')
@@ -282,7 +282,7 @@ def _code(c, mod):
     if not show: tags.add('remove-cell')                  # still runs, never seen
     made = c | dict(source=code, metadata=meta | dict(tags=sorted(tags)))
     kinds = {k for o in c.get('outputs', ()) for k in o.get('data', ())}
-    return [*api, *before, _fold(made, _label(d, code, public if api else [], kinds)) if fold else made]
+    return [*api, *before, _fold(made, _label(d, code, public, kinds)) if fold else made]
 
 def in_parts(c):
     "A code cell as those that the page has for it: examples, checks, and what must fail after the check that it does."

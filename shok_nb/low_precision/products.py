@@ -131,9 +131,9 @@ class Recipe:
         >>> e4m3,e5m2 = (R.Operand(f, block='tensor') for f in ('e4m3', 'e5m2'))
         >>> R.Recipe('mine', (e4m3, e4m3), (e5m2, e4m3), (e5m2, None))
         mine
-          y  = x·w   x: e4m3, a tensor                           w: e4m3, a tensor
-          dx = g·w   g: e5m2, a tensor                           w: e4m3, a tensor
-          dw = g·x   g: e5m2, a tensor                           x: as it is
+          y  = x·w   x: e4m3, a tensor  w: e4m3, a tensor
+          dx = g·w   g: e5m2, a tensor  w: e4m3, a tensor
+          dw = g·x   g: e5m2, a tensor  x: as it is
     """
     name:str                  # Of the recipe, as it is shown
     forward:tuple             # Operands of y = x·w: input and weight; None leaves one as it is
@@ -167,11 +167,12 @@ class Recipe:
         turns = 0,*vars(self)['turns']
         said = [['as it is' if op is None else repr(op) for op in pair]
             for _,_,pair in self.products()]
-        wide = max(40, *(len(one) for one,_ in said))
+        wide = max(len(one) for one,_ in said)
         for i,(name,first,_) in enumerate(self.products()):
             second,(one,other) = 'x' if i == 2 else 'w',said[i]
             turned = f'   turned by {turns[i]}' if turns[i] else ''
-            lines.append(f'  {name}   {first}: {one:{wide}} {second}: {other}{turned}')
+            one = f'{one:{wide}} ' if wide < 40 else f'{one}\n{"":12}'
+            lines.append(f'  {name}   {first}: {one} {second}: {other}{turned}')
         if self.requantize: lines.append('  dx and dw take w and x as y has rounded them')
         return '\n'.join(lines)
 
@@ -219,9 +220,9 @@ def low_precision_(
         0      Linear  mxfp8
         2      Linear          skipped
         mxfp8
-          y  = x·w   x: e4m3, 1 x 32, scale up                   w: e4m3, 1 x 32, scale up
-          dx = g·w   g: e5m2, 1 x 32, scale up                   w: e4m3, 1 x 32, scale up
-          dw = g·x   g: e5m2, 1 x 32, scale up                   x: e4m3, 1 x 32, scale up
+          y  = x·w   x: e4m3, 1 x 32, scale up  w: e4m3, 1 x 32, scale up
+          dx = g·w   g: e5m2, 1 x 32, scale up  w: e4m3, 1 x 32, scale up
+          dw = g·x   g: e5m2, 1 x 32, scale up  x: e4m3, 1 x 32, scale up
     """
     fn = 'low_precision_'
     check_model(model, fn)

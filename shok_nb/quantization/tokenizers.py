@@ -51,6 +51,10 @@ class CodeUsage(NamedTuple):
     dead:int           # Codes that do not
     perplexity:float   # So many codes of one frequency would tell as much; 0 for no token
     lost:int           # Tokens without a code, -1
+    def __repr__(self):
+        "With one digit of the perplexity."
+        fields = self._replace(perplexity=round(self.perplexity, 1))._asdict().items()
+        return f'CodeUsage({", ".join(f"{k}={v}" for k,v in fields)})'
 
 def code_usage(
     index:Tensor, # Tokens of any shape; any integer dtype
