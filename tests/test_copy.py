@@ -4,6 +4,7 @@ of the first page of each folder, which show what no look sees, are slow. A page
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,6 +13,7 @@ from unittest import mock
 import literate
 import pytest
 from literate import is_folded
+from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import FOLDERS, NBS, ROOT, TRAINS, conf, notebook, played, slug
@@ -24,6 +26,11 @@ def seen(nb):
     def given(c): return c['cell_type'] == 'code' and GIVEN & literate.directives(''.join(c['source']))[0].keys()
     cells = literate.convert(nb | dict(cells=[c for c in nb['cells'] if not given(c)]), {}, 'shok_nb')['cells']
     return [c for c in cells if c['cell_type'] == 'code' and not UNSEEN & {*c['metadata']['tags']}]
+
+def seen_in_order(nb):
+    "The cells of its page, but for code that nobody sees."
+    return [c for c in literate.convert(nb, {}, 'shok_nb')['cells']
+        if c['cell_type'] != 'code' or not UNSEEN & {*c['metadata']['tags']}]
 
 def raised(cell):
     "What the cell raised as it ran, or None."
@@ -84,6 +91,34 @@ def test_what_is_seen_has_its_names(tmp_path):
     command = [sys.executable, '-m', 'ruff', 'check', '--isolated', '--select', 'F821', '--output-format', 'concise']
     said = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert {l.partition(':')[0] for l in said} == {'found.py', 'Found 2 errors.'}, said
+
+# The sections of recipes that go on from the one above them
+GO_ON = {'Save and load a quantized model', 'Save and export 4-bit codes', 'A few integers: a local search'}
+
+def test_a_recipe_is_copied_alone(tmp_path):
+    "Its open code has all names that it needs, the imports among them, unless it goes on from another."
+    for nb in (nb for nb in NBS if 'recipes' in slug(nb)):
+        for i,section in enumerate(literate.headed(seen_in_order(json.loads(nb.read_text('utf-8'))))):
+            head = re.findall('^##+ (.*)', section[0]['source'], re.M)
+            code = '\n\n'.join(c['source'] for c in section if c['cell_type'] == 'code' and not is_folded(c))
+            if head and head[-1] not in GO_ON: (tmp_path/f'{slug(nb)}_{i}.py').write_text(code, 'utf-8')
+    assert len([*tmp_path.iterdir()]) > 15
+    command = [sys.executable, '-m', 'ruff', 'check', '--isolated', '--select', 'F821', '--output-format', 'concise']
+    r = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True)
+    assert r.returncode == 0, r.stdout
+
+def test_imports_are_repeated_in_recipes_alone():
+    """A section gets those that its open code reads and does not have; one that reads a variable from above gets none,
+    nor does a page of another kind."""
+    said = ['import math\nimport json', '## One', 'a = math.pi', '## Two', 'b = math.e\njson.dumps(b)', '## Three',
+        'a+math.tau']
+    def made(title):
+        nb = notebook(*(new_markdown_cell(c) if c[0] == '#' else c for c in (f'# {title}', *said)))
+        return [c['source'] for c in literate.convert(nb, {}, 'shok_nb')['cells'] if c['cell_type'] == 'code']
+    first,two,three = made('Recipes for cooks')
+    assert (first, three) == ('import math\na = math.pi', 'a+math.tau')
+    assert two == 'import math\nimport json\nb = math.e\njson.dumps(b)'
+    assert made('Cooking')[1] == 'import json\nb = math.e\njson.dumps(b)'
 
 @pytest.mark.slow
 def test_what_does_not_run_is_found(tmp_path):

@@ -1101,7 +1101,17 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'gradient of a step function': 'spikes', 'arduino': 'hardware', 'how fast is it': 'speed',
     'convert model to int8 onnx': 'runtime', 'bf16 weights do not update': 'stored',
     'resume from checkpoint': 'schedules',
-    'custom loss rounding': 'checks recipes index core which', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers'}
+    'custom loss rounding': 'checks recipes index core which', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers',
+    'train a vae with rounding in the latent': 'quantization_recipes', 'steganography': 'demo',
+    'discrete latent vae': 'quantization_recipes source_coding', 'train llm in nvfp4': 'four_bits',
+    'quantize latent autoencoder': 'quantization_recipes',
+    '4-bit transformer training': 'four_bits', 'train gpt in mxfp4': 'four_bits', 'train in pure bfloat16': 'stored',
+    'integer variables gradient descent': 'design', 'differentiable integer programming': 'design programs',
+    'post training quantization int4': 'quantization_recipes without_training',
+    'ptq int4 weights': 'quantization_recipes', 'quantize weights to 4 bits': 'quantization_recipes',
+    'STE does not work': 'straight_through_fails',
+    'straight through not converging': 'straight_through_fails', 'choose estimator': 'which',
+    'quantization-aware training': 'models', 'lsq learned step size': 'fake_quantize'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
     quantize_model_='shok_nb.networks.models.quantize_model_', Quantizer='shok_nb.quantization.quantizer.Quantizer')
