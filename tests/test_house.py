@@ -1097,6 +1097,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'codebook collapse': 'tokenizers',
     'quantize pytorch model to int8': 'models', 'pytorch straight through estimator': 'ste', 'vqvae': 'tokenizers',
     'how to backpropagate through round': 'ste', 'gradient of floor': 'ste', 'bf16 Adam': 'stored', 'gguf q4': 'files',
+    'gguf file': 'files',
     'round to a multiple of 5': 'grid', 'round to nearest 0.5': 'grid', 'round half up': 'decimals',
     'gradient of a step function': 'spikes', 'arduino': 'hardware', 'how fast is it': 'speed',
     'convert model to int8 onnx': 'runtime', 'bf16 weights do not update': 'stored',
@@ -1124,6 +1125,7 @@ def test_search_leads(site):
     lost = {q: [r[:3] for r in found[q][:4]] for q in WANTED if not found[q] or found[q][0][0] not in WANTED[q].split()}
     assert not lost, lost
     assert {q: found[q][0][1] for q in NAMED} == NAMED
+    assert not found['gguf file'][0][2], 'to the start of the page, not to how such a file is laid out'
 
 @site_group
 def test_search_reads_no_code(site):
