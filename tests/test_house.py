@@ -1151,6 +1151,14 @@ def test_what_a_page_says_of_itself(site):
         for path in re.findall(r'\]\(([\w./-]+\.ipynb)', text): assert (site/'_notebooks'/path).exists(), path
 
 @site_group
+def test_stored_gradients_are_those_of_today(site):
+    "What a tensor of a notebook says of its gradient, the page that was run says too."
+    def named(text): return {*re.findall(r'_[A-Z]\w+Backward', text)}
+    for nb in NBS:
+        stored = json.dumps([c.get('outputs') for c in json.loads(nb.read_text('utf-8'))['cells']])
+        assert named(stored) <= named((site/f'{slug(nb)}.html').read_text('utf-8')), nb.stem
+
+@site_group
 def test_links_to_torch(site):
     "What is named of torch leads to its page there, in text and in signatures."
     docs = 'href="https://docs.pytorch.org/docs/stable/generated/torch.'
