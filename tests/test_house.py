@@ -1112,6 +1112,7 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'ptq int4 weights': 'quantization_recipes', 'quantize weights to 4 bits': 'quantization_recipes',
     'STE does not work': 'straight_through_fails',
     'straight through not converging': 'straight_through_fails', 'choose estimator': 'which',
+    '4-bit weights without training': 'quantization_recipes',
     'quantization-aware training': 'models', 'lsq learned step size': 'fake_quantize'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
