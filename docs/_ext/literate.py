@@ -5,7 +5,7 @@ API entries (autodoc, parameters from the docments comments) and its source, fol
 example: what it checks is folded after it as "Check", and what must fail is shown with its error (examples.py).
 `#| code-fold: true` folds a cell whole, which is then named by what it holds, or as its `#| code-summary: Errors` says.
 What a cell that stands open needs stands open too: a reader may copy what he sees. So of the imports one sees those,
-each in the first cell that needs it; where a page has recipes, in each of them.
+each in the first cell that needs it, and again in what is copied alone: "Use it", and each of a page of recipes.
 
 A folder of notebooks is a group of the menu, with a page of its own that this writes: `literate_folders` has the titles
 in their order, `literate_guidance` what stands at its head. Within a folder the order is that of the numbers in the
@@ -16,6 +16,7 @@ import functools
 import hashlib
 import html
 import importlib
+import itertools
 import json
 import re
 import sys
@@ -328,7 +329,7 @@ def convert(nb, syms, pkg, base='', terms=()):
         again = nb | dict(cells=[_opened(c, ids) for c in nb['cells']])
         cells = _pages_cells(again, syms, pkg, base, terms)
     cells = near_imports(late_imports(part_imports(cells)), pkg)
-    return nb | dict(cells=joined_checks(use_first(imports_again(cells))))
+    return nb | dict(cells=joined_checks(use_first(imports_again(cells, pkg))))
 
 @functools.cache
 def names(code):
@@ -478,11 +479,23 @@ def headed(cells):
         found[-1].append(c)
     return found
 
-def imports_again(cells):
-    """On a page of recipes, a section that reads no variable of those above imports anew what it needs: a reader may
-    copy it alone."""
+def _with_imports(lines, src, pkg):
+    "The code of a cell that begins with these imports and its own, a line for each module, ours behind others'."
+    own = [*itertools.takewhile(lambda n: _only_imports([n]), ast.parse(src).body)]
+    rest = src.splitlines()[own[-1].end_lineno if own else 0:]
+    of = {}
+    for n in [*ast.parse('\n'.join(lines)).body, *own]:
+        for a in n.names:
+            module = getattr(n, 'module', a.name)
+            of.setdefault((type(n), module), (module, n, {}))[2][a.name, a.asname] = a
+    made = sorted(of.values(), key=lambda found: f'{found[0]}.'.startswith(f'{pkg}.'))
+    return '\n'.join([*(_import_of(n, [*aliases.values()]) for _,n,aliases in made), *rest])
+
+def imports_again(cells, pkg):
+    """What a reader copies alone, a section "Use it" or a recipe, imports anew what it needs, unless it reads a
+    variable of those above."""
     title = next((c['source'] for c in cells if c['cell_type'] == 'markdown'), '')
-    if not re.search('^# Recipes', title, re.M): return cells
+    alone = '^##' if re.search('^# Recipes', title, re.M) else '^## Use it$'
     out,imports,variables = [],{},set()
     for section in headed(cells):
         opened = [c for c in section if is_example(c) and not is_folded(c)]
@@ -491,8 +504,8 @@ def imports_again(cells):
             if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
         bound,read = names(code)
         lines = [line for name,line in imports.items() if name in read]
-        if lines and not read & variables:
-            first = opened[0] | dict(source='\n'.join([*lines, opened[0]['source']]))
+        if lines and not read & variables and re.search(alone, section[0]['source'], re.M):
+            first = opened[0] | dict(source=_with_imports(lines, opened[0]['source'], pkg))
             section = [first if c is opened[0] else c for c in section]
         imports |= own
         variables |= bound - own.keys()
