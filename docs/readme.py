@@ -34,6 +34,7 @@ def readme(nb):
         src = ''.join(c['source']).strip()
         if c['cell_type'] == 'markdown':
             src = re.sub(SETS, r'\2', re.sub(' <!-- search: .*? -->', '', src))     # which the site alone has
+            src = re.sub(r'(\]\([\w./-]+\.ipynb)#[^)]*', r'\1', src)     # a repository opens a notebook at its top
             out.append(relink(src, lambda path: f'nbs/{path}.ipynb').replace('](../', ']('))
         if c['cell_type'] != 'code': continue
         d,code = directives(src)

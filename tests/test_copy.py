@@ -4,6 +4,7 @@ of the first page of each folder, which show what no look sees, are slow. A page
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -12,6 +13,7 @@ from unittest import mock
 import literate
 import pytest
 from literate import is_folded
+from nbformat.v4 import new_markdown_cell
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import FOLDERS, NBS, ROOT, TRAINS, conf, notebook, played, slug
@@ -24,6 +26,11 @@ def seen(nb):
     def given(c): return c['cell_type'] == 'code' and GIVEN & literate.directives(''.join(c['source']))[0].keys()
     cells = literate.convert(nb | dict(cells=[c for c in nb['cells'] if not given(c)]), {}, 'shok_nb')['cells']
     return [c for c in cells if c['cell_type'] == 'code' and not UNSEEN & {*c['metadata']['tags']}]
+
+def seen_in_order(nb):
+    "The cells of its page, but for code that nobody sees."
+    return [c for c in literate.convert(nb, {}, 'shok_nb')['cells']
+        if c['cell_type'] != 'code' or not UNSEEN & {*c['metadata']['tags']}]
 
 def raised(cell):
     "What the cell raised as it ran, or None."
@@ -84,6 +91,48 @@ def test_what_is_seen_has_its_names(tmp_path):
     command = [sys.executable, '-m', 'ruff', 'check', '--isolated', '--select', 'F821', '--output-format', 'concise']
     said = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     assert {l.partition(':')[0] for l in said} == {'found.py', 'Found 2 errors.'}, said
+
+# What goes on from the section above it: recipes by their heading, "Use it" by its page
+GO_ON = {'Save and load a quantized model', 'Save and export 4-bit codes', 'A few integers: a local search',
+    'best', 'blocks', 'design', 'replace'}
+
+def open_code(nb):
+    "The open code of each section of a page, by its heading."
+    found = {}
+    for section in literate.headed(seen_in_order(json.loads(nb.read_text('utf-8')))):
+        code = [c['source'] for c in section if c['cell_type'] == 'code' and not is_folded(c)]
+        if head := re.findall('^##+ (.*)', section[0]['source'], re.M): found[head[-1]] = '\n\n'.join(code)
+    return found
+
+def test_what_is_copied_alone(tmp_path):
+    """The open code of a recipe, and of "Use it", has all names that it needs, the imports among them, unless it goes
+    on from another section. So has a section to which a search leads past the start of its page."""
+    pages = {slug(nb): open_code(nb) for nb in NBS}
+    alone = {p: sections['Use it'] for p,sections in pages.items() if 'Use it' in sections}
+    assert len(alone) > 60
+    for p in ('recipes', 'quantization_recipes'): alone |= pages[p]
+    alone = [pages['decimals']['Round to cents'], *(code for name,code in alone.items() if name not in GO_ON)]
+    for i,code in enumerate(alone): (tmp_path/f'{i}.py').write_text(code, 'utf-8')
+    command = [sys.executable, '-m', 'ruff', 'check', '--isolated', '--select', 'F821', '--output-format', 'concise']
+    r = subprocess.run([*command, '.'], cwd=tmp_path, capture_output=True, text=True)
+    assert r.returncode == 0, r.stdout
+
+def test_imports_are_repeated_in_what_is_copied_alone():
+    """A recipe, or "Use it", gets those that its open code reads and does not have. One that reads a variable from
+    above gets none, nor does another section. There is one line for each module, ours last."""
+    said = ['import math\nimport json', '## One', 'a = math.pi', '## Two', 'b = math.e\njson.dumps(b)', '## Three',
+        'a+math.tau']
+    def made(title):
+        nb = notebook(*(new_markdown_cell(c) if c[0] == '#' else c for c in (f'# {title}', *said)))
+        return [c['source'] for c in literate.convert(nb, {}, 'shok_nb')['cells'] if c['cell_type'] == 'code']
+    first,two,three = made('Recipes for cooks')
+    assert (first, three) == ('import math\na = math.pi', 'a+math.tau')
+    assert two == 'import math\nimport json\nb = math.e\njson.dumps(b)'
+    assert made('Cooking')[1] == 'import json\nb = math.e\njson.dumps(b)'
+    own = 'from shok_nb import fsq', 'fsq', '## Use it', 'import torch\nfrom shok_nb import lfq\nfsq, lfq, torch'
+    nb = notebook(*(new_markdown_cell(c) if c[0] == '#' else c for c in ('# Tokens', *own)))
+    last = literate.convert(nb, {}, 'shok_nb')['cells'][-1]
+    assert last['source'] == 'import torch\nfrom shok_nb import fsq, lfq\nfsq, lfq, torch'
 
 @pytest.mark.slow
 def test_what_does_not_run_is_found(tmp_path):

@@ -1098,12 +1098,24 @@ WANTED = {'STE': 'ste', 'straight-through': 'ste', 'straight through': 'ste', 's
     'codebook collapse': 'tokenizers',
     'quantize pytorch model to int8': 'models', 'pytorch straight through estimator': 'ste', 'vqvae': 'tokenizers',
     'how to backpropagate through round': 'ste', 'gradient of floor': 'ste', 'bf16 Adam': 'stored', 'gguf q4': 'files',
+    'gguf file': 'files',
     'round to a multiple of 5': 'grid', 'round to nearest 0.5': 'grid', 'round half up': 'decimals',
     'gradient of a step function': 'spikes', 'arduino': 'hardware', 'how fast is it': 'speed',
     'convert model to int8 onnx': 'runtime', 'bf16 weights do not update': 'stored',
     'resume from checkpoint': 'schedules',
     'custom loss rounding': 'checks recipes index core which', 'perplexity': 'tokenizers', 'fsq': 'fsq tokenizers',
-    'gpu': 'index', 'amp': 'recipes', 'mixed precision': 'recipes', 'license': 'index', 'tflite': 'runtime'}
+    'gpu': 'index', 'amp': 'recipes', 'mixed precision': 'recipes', 'license': 'index', 'tflite': 'runtime',
+    'train a vae with rounding in the latent': 'quantization_recipes', 'steganography': 'demo',
+    'discrete latent vae': 'quantization_recipes source_coding', 'train llm in nvfp4': 'four_bits',
+    'quantize latent autoencoder': 'quantization_recipes',
+    '4-bit transformer training': 'four_bits', 'train gpt in mxfp4': 'four_bits', 'train in pure bfloat16': 'stored',
+    'integer variables gradient descent': 'design', 'differentiable integer programming': 'design programs',
+    'post training quantization int4': 'quantization_recipes without_training',
+    'ptq int4 weights': 'quantization_recipes', 'quantize weights to 4 bits': 'quantization_recipes',
+    'STE does not work': 'straight_through_fails',
+    'straight through not converging': 'straight_through_fails', 'choose estimator': 'which',
+    '4-bit weights without training': 'quantization_recipes',
+    'quantization-aware training': 'models', 'lsq learned step size': 'fake_quantize'}
 
 NAMED = dict(soft_round='shok_nb.estimators.soft.soft_round', SoftRound='shok_nb.nn.SoftRound',
     quantize_model_='shok_nb.networks.models.quantize_model_', Quantizer='shok_nb.quantization.quantizer.Quantizer')
@@ -1116,6 +1128,7 @@ def test_search_leads(site):
     lost = {q: [r[:3] for r in found[q][:4]] for q in WANTED if not found[q] or found[q][0][0] not in WANTED[q].split()}
     assert not lost, lost
     assert {q: found[q][0][1] for q in NAMED} == NAMED
+    assert not found['gguf file'][0][2], 'to the start of the page, not to how such a file is laid out'
 
 @site_group
 def test_search_reads_no_code(site):
@@ -1139,6 +1152,14 @@ def test_what_a_page_says_of_itself(site):
         if extra == '': assert 'Needs <a' not in page
         text = ''.join(c['source'] for c in cells(site/'_notebooks'/nb.name, 'markdown'))
         for path in re.findall(r'\]\(([\w./-]+\.ipynb)', text): assert (site/'_notebooks'/path).exists(), path
+
+@site_group
+def test_stored_gradients_are_those_of_today(site):
+    "What a tensor of a notebook says of its gradient, the page that was run says too."
+    def named(text): return {*re.findall(r'_[A-Z]\w+Backward', text)}
+    for nb in NBS:
+        stored = json.dumps([c.get('outputs') for c in json.loads(nb.read_text('utf-8'))['cells']])
+        assert named(stored) <= named((site/f'{slug(nb)}.html').read_text('utf-8')), nb.stem
 
 @site_group
 def test_links_to_torch(site):

@@ -5,7 +5,7 @@ API entries (autodoc, parameters from the docments comments) and its source, fol
 example: what it checks is folded after it as "Check", and what must fail is shown with its error (examples.py).
 `#| code-fold: true` folds a cell whole, which is then named by what it holds, or as its `#| code-summary: Errors` says.
 What a cell that stands open needs stands open too: a reader may copy what he sees. So of the imports one sees those,
-each in the first cell that needs it.
+each in the first cell that needs it, and again in what is copied alone: "Use it", and each of a page of recipes.
 
 A folder of notebooks is a group of the menu, with a page of its own that this writes: `literate_folders` has the titles
 in their order, `literate_guidance` what stands at its head. Within a folder the order is that of the numbers in the
@@ -16,6 +16,7 @@ import functools
 import hashlib
 import html
 import importlib
+import itertools
 import json
 import re
 import sys
@@ -327,7 +328,8 @@ def convert(nb, syms, pkg, base='', terms=()):
     if ids := needed(cells):
         again = nb | dict(cells=[_opened(c, ids) for c in nb['cells']])
         cells = _pages_cells(again, syms, pkg, base, terms)
-    return nb | dict(cells=joined_checks(use_first(near_imports(late_imports(part_imports(cells)), pkg))))
+    cells = near_imports(late_imports(part_imports(cells)), pkg)
+    return nb | dict(cells=joined_checks(use_first(imports_again(cells, pkg))))
 
 @functools.cache
 def names(code):
@@ -468,6 +470,47 @@ def near_imports(cells, pkg):
             out[to] = out[to] | dict(source=lines if to == i else f"{lines}\n{out[to]['source']}")
         if i not in placed: out[i] = None
     return [c for c in out if c]
+
+def headed(cells):
+    "The cells from one heading below the title to the next."
+    found = [[]]
+    for c in cells:
+        if c['cell_type'] == 'markdown' and re.search('^##', c['source'], re.M): found.append([])
+        found[-1].append(c)
+    return found
+
+def _with_imports(lines, src, pkg):
+    "The code of a cell that begins with these imports and its own, a line for each module, ours behind others'."
+    own = [*itertools.takewhile(lambda n: _only_imports([n]), ast.parse(src).body)]
+    rest = src.splitlines()[own[-1].end_lineno if own else 0:]
+    of = {}
+    for n in [*ast.parse('\n'.join(lines)).body, *own]:
+        for a in n.names:
+            module = getattr(n, 'module', a.name)
+            of.setdefault((type(n), module), (module, n, {}))[2][a.name, a.asname] = a
+    made = sorted(of.values(), key=lambda found: f'{found[0]}.'.startswith(f'{pkg}.'))
+    return '\n'.join([*(_import_of(n, [*aliases.values()]) for _,n,aliases in made), *rest])
+
+def imports_again(cells, pkg):
+    """What a reader copies alone, a section "Use it" or a recipe, imports anew what it needs, unless it reads a
+    variable of those above."""
+    title = next((c['source'] for c in cells if c['cell_type'] == 'markdown'), '')
+    alone = '^##' if re.search('^# Recipes', title, re.M) else '^## Use it$'
+    out,imports,variables = [],{},set()
+    for section in headed(cells):
+        opened = [c for c in section if is_example(c) and not is_folded(c)]
+        code = '\n'.join(c['source'] for c in opened)
+        own = {a.asname or a.name.partition('.')[0]: _import_of(n, [a]) for n in ast.walk(ast.parse(code))
+            if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
+        bound,read = names(code)
+        lines = [line for name,line in imports.items() if name in read]
+        if lines and not read & variables and re.search(alone, section[0]['source'], re.M):
+            first = opened[0] | dict(source=_with_imports(lines, opened[0]['source'], pkg))
+            section = [first if c is opened[0] else c for c in section]
+        imports |= own
+        variables |= bound - own.keys()
+        out += section
+    return out
 
 def is_entry(c): return str(c['id']).startswith('api-')
 
