@@ -145,6 +145,15 @@ def test_sentences_and_their_players(site, page):
     for e in follows: assert e.text == shows(meant(players, e, [e['data-follows']]))[e['data-follows']], e
     if page in ESTIMATORS + ['checks'] and players: assert sets and follows
 
+@reading
+def test_a_number_stays_with_its_sign(site):
+    "No line ends between a number and its %, ± or ×, in sentences and in tables; code is as it was typed."
+    html = BeautifulSoup((site/'four_bits.html').read_text('utf-8'), 'html.parser')
+    cells = [e.text.strip() for e in html.select('td.number')]
+    assert '0.0278\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.0044' in cells and '1.00' in cells
+    for e in html.select('article pre, article code'): assert '\N{NO-BREAK SPACE}' not in e.text
+    for e in html.select('article p, article td'): assert not re.search(r'\d (%|± \d|× \d)|[±×] \d', e.text), e
+
 # --- in a browser
 each_page = pytest.mark.parametrize('page', PAGES)
 
