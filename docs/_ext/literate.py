@@ -641,12 +641,12 @@ def lead_to_pages(app, doctree, docname):
         else: _warn(f'{docname}: no page {m[0]}', type='myst', subtype='xref_missing')
 
 def keep_whole(app, doctree, docname):
-    "A number stays in one line with its %, ± or ×; a cell of a table that is one says so: it needs no width for words."
+    "A number stays in one line with its ± or ×; a cell of a table that is one says so: it needs no width for words."
     from docutils import nodes
     as_it_is = nodes.literal,nodes.FixedTextElement,nodes.raw,nodes.math
     for text in [*doctree.findall(nodes.Text)]:
         if isinstance(text.parent, as_it_is): continue
-        whole = re.sub(r'(?<=\d) (?=%)| (?=[±×] ?\d)|(?<=[±×]) (?=\d)', '\N{NO-BREAK SPACE}', text)
+        whole = re.sub(r' (?=[±×] ?\d)|(?<=[±×]) (?=\d)', '\N{NO-BREAK SPACE}', text)
         if whole != text: text.parent.replace(text, nodes.Text(whole))
     for cell in doctree.findall(nodes.entry):
         if re.fullmatch(r'[-+−±×%\d.,e\s]*', cell.astext()): cell['classes'].append('number')
