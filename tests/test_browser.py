@@ -113,7 +113,16 @@ def test_player_on_a_phone(browser, tmp_path):
             assert browser.execute_script('return document.documentElement.scrollWidth') <= 390
             panels = every(one, 'svg[role=img]')
             assert all(300 < svg.size['width'] <= 390 for svg in panels)
-            assert panels[0].location['y'] < panels[1].location['y']
+            assert panels[0].location['y'] + panels[0].size['height'] + 8 < panels[1].location['y']
+
+def test_a_finger_hits_a_number_of_a_sentence(browser, tmp_path):
+    "One digit is 13 pixels wide, and what is 5 beside it still presses it."
+    sentence = '<p>At <button type="button" class="shok-set" data-set="alpha=1">1</button> it is soft.</p>'
+    hit = """const r = e.getBoundingClientRect(), y = (r.top+r.bottom)/2;
+        return [r.width, ...[r.left-5, r.right+5].map(x => document.elementFromPoint(x, y) === e)]"""
+    with phone(browser, page_of(tmp_path, player(soft_round), sentence)):
+        width,*hits = browser.execute_script(f'const e = arguments[0]; {hit}', find(browser, '.shok-set'))
+        assert width < 24 and hits == [True, True]
 
 def test_names_in_tables_on_a_phone(browser, tmp_path):
     "A name in the first column stands in one line, however full the others are."

@@ -145,6 +145,15 @@ def test_sentences_and_their_players(site, page):
     for e in follows: assert e.text == shows(meant(players, e, [e['data-follows']]))[e['data-follows']], e
     if page in ESTIMATORS + ['checks'] and players: assert sets and follows
 
+@reading
+def test_a_number_stays_with_its_sign(site):
+    "No line ends between a number and its ± or ×, in sentences and in tables; code is as it was typed."
+    html = BeautifulSoup((site/'four_bits.html').read_text('utf-8'), 'html.parser')
+    cells = [e.text.strip() for e in html.select('td.number')]
+    assert '0.0278\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}0.0044' in cells and '1.00' in cells
+    for e in html.select('article pre, article code'): assert '\N{NO-BREAK SPACE}' not in e.text
+    for e in html.select('article p, article td'): assert not re.search(r'\d [±×]|[±×] \d', e.text), e
+
 # --- in a browser
 each_page = pytest.mark.parametrize('page', PAGES)
 
@@ -462,6 +471,39 @@ def test_a_report_keeps_its_columns(browser, site):
         found = browser.execute_script(lines)
         assert len(found) > 1
         for shown,printed,over in found: assert abs(shown-printed) < 1 and over <= 0, found
+
+COPY = """const theme = arguments[0]; document.body.dataset.theme = theme;
+    const channel = v => (v /= 255) <= .04045 ? v/12.92 : ((v+.055)/1.055)**2.4,
+        light = colour => colour.match(/[\\d.]+/g).slice(0, 3).map(Number).map(channel).reduce(
+            (sum, c, i) => sum + c*[.2126, .7152, .0722][i], 0),
+        both = style => [style.color, style.backgroundColor].map(light).sort((a, b) => b - a),
+        ratio = ([a, b]) => (a+.05)/(b+.05);
+    return [...document.querySelectorAll('button.copybtn')].filter(b => b.checkVisibility()).map(b => {
+        const style = getComputedStyle(b);
+        return style.opacity*ratio(both(style)) })"""
+
+@needs_browser
+@pytest.mark.parametrize('theme', ('light', 'dark'))
+def test_a_copy_button_on_a_phone(browser, site, theme):
+    "It stands out in both themes, as nothing points at it there."
+    with phone(browser, site/'soft.html'):
+        browser.execute_script(OPEN)
+        found = browser.execute_script(COPY, theme)
+        assert len(found) > 10 and min(found) >= 3
+
+@needs_browser
+def test_a_long_name_breaks_between_its_words(browser, site):
+    "On a phone a name that is wider than its column breaks behind a dot or a stroke, not within a word."
+    breaks = """return [...document.querySelectorAll('td:first-child code .pre')].flatMap(name => {
+        const range = document.createRange(), tops = [];
+        const walk = document.createTreeWalker(name, NodeFilter.SHOW_TEXT);
+        for (let n; n = walk.nextNode();) for (let i = 0; i < n.length; i++) {
+            range.setStart(n, i); range.setEnd(n, i+1);
+            tops.push([range.getBoundingClientRect().top, n.data[i]]) }
+        return tops.slice(1).flatMap(([top], i) => top > tops[i][0] + 4 ? [tops[i][1]] : []) })"""
+    with phone(browser, site/'compat.html'):
+        found = browser.execute_script(breaks)
+        assert len(found) > 4 and {*found} <= set('._')
 
 SETTERS = sorted(slug(nb) for nb in NBS if re.search(r'<span title=\\"(?!now=)[\w.-]+=', nb.read_text('utf-8')))
 

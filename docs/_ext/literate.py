@@ -683,6 +683,17 @@ def lead_to_pages(app, doctree, docname):
         if page in app.env.titles: n['refuri'] = app.builder.get_relative_uri(docname, page) + (m[2] or '')
         else: _warn(f'{docname}: no page {m[0]}', type='myst', subtype='xref_missing')
 
+def keep_whole(app, doctree, docname):
+    "A number stays in one line with its ± or ×; a cell of a table that is one says so: it needs no width for words."
+    from docutils import nodes
+    as_it_is = nodes.literal,nodes.FixedTextElement,nodes.raw,nodes.math
+    for text in [*doctree.findall(nodes.Text)]:
+        if isinstance(text.parent, as_it_is): continue
+        whole = re.sub(r' (?=[±×] ?\d)|(?<=[±×]) (?=\d)', '\N{NO-BREAK SPACE}', text)
+        if whole != text: text.parent.replace(text, nodes.Text(whole))
+    for cell in doctree.findall(nodes.entry):
+        if re.fullmatch(r'[-+−±×%\d.,e\s]*', cell.astext()): cell['classes'].append('number')
+
 def in_order(env, page):
     "A page and those below it in the menu, as a reader goes on: without the index of names, which is no page of ours."
     found = [page]
@@ -731,6 +742,7 @@ def setup(app):
     app.connect('autodoc-process-docstring', docments_fields)
     app.connect('object-description-transform', fold_fields, priority=900)   # after autodoc has put the types in
     app.connect('doctree-resolved', lead_to_pages)
+    app.connect('doctree-resolved', keep_whole)
     app.connect('html-page-context', neighbours)
     app.connect('html-page-context', link_page)
     app.connect('build-finished', write_notebooks)

@@ -15,6 +15,10 @@ document.addEventListener("DOMContentLoaded", () => {
     // made when all is loaded, and without a name
     addEventListener("load", () => document.querySelectorAll("button.copybtn").forEach(b => b.ariaLabel = "Copy the code"));
 
+    // a name that is wider than its column breaks between its words
+    for (const name of document.querySelectorAll("article td:first-child code .pre"))
+        if (name.textContent.length > 22) name.innerHTML = name.innerHTML.replace(/[._]+(?=\w)/g, "$&<wbr>");
+
     // a report keeps its columns, in smaller letters if they are too wide; the lines below them wrap
     const isRow = (line, places) => places.every(p => line.slice(p-2, p) === "  " && line[p] !== " ");
     for (const pre of document.querySelectorAll(".cell_output pre")) {
