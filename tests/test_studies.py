@@ -255,6 +255,8 @@ def test_advice_is_within_the_interval_of_the_best():
     assert a.take['estimator'] == 'soft_round'
     assert '| a search: 0.89 (as good) |' in scores.advice_table(records[:3]+[a.baseline])
     assert scores.unneeded(records[:3]) == ['cubic_round']
+    assert '| [`soft_round`](../estimators/20_soft.ipynb) |' in scores.advice_table([a.take])
+    assert '| `mine` |' in scores.advice_table([made('a', 'mine', .9)])
 
 def test_matrix_in_words_and_in_colour():
     import matplotlib.pyplot as plt
