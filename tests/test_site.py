@@ -442,6 +442,22 @@ def test_what_is_too_wide_says_so(browser, site, fits, seen, page, kind):
         wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
 
 @needs_browser
+def test_many_columns_fit_a_page(browser, site):
+    "The widest tables of the model zoo, with what sorts them, beside the menu of a laptop."
+    with screen(browser, site/'zoo.html'):
+        wide = browser.execute_script("""return [...document.querySelectorAll('article table.docutils')].map(
+            e => e.scrollWidth - e.parentElement.clientWidth)""")
+        assert len(wide) > 5 and max(wide) <= 0
+
+@needs_browser
+def test_a_fold_below_a_source_is_small(browser, site):
+    "BibTeX stands in smaller letters than what it cites."
+    with screen(browser, site/'references.html'):
+        size = 'parseFloat(getComputedStyle(e).fontSize)'
+        fold,text = (find(browser, f'article .cell_output > {e}') for e in ('details > summary', 'p'))
+        assert ask(fold, size) < .9*ask(text, size)
+
+@needs_browser
 @pytest.mark.parametrize('screen', (screen, phone))
 def test_a_signature_ends_its_box(browser, site, screen):
     "The link behind it, which is seen when it is pointed at, stands in its last line."
