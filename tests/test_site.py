@@ -441,6 +441,20 @@ def test_what_is_too_wide_says_so(browser, site, fits, seen, page, kind):
         browser.execute_script('arguments[0].scrollLeft = 9999', wide)
         wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
 
+COVERS = """const box = e => e.getBoundingClientRect(), range = document.createRange(), covers = (b, r) =>
+        r.width && r.right > b.left+1 && r.left < b.right-1 && r.bottom > b.top+1 && r.top < b.bottom-1,
+        buttons = [...document.querySelectorAll('article .copybtn')].filter(b => b.checkVisibility());
+    const found = buttons.filter(b => { const pre = b.parentElement.querySelector('pre'); pre.scrollLeft = 1e4;
+        range.selectNodeContents(pre); return [...range.getClientRects()].some(r => covers(box(b), r)) });
+    return [buttons.length, found.map(b => b.parentElement.textContent.slice(0, 90))]"""
+
+@needs_browser
+def test_the_copy_button_leaves_code_to_read(browser, site):
+    "On a phone, where it is always seen: at the end of a line that is scrolled there it covers nothing."
+    with phone(browser, site/'lab.html'):
+        buttons,covered = browser.execute_script(COVERS)
+        assert buttons > 10 and not covered
+
 @needs_browser
 def test_many_columns_fit_a_page(browser, site):
     "The widest tables of the model zoo, with what sorts them, beside the menu of a laptop."
