@@ -684,6 +684,8 @@ def test_sources_in_a_row_are_one_fold():
     made = as_page(a, b, f, a, '#| export\n#| code-fold: true\n#| code-summary: Show c\n_c = 3', b)
     assert [c['source'] for c in made if c['cell_type'] == 'code'] == [
         '_a = 1\n\n_b = 2', 'def f(): pass', '_a = 1', '_c = 3', '_b = 2']
+    folded = [f'#| code-fold: true\n{n} = 1' for n in 'abc']
+    assert [c['source'] for c in as_page(*folded, a)] == ['a = 1\n\nb = 1\n\nc = 1', '_a = 1']
 
 def on_page(nb):
     "The cells of a page that one sees."

@@ -518,7 +518,7 @@ def use_first(cells):
 def _joins(c):
     "What stands on a fold that has no name of its own, and so may be one with its like."
     label = c['metadata'].get('mystnb', {}).get('code_prompt_show')
-    return label if label == 'Check' or label == SOURCE and 'exported' in c['metadata'] else None
+    return label if label == 'Check' or label == SOURCE and not c['outputs'] else None
 
 def joined_folds(cells):
     "Checks that follow each other are one fold, and so are sources without a name."
