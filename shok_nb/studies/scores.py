@@ -69,8 +69,8 @@ def _title(study):
 
 def _write_cell(ax, x, y, record, tied):
     "The score, and half the width of its interval."
-    # no black nor white, which the site turns round in the dark
-    colour = '#fefefe' if record['score'] < .6 else '#010101'
+    # no black nor white, which the site turns round in the dark; at .47 both stand out alike
+    colour = '#fefefe' if record['score'] < .47 else '#010101'
     text = dict(ha='center', va='center', color=colour)
     dot = '•' if tied else ''
     weight = 'bold' if tied else 'normal'
