@@ -1201,10 +1201,6 @@ def test_no_link_within_a_link():
     both,one = '[`f` or `g`](x.md) and ','`f`'
     assert literate.prose(both+one, dict(f='m.f', g='m.g')) == both+'{py:obj}`f <m.f>`'
 
-def test_no_line_begins_with_a_percent_sign():
-    said = literate.prose('1 % of `5 % 3`, $2 % 3$ and 4 %.\n```\n7 % 2\n```', {})
-    assert said == '1\u00a0% of `5 % 3`, $2 % 3$ and 4\u00a0%.\n```\n7 % 2\n```'
-
 def test_an_error_in_a_line_has_one_colour():
     "That of its kind, whatever the message says."
     from raised import Raised

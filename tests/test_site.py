@@ -425,36 +425,6 @@ def test_a_long_table_is_sorted(browser, site):
     assert not every(browser, 'button.sort')
     assert not errors(browser)
 
-VISIBLE = 'const r = arguments[0].getBoundingClientRect(); return r.right > 0 && r.left < innerWidth && r.width > 0'
-
-@needs_browser
-@pytest.mark.parametrize('fits, seen, page, kind', (('gallery', '.cell_output table', 'catalog', ':has(table)'),
-    ('soft', '.cell_input pre', 'soft', '.cell_input pre'), ('soft', 'div.math', 'ramp', 'div.math')),
-    ids=['table', 'code', 'equation'])
-def test_what_is_too_wide_says_so(browser, site, fits, seen, page, kind):
-    "A table, code or equation fades where it goes on, until one has scrolled to its end; what fits does not."
-    with screen(browser, site/f'{fits}.html'):
-        time.sleep(.3)                                                  # for an observer that would find one
-        assert every(browser, seen) and not every(browser, '.goes-on')
-    with phone(browser, site/f'{page}.html'):
-        wide = wait(browser, lambda: every(browser, f'{kind}.goes-on'), f'{kind} to be too wide')[0]
-        browser.execute_script('arguments[0].scrollLeft = 9999', wide)
-        wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
-
-COVERS = """const box = e => e.getBoundingClientRect(), range = document.createRange(), covers = (b, r) =>
-        r.width && r.right > b.left+1 && r.left < b.right-1 && r.bottom > b.top+1 && r.top < b.bottom-1,
-        buttons = [...document.querySelectorAll('article .copybtn')].filter(b => b.checkVisibility());
-    const found = buttons.filter(b => { const pre = b.parentElement.querySelector('pre'); pre.scrollLeft = 1e4;
-        range.selectNodeContents(pre); return [...range.getClientRects()].some(r => covers(box(b), r)) });
-    return [buttons.length, found.map(b => b.parentElement.textContent.slice(0, 90))]"""
-
-@needs_browser
-def test_the_copy_button_leaves_code_to_read(browser, site):
-    "On a phone, where it is always seen: at the end of a line that is scrolled there it covers nothing."
-    with phone(browser, site/'lab.html'):
-        buttons,covered = browser.execute_script(COVERS)
-        assert buttons > 10 and not covered
-
 @needs_browser
 def test_many_columns_fit_a_page(browser, site):
     "The widest tables of the model zoo, with what sorts them, beside the menu of a laptop."
@@ -470,6 +440,22 @@ def test_a_fold_below_a_source_is_small(browser, site):
         size = 'parseFloat(getComputedStyle(e).fontSize)'
         fold,text = (find(browser, f'article .cell_output > {e}') for e in ('details > summary', 'p'))
         assert ask(fold, size) < .9*ask(text, size)
+
+VISIBLE = 'const r = arguments[0].getBoundingClientRect(); return r.right > 0 && r.left < innerWidth && r.width > 0'
+
+@needs_browser
+@pytest.mark.parametrize('fits, seen, page, kind', (('gallery', '.cell_output table', 'catalog', ':has(table)'),
+    ('soft', '.cell_input pre', 'soft', '.cell_input pre'), ('soft', 'div.math', 'ramp', 'div.math')),
+    ids=['table', 'code', 'equation'])
+def test_what_is_too_wide_says_so(browser, site, fits, seen, page, kind):
+    "A table, code or equation fades where it goes on, until one has scrolled to its end; what fits does not."
+    with screen(browser, site/f'{fits}.html'):
+        time.sleep(.3)                                                  # for an observer that would find one
+        assert every(browser, seen) and not every(browser, '.goes-on')
+    with phone(browser, site/f'{page}.html'):
+        wide = wait(browser, lambda: every(browser, f'{kind}.goes-on'), f'{kind} to be too wide')[0]
+        browser.execute_script('arguments[0].scrollLeft = 9999', wide)
+        wait(browser, lambda: 'goes-on' not in wide.get_attribute('class'), 'its end')
 
 @needs_browser
 @pytest.mark.parametrize('screen', (screen, phone))

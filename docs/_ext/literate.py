@@ -173,7 +173,6 @@ def folder_page(title, openings, syms, titles=None, guidance=''):
 SETS = r'<span title="([\w.-]+=[^"]*)">(.*?)</span>'
 
 NAMED = r'\[[^\]]*\]\(|(?<![`}])`([\w.]+)`(?!`)'         # a name, and the links that it may be part of
-PERCENT = r'`[^`]*`|\$[^$]*\$|(?<=\d) %(?!\w)'      # and the code and the formulas before it
 
 def set_player(m):
     "A button that sets the player before it, or the next one; of `now=alpha`, a number that follows that player."
@@ -227,14 +226,13 @@ def link_terms(text, terms, seen):
 
 def prose(text, syms):
     """Markdown for MyST: `name` links to the API entry of that name, ours or torch's, where it is not part of another
-    link; `$$` lines stand apart from their paragraph, and no line begins with a percent sign."""
+    link; `$$` lines stand apart from their paragraph."""
     def link(m): return f'{{py:obj}}`{m[1]} <{syms[m[1]]}>`' if m[1] in syms else m[0]
     text = re.sub(SETS, set_player, text, flags=re.S)
     out,fence = [],False
     for l in re.sub(r'^\$\$[^$]+\$\$$', r'\n\g<0>\n', text, flags=re.M).split('\n'):
         if l.lstrip().startswith('```'): fence = not fence
         elif not fence and not l.startswith(('    ', '#')): l = re.sub(NAMED, link, l)
-        if not fence: l = re.sub(PERCENT, lambda m: m[0] if m[0].strip() != '%' else '\u00a0%', l)
         out.append(l)
     return '\n'.join(out)
 
