@@ -23,7 +23,7 @@ NotebookClient._extra_arguments_default = lambda self: ['--log-level=ERROR']  # 
 
 extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.intersphinx', 'sphinx_copybutton']
 extensions += ['reference', 'literate', 'finding', 'offline_math', 'shallow_rst', 'made_once',
-    'as_markdown']    # of _ext
+    'as_markdown', 'raised']    # of _ext
 literate_package = cfg['lib_path']
 literate_git_url, literate_branch = cfg['git_url'], cfg['branch']
 literate_folders = dict(                                     # the groups of the menu, in its order: folders of nbs
@@ -137,6 +137,7 @@ nb_execution_mode = 'cache'
 nb_execution_cache_path = str(here/'_build'/'pages')          # where `make docs` has run them, a few at a time
 nb_execution_timeout = 300
 nb_execution_show_tb = True
+nb_render_error_lexer = 'raised'
 nb_merge_streams = True
 copybutton_selector = 'div.highlight pre:not(.cell_output pre)'    # code, not what it prints
 nb_render_markdown_format = 'gfm'                           # tables in Markdown outputs

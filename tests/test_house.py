@@ -52,6 +52,7 @@ from pages import (
     sphinx,
     written,
 )
+from pygments.token import Name
 import shok_nb
 from docs.docstrings import exported
 from shok_nb.catalog import catalog, table
@@ -624,9 +625,9 @@ def as_page(*cells):
 def test_what_folds():
     "Exports, private or not, and what is longer than 20 lines, unless the cell says no; their imports are not seen."
     long = '\n'.join(f'x{i} = {i}' for i in range(21))
-    cells = as_page('#| exporti\ndef _f(): pass', '#| export\nA = 1', long, long[:-9], '#| code-fold: false\n'+long,
+    cells = as_page('#| exporti\ndef _f(): pass', long[:-9], '#| export\nA = 1', long, '#| code-fold: false\n'+long,
         '#| code-fold: true\n1', '1', '#| export\nimport torch')
-    assert [*map(is_folded, cells[:7])] == [True, True, True, False, False, True, False]
+    assert [*map(is_folded, cells[:7])] == [True, False, True, True, False, True, False]
     assert ['remove-cell' in c['metadata']['tags'] for c in (cells[7], cells[0])] == [True, False]
 
 def test_what_is_needed_stands_open():
@@ -677,6 +678,15 @@ def test_checks_in_a_row_are_one_fold():
     made = as_page('a = 1', 'assert a', '#| code-fold: true\nb = a\nassert b', 'b', 'assert b > 0')
     assert [(c['source'], is_folded(c)) for c in made] == [
         ('a = 1', False), ('assert a\n\nb = a\nassert b', True), ('b', False), ('assert b > 0', True)]
+
+def test_sources_in_a_row_are_one_fold():
+    "Unless they have a name on the fold, or an entry of the API between them."
+    a,b,f = (f'#| export\n{n}' for n in ('_a = 1', '_b = 2', 'def f(): pass'))
+    made = as_page(a, b, f, a, '#| export\n#| code-fold: true\n#| code-summary: Show c\n_c = 3', b)
+    assert [c['source'] for c in made if c['cell_type'] == 'code'] == [
+        '_a = 1\n\n_b = 2', 'def f(): pass', '_a = 1', '_c = 3', '_b = 2']
+    folded = [f'#| code-fold: true\n{n} = 1' for n in 'abc']
+    assert [c['source'] for c in as_page(*folded, a)] == ['a = 1\n\nb = 1\n\nc = 1', '_a = 1']
 
 def on_page(nb):
     "The cells of a page that one sees."
@@ -870,6 +880,20 @@ def test_figures_say_what_is_seen(monkeypatch):
     monkeypatch.setattr(figures, 'LIMIT', 100)
     assert figures.svg(fig) is None and figures.png(fig).startswith('iVBORw0KGgo')
     assert rules and all(r.startswith('.figure *{') for r in rules)
+
+def test_a_dark_grey_follows_the_theme():
+    "As black does: on a dark page nothing would be seen of it. A cell of a picture keeps its colour."
+    import figures
+    import matplotlib
+    with matplotlib.rc_context(dict(backend='agg')):
+        import matplotlib.pyplot as plt
+        fig,ax = plt.subplots()
+        for c in ('#555', '#2a2a2a', '#999', '#010101', '#0072b2'): ax.axvline(0, color=c)
+        made = figures.svg(fig)
+        plt.close(fig)
+    inks = {*re.findall(r'stroke: ([^;"]+)', made)}
+    assert {f'var(--color-foreground-secondary, {c})' for c in ('#555555', '#2a2a2a')} <= inks
+    assert {'#999999', '#010101', '#0072b2'} <= inks
 
 def test_a_figure_names_its_curves():
     "The title stays within the figure, knobs stay with their function, and dots are dots in the legend too."
@@ -1188,6 +1212,26 @@ def test_link_terms():
     assert literate.link_terms(text, terms, seen) == want + 'An {term}`STE <STE>`, a tie, necktie.'
     said = 'A tie in ten time steps, a step.'
     assert literate.link_terms(said, terms, seen) == 'A tie in ten time steps, a {term}`step <step>`.'
+
+def test_a_term_in_another_sense():
+    "Is no link on a page that says so."
+    nb = notebook()
+    nb.cells = [new_markdown_cell(f'# A\n{s}') for s in ('<!-- other sense: step, mass -->', 'A step, a mass, a tie.')]
+    made = literate.convert(nb, {}, 'shok_nb', terms=dict(step='D', mass='M', tie='T'))['cells']
+    assert made[1]['source'] == '# A\nA step, a mass, a {term}`tie <tie>`.'
+
+def test_no_link_within_a_link():
+    "A name in its text is text; one beside it leads to its entry."
+    both,one = '[`f` or `g`](x.md) and ','`f`'
+    assert literate.prose(both+one, dict(f='m.f', g='m.g')) == both+'{py:obj}`f <m.f>`'
+
+def test_an_error_in_a_line_has_one_colour():
+    "That of its kind, whatever the message says."
+    from raised import Raised
+    for said in ('f: no range; use gain=(low, high)', 'see\nhttps://x.org/a: b'):
+        found = [*Raised().get_tokens(f'TypeError: {said}')]
+        assert [v for kind,v in found if kind in Name.Exception] == ['TypeError']
+        assert ''.join(v for _,v in found) == f'TypeError: {said}\n'
 
 def test_sentences_that_set_a_player():
     assert literate.prose('<span title="alpha=20">`alpha` at 20</span>', {}) == \

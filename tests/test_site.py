@@ -435,6 +435,36 @@ def test_a_long_table_is_sorted(browser, site):
     assert not every(browser, 'button.sort')
     assert not errors(browser)
 
+@needs_browser
+def test_many_columns_fit_a_page(browser, site):
+    "The widest tables of the model zoo, with what sorts them, beside the menu of a laptop."
+    with screen(browser, site/'zoo.html'):
+        wide = browser.execute_script("""return [...document.querySelectorAll('article table.docutils')].map(
+            e => e.scrollWidth - e.parentElement.clientWidth)""")
+        assert len(wide) > 5 and max(wide) <= 0
+
+@needs_browser
+def test_a_fold_below_a_source_is_small(browser, site):
+    "BibTeX stands in smaller letters than what it cites."
+    with screen(browser, site/'references.html'):
+        size = 'parseFloat(getComputedStyle(e).fontSize)'
+        fold,text = (find(browser, f'article .cell_output > {e}') for e in ('details > summary', 'p'))
+        assert ask(fold, size) < .9*ask(text, size)
+
+COVERS = """const box = e => e.getBoundingClientRect(), range = document.createRange(), covers = (b, r) =>
+        r.width && r.right > b.left+1 && r.left < b.right-1 && r.bottom > b.top+1 && r.top < b.bottom-1,
+        buttons = [...document.querySelectorAll('article .copybtn')].filter(b => b.checkVisibility());
+    const found = buttons.filter(b => { const pre = b.parentElement.querySelector('pre'); pre.scrollLeft = 1e4;
+        range.selectNodeContents(pre); return [...range.getClientRects()].some(r => covers(box(b), r)) });
+    return [buttons.length, found.map(b => b.parentElement.textContent.slice(0, 90))]"""
+
+@needs_browser
+def test_the_copy_button_leaves_code_to_read(browser, site):
+    "On a phone, where it is always seen: at the end of a line that is scrolled there it covers nothing."
+    with phone(browser, site/'lab.html'):
+        buttons,covered = browser.execute_script(COVERS)
+        assert buttons > 10 and not covered
+
 VISIBLE = 'const r = arguments[0].getBoundingClientRect(); return r.right > 0 && r.left < innerWidth && r.width > 0'
 
 @needs_browser

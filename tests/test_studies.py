@@ -255,9 +255,12 @@ def test_advice_is_within_the_interval_of_the_best():
     assert a.take['estimator'] == 'soft_round'
     assert '| a search: 0.89 (as good) |' in scores.advice_table(records[:3]+[a.baseline])
     assert scores.unneeded(records[:3]) == ['cubic_round']
+    assert '| [`soft_round`](../estimators/20_soft.ipynb) |' in scores.advice_table([a.take])
+    assert '| `mine` |' in scores.advice_table([made('a', 'mine', .9)])
 
 def test_matrix_in_words_and_in_colour():
     import matplotlib.pyplot as plt
+    from matplotlib.colors import to_rgb
     records = read_results()
     there = {r['estimator'] for r in records if 'score' in r} - {''}
     table = scores.results_table()
@@ -265,6 +268,13 @@ def test_matrix_in_words_and_in_colour():
     ax = scores.heat_map()
     assert [t.get_text() for t in ax.get_yticklabels()] == [l.split('`')[1] for l in table.splitlines()[2:]]
     assert len(ax.get_xticklabels()) == len({r['study'] for r in records})
+    image, = ax.get_images()
+    def light(rgb): return sum(k*(c/12.92 if c <= .04045 else ((c+.055)/1.055)**2.4) for k,c in
+        zip((.2126, .7152, .0722), rgb))
+    for t in ax.texts:                                    # each stands out from its cell, as WCAG's AA asks
+        x,y = map(round, t.get_position())
+        dark,bright = sorted((light(image.to_rgba(image.get_array())[y, x]), light(to_rgb(t.get_color()))))
+        assert (bright+.05)/(dark+.05) > 4.5, t.get_text()
     plt.close('all')
 
 def test_the_front_page_says_what_the_results_say():

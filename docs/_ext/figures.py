@@ -1,7 +1,8 @@
 """Runs in the kernel of each page: a matplotlib figure becomes inline SVG that follows the page from light to dark, and
 links of a Markdown output lead to pages. Where a cell must fail, one line says with what.
 
-Black takes the colour of the text and white that of the page; photos and all other colours stay as they are."""
+Black takes the colour of the text, a dark grey that of a quiet one, white that of the page. Photos and all other
+colours stay as they are."""
 import hashlib
 import html
 import io
@@ -15,6 +16,7 @@ COLOURS = {
     '#ffffff': 'var(--color-background-primary, #fff)',
     '#cccccc': 'var(--color-background-border, #ccc)',
 }
+GREY = r'#([2-5].)\1{2}(?=[;"])'      # a dark one: on a dark page nothing would be seen of it
 LIMIT = 400_000
 _large = weakref.WeakSet()     # figures whose SVG is longer
 
@@ -62,6 +64,7 @@ def svg(fig):
     if len(s) > LIMIT: return _large.add(fig)
     s = re.sub(r'<metadata>.*?</metadata>', '', s[s.index('<svg'):], flags=re.S)
     for old,new in COLOURS.items(): s = s.replace(old, new)
+    s = re.sub(GREY, r'var(--color-foreground-secondary, \g<0>)', s)
     s = re.sub(r'(<style[^>]*>)\s*\*\s*{', r'\1.figure *{', s)          # in a page, `*` would be all that is on it
     uid = hashlib.sha1(s.encode()).hexdigest()[:8]                     # ids must not meet those of another figure
     s = re.sub(r'(\bid="|href="#|url\(#)', rf'\g<1>f{uid}-', s)

@@ -32,6 +32,7 @@ HIDDEN = {'hide', 'default_exp'}
 LONG = 20      # lines; a longer cell is folded
 WIDE = 88      # characters of a line of imports
 FOLDS_NEED = 'Imports of the folded code'
+SOURCE = 'Show the source'
 _directive = re.compile(r'\s*#\|\s*([\w-]+)\s*:?\s*(.*?)\s*$')
 
 def directives(src):
@@ -138,6 +139,10 @@ def words(text):
     "What readers search for where a page says it otherwise, as its comments `<!-- search: this, that -->` have it."
     return [w.strip() for said in re.findall(r'<!-- search: (.*?) -->', text) for w in said.split(',')]
 
+def other_senses(text):
+    "Terms that a page uses in another sense than the glossary, as `<!-- other sense: step -->` has it: no links."
+    return {w.strip() for said in re.findall(r'<!-- other sense: (.*?) -->', text) for w in said.split(',')}
+
 def plain(text):
     "Markdown as one line of text: no links, no ticks."
     return ' '.join(re.sub(r'\[([^\]]*)\]\([^)]*\)|[`*]', lambda m: m[1] or '', text).split())
@@ -167,6 +172,8 @@ def folder_page(title, openings, syms, titles=None, guidance=''):
 # <span title="alpha=20">20</span> sets, as do several with &; "now=alpha", "now=largest_slope" follow. In Jupyter they
 # are text.
 SETS = r'<span title="([\w.-]+=[^"]*)">(.*?)</span>'
+
+NAMED = r'\[[^\]]*\]\(|(?<![`}])`([\w.]+)`(?!`)'         # a name, and the links that it may be part of
 
 def set_player(m):
     "A button that sets the player before it, or the next one; of `now=alpha`, a number that follows that player."
@@ -219,14 +226,14 @@ def link_terms(text, terms, seen):
     return re.sub(rf'(?ms){_APART}|(?<![\w-])({either})(?:s|es)?(?![\w-])', link, text, flags=re.I)
 
 def prose(text, syms):
-    """Markdown for MyST: `name` links to the API entry of that name, ours or torch's, and `$$` lines stand apart from
-    their paragraph."""
+    """Markdown for MyST: `name` links to the API entry of that name, ours or torch's, where it is not part of another
+    link; `$$` lines stand apart from their paragraph."""
     def link(m): return f'{{py:obj}}`{m[1]} <{syms[m[1]]}>`' if m[1] in syms else m[0]
     text = re.sub(SETS, set_player, text, flags=re.S)
     out,fence = [],False
     for l in re.sub(r'^\$\$[^$]+\$\$$', r'\n\g<0>\n', text, flags=re.M).split('\n'):
         if l.lstrip().startswith('```'): fence = not fence
-        elif not fence and not l.startswith(('    ', '#')): l = re.sub(r'(?<![`}])`([\w.]+)`(?!`|\]\()', link, l)
+        elif not fence and not l.startswith(('    ', '#')): l = re.sub(NAMED, link, l)
         out.append(l)
     return '\n'.join(out)
 
@@ -248,7 +255,7 @@ def _label(d, code, public, kinds=frozenset()):
         if 'fig-alt' in d or kinds & {'image/png', 'text/html'}: return 'Show the code of this picture'
         if 'text/markdown' in kinds: return 'Show the code of this table'
         if any(map(is_check, ast.parse(code).body)): return 'Check'
-    return 'Show the source'
+    return SOURCE
 
 def _fold(c, label):
     "The cell, folded under a label."
@@ -315,6 +322,7 @@ def _pages_cells(nb, syms, pkg, base, terms):
     for c in nb['cells']:
         src = ''.join(c['source'])
         if c['cell_type'] == 'markdown':
+            seen |= other_senses(src)
             src = as_glossary(src) if TERM.search(src) and '# Glossary' in src else link_terms(src, terms, seen)
             out.append(c | dict(source=outside(relink(prose(src, syms), to_page), base)))
         elif c['cell_type'] == 'code':
@@ -329,7 +337,7 @@ def convert(nb, syms, pkg, base='', terms=()):
         again = nb | dict(cells=[_opened(c, ids) for c in nb['cells']])
         cells = _pages_cells(again, syms, pkg, base, terms)
     cells = near_imports(late_imports(part_imports(cells)), pkg)
-    return nb | dict(cells=joined_checks(use_first(imports_again(cells, pkg))))
+    return nb | dict(cells=joined_folds(use_first(imports_again(cells, pkg))))
 
 @functools.cache
 def names(code):
@@ -548,12 +556,17 @@ def use_first(cells):
         out += stay + [c if is_entry(c) else _again(c) for c in moves]
     return out
 
-def joined_checks(cells):
-    "Checks that follow each other are one fold."
+def _joins(c):
+    "What stands on a fold that has no name of its own, and so may be one with its like."
+    label = c['metadata'].get('mystnb', {}).get('code_prompt_show')
+    return label if label == 'Check' or label == SOURCE and not c['outputs'] else None
+
+def joined_folds(cells):
+    "Checks that follow each other are one fold, and so are sources without a name."
     out = []
     for c in cells:
         last = out[-1] if out else None
-        if last and _is_checked(c) and _is_checked(last) and c['metadata']['tags'] == last['metadata']['tags']:
+        if last and _joins(c) and _joins(c) == _joins(last) and c['metadata']['tags'] == last['metadata']['tags']:
             source,outputs = f"{last['source']}\n\n{c['source']}",[*last['outputs'], *c['outputs']]
             out[-1] = last | dict(source=source, outputs=outputs)
         else: out.append(c)

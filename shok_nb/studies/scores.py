@@ -9,7 +9,7 @@ __all__ = ['heat_map', 'Advice', 'advice', 'advice_table', 'unneeded', 'results_
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
-from ..catalog import catalog
+from ..catalog import address_of, catalog
 from ..engine.arguments import what_came
 from ..show.plots import figure
 from .harness import Study, best_records, markdown_table, read_results
@@ -69,8 +69,8 @@ def _title(study):
 
 def _write_cell(ax, x, y, record, tied):
     "The score, and half the width of its interval."
-    # no black nor white, which the site turns round in the dark
-    colour = '#fefefe' if record['score'] < .6 else '#010101'
+    # no black nor white, which the site turns round in the dark; at .47 both stand out alike
+    colour = '#fefefe' if record['score'] < .47 else '#010101'
     text = dict(ha='center', va='center', color=colour)
     dot = '•' if tied else ''
     weight = 'bold' if tied else 'normal'
@@ -179,7 +179,9 @@ def _taken(r):
     ways = {'as it is': f' with {knob}' if knob else '',
         'hard': f' with {knob} and `hard=True`', 'annealed': f', annealed to {knob}',
         'annealed, hard': f' with `hard=True`, annealed to {knob}'}
-    return f"`{r['estimator']}`{ways.get(r['way'], ', '+r['way'])}"
+    name = f"`{r['estimator']}`"
+    at = next((address_of(k) for k in catalog if k.name == r['estimator']), None)
+    return f"{f'[{name}]({at})' if at else name}{ways.get(r['way'], ', '+r['way'])}"
 
 def _ahead(a):
     "The method without an estimator that an advice names, if any."
