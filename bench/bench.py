@@ -29,7 +29,7 @@ from torch.autograd import Function
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]                    # the peers have a Python without shok_nb
 import layers  # noqa: E402 (found by the line above)
-from rivals import ON_GRIDS, Candidate, fourier_loop, peers, rivals, why  # noqa: E402 (found by the line above)
+from rivals import ON_GRIDS, Candidate, Learns, fourier_loop, peers, rivals, why  # noqa: E402 (found by the line above)
 import shok_nb as R  # noqa: E402 (found by the line above)
 from shok_nb.catalog import catalog  # noqa: E402 (found by the line above)
 from shok_nb.engine.core import estimator  # noqa: E402 (found by the line above)
@@ -57,6 +57,7 @@ def ours():
     more = {
         'stochastic_round(seed=s)': functools.partial(R.stochastic_round, seed=torch.tensor(1)),
         'fourier_round(terms=10)': functools.partial(R.fourier_round, terms=10),
+        'soft_round(alpha learns)': Learns(R.soft_round, 5.),
         'scale_grad': functools.partial(R.scale_grad, factor=.5),
         'normalize_grad': R.normalize_grad,
         'fake_quantize': functools.partial(R.fake_quantize, scale=.1),
@@ -210,7 +211,8 @@ def inputs(clock, n, dtype):
 def both(f, leaf, g):
     "Forward and, if there is a gradient, backward; what it returns is still held."
     y = f(leaf)
-    return y,torch.autograd.grad(y, leaf, g) if y.requires_grad else None
+    leaves = [leaf, f.learns] if isinstance(f, Learns) else [leaf]
+    return y,torch.autograd.grad(y, leaves, g)[:1] if y.requires_grad else None
 
 def enough(f, clock):
     "How many calls make a sample; the first ones are slow."
@@ -578,9 +580,11 @@ NOISE,RIGHT,HAND = 1.05,1.3,1.1     # medians differ by a twentieth from run to 
 # More arithmetic than the line beside it, for numbers that the line gets wrong.
 WHY = {
     'ratio_round': 'a slope at 0, at infinity and where `round(x)` is 0',
+    'sign_ste': 'nan for nan',
     'clipped_sign': '1 for 0, and the sign of -0',
     'soft_round': '`alpha` from 0 to infinity, infinite values, and relative accuracy near integers',
     'logistic_round': '`beta` from 0 to infinity, infinite values, and relative accuracy near integers',
+    'soft_round(alpha learns)': 'a gradient for `alpha` that does not cancel where `alpha` is large',
     'soft_round_inverse': 'the same digits for every `alpha`, infinite values',
     'soft_round_conditional_mean': 'the same digits for every `alpha`, infinite values',
     'sigmoid_round': 'the line overflows in two fifths of its cell',
@@ -593,6 +597,8 @@ WHY = {
     'round_ste(step=.1)': 'values that the division overflows, or that a division and a product move',
     'decimal_ste': "decimals exactly rounded, which torch's own are not",
     'diff_round': 'infinity, and decimals exactly rounded',
+    'uniform_noise': 'noise whose mean is 0 in bfloat16, where that of the line is -.002',
+    'torch.round': 'a gradient that is not 0',
     'stochastic_round': 'large values, whose sum with a number below 1 is rounded before the floor, and -0',
     'normalize_grad': 'gradients of nan, infinity and below the smallest normal number',
     'fake_quantize': "a choice of gradient, learned ends, blocks; torch's is one operation",
@@ -627,7 +633,7 @@ def behind(data):
 
 def _lost(n, code, ratios):
     worst,place = max(ratios)
-    why = '' if n['by'] == 'Function' else WHY.get(n['group'], '')
+    why = '' if n['by'] == 'Function' else WHY.get(n['name']) or WHY.get(n['group'], '')
     goal = 'kept' if why and worst <= RIGHT else 'missed'
     return [f"`{n['group']}`", label(n), code, len(ratios), short(worst), place, why, goal]
 
