@@ -127,11 +127,18 @@ def test_one_kind_of_thing_comes_back():
             assert error.abs().amax() <= X.abs().amax()/4 and (zero_point or not code.any())
 
 # --- what is changed
+def test_a_model_comes_before_its_file():
+    writers = {n: [*s.parameters] for n,s in FUNCTIONS.items() if n.startswith(('to_', 'save_'))}
+    assert len(writers) == 5
+    for n,names in (writers | dict(same_grid=[*FUNCTIONS['same_grid'].parameters])).items():
+        place = next(k for k in names if k in ('file', 'folder'))
+        assert names[0] == 'model' and names.index(place) == 1 + ('example' in names), n
+
 def test_an_underscore_changes_its_argument():
     "Over a network it reports, in `nn` it returns what it changed."
     changing = {n: s.return_annotation for n,s in FUNCTIONS.items() if n.endswith('_')}
     for n,r in changing.items(): assert r is (nn.Module if n.startswith('nn.') else LayerReport), n
     takes = {n for n,s in FUNCTIONS.items() if next(iter(s.parameters.values())).annotation is nn.Module}
     asks = {'parameter_groups', 'to_c', 'to_onnx', 'to_qonnx', 'coded_sizes', 'weight_entropy',     # these only look
-        'accumulator_bits'}
+        'accumulator_bits', 'save_compressed'}
     assert takes == {*changing} | asks
