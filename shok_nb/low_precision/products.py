@@ -688,6 +688,9 @@ class _Rounded(nn.Module):
         x,w = x.to(dtype),w.to(dtype)
         with torch.autocast(x.device.type, enabled=False):
             return f(x, w, *self.drawn_by(x.device), self.recipe, *more)
+    def extra_repr(self):
+        layer:Any = super()
+        return ', '.join([*filter(None, [layer.extra_repr()]), f'recipe={self.recipe.name}'])
     def get_extra_state(self): return repr(self.recipe)
     def set_extra_state(self, state):
         if state == repr(self.recipe): return
@@ -704,7 +707,6 @@ class RoundedLinear(_Rounded, nn.Linear):
         y = self.product(_multiply, rows, self.weight)
         y = y.view(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
-    def extra_repr(self): return f'{super().extra_repr()}, recipe={self.recipe.name}'
 
 class _RoundedConvolution(_Rounded):
     stride:Any
@@ -738,7 +740,6 @@ class _RoundedConvolution(_Rounded):
         wide,padding = self.padded(batch)
         y = self.convolve(wide, False, [0]*len(padding), padding)
         return y if batch is x else y[0]
-    def extra_repr(self): return f'{super().extra_repr()}, recipe={self.recipe.name}'
 
 class RoundedConv1d(_RoundedConvolution, nn.Conv1d):
     "An `nn.Conv1d` in low precision."
@@ -778,7 +779,6 @@ class RoundedBatchedProduct(_Rounded, BatchedProduct):
         batch = torch.broadcast_shapes(x.shape[:-2], w.shape[:-2])
         x,w = (t.expand(*batch, *t.shape[-2:]) for t in (x, w))
         return self.product(_multiply, x, w.mT)
-    def extra_repr(self): return f'recipe={self.recipe.name}'
 
 _CONVOLUTIONS = {nn.Conv1d: RoundedConv1d, nn.Conv2d: RoundedConv2d, nn.Conv3d: RoundedConv3d,
     nn.ConvTranspose1d: RoundedConvTranspose1d, nn.ConvTranspose2d: RoundedConvTranspose2d,
