@@ -29,7 +29,8 @@ from ..engine.staircases import staircase
 # %% ../../nbs/estimators/13_surrogates.ipynb #9ad5c39f
 def _apart(a, q):
     "`alpha` as a tensor, as far from 0 and 1 as keeps its gradient and the tanh in digits."
-    return as_scalar(a, q).clamp(1e-30, 1-torch.finfo(q.dtype).eps/2)
+    # one end at a time: what torch does for both at once is not replayed
+    return as_scalar(a, q).clamp(min=1e-30).clamp(max=1-torch.finfo(q.dtype).eps/2)
 
 def _sharp(a):
     "ln(2/a - 1), with a derivative free of 1/a²."
