@@ -3050,6 +3050,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                              'shok_nb/post_training/channels.py'),
                                                 'shok_nb.post_training.channels._Used.unseen': ( 'post_training/channels.html#_used.unseen',
                                                                                                  'shok_nb/post_training/channels.py'),
+                                                'shok_nb.post_training.channels._both_of': ( 'post_training/channels.html#_both_of',
+                                                                                             'shok_nb/post_training/channels.py'),
                                                 'shok_nb.post_training.channels._chains': ( 'post_training/channels.html#_chains',
                                                                                             'shok_nb/post_training/channels.py'),
                                                 'shok_nb.post_training.channels._check_finite': ( 'post_training/channels.html#_check_finite',

@@ -3,6 +3,7 @@ it; and a call that must fail as a call, with the error that it raises.
 
 The notebooks hold the three together, as one writes them. `parts` takes them apart by their statements."""
 import ast
+import copy
 import functools
 import re
 from dataclasses import dataclass
@@ -27,9 +28,18 @@ def is_check(node):
     call = getattr(node, 'value', None)
     return isinstance(node, ast.Assert) or isinstance(call, ast.Call) and getattr(call.func, 'id', '')[:5] == 'test_'
 
+class _Generators(ast.NodeTransformer):
+    "Comprehensions as generators: from Python 3.13 on only these have variables of their own in a table of symbols."
+    def generic_visit(self, node):
+        node = super().generic_visit(node)
+        if isinstance(node, (ast.ListComp, ast.SetComp)): return ast.GeneratorExp(node.elt, node.generators)
+        if not isinstance(node, ast.DictComp): return node
+        return ast.GeneratorExp(ast.Tuple([node.key, node.value], ast.Load()), node.generators)
+
 def symbols(node):
     "The names that a statement reads and those that it binds. Variables of a comprehension or a function are its own."
-    scopes = [top := symtable(ast.unparse(node), 'cell', 'exec')]
+    source = ast.unparse(_Generators().visit(copy.deepcopy(node)))
+    scopes = [top := symtable(source, 'cell', 'exec')]
     for s in scopes: scopes += s.get_children()
     def is_outer(v): return not (v.is_local() or v.is_free())      # is_global() is wrong in a function named top
     reads = {v.get_name() for s in scopes for v in s.get_symbols() if v.is_referenced() and (s is top or is_outer(v))}

@@ -48,7 +48,7 @@ def narrow_accumulators_(
     # What is rounded: each product, and then every partial sum overflows; or the sum, once
     after:After='product'
 )->LayerReport:      # What each layer loses, and whether it can overflow
-    """Sums in a narrow register, with the exact sum's gradient. Raises ValueError if none can be.
+    """Sums in a narrow register, with the exact sum's gradient. Raises ValueError if none is.
 
     Parameters:
         model (nn.Module): Quantized with `scale='po2'`, or after `deploy_`; or a layer of it

@@ -428,6 +428,16 @@ def _codes(code):
         if inspect.iscode(c): yield from _codes(c)
 
 # %% ../../nbs/post_training/40_channels.ipynb #5d0bc005
+def _both_of(instruction, place, names):
+    "Its place. From Python 3.13 on one may load two names, and has the place of the first."
+    yield place
+    if not isinstance(instruction.argval, tuple): return
+    line,_,_,end = place
+    second = [n for n in names if n.id == instruction.argval[-1] and n.lineno == line
+        and n.col_offset >= end]
+    for n in sorted(second, key=lambda n: n.col_offset)[:1]:
+        yield n.lineno,n.end_lineno,n.col_offset,n.end_col_offset
+
 class _Code:
     "The model's own code, and which places of it ran."
     def __init__(self, model):
@@ -455,14 +465,15 @@ class _Code:
 
     def did_run(self, f, node):
         "Is one of the instructions of this piece of the source among those that ran?"
-        if f not in self.places: self.places[f] = [*self.places_of(f.__code__)]
+        if f not in self.places: self.places[f] = [*self.places_of(f.__code__, self.source(f))]
         if sys.version_info < (3, 11):              # lines are all that is known
             return any(node.lineno <= line <= node.end_lineno for line in self.places[f])
         start,end = (node.lineno, node.col_offset),(node.end_lineno, node.end_col_offset)
         return any(start <= (p[0], p[2]) and (p[1], p[3]) <= end for p in self.places[f])
 
-    def places_of(self, code):
+    def places_of(self, code, tree):
         "Where in the source the instructions are that ran."
+        names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
         for c in _codes(code):
             line = c.co_firstlineno
             for i in dis.get_instructions(c):
@@ -470,7 +481,7 @@ class _Code:
                 line = i.starts_line or line
                 if i.offset not in self.ran.get(c, ()): continue
                 if place is None: yield line
-                elif None not in place: yield place
+                elif None not in place: yield from _both_of(i, place, names)
 
     def source(self, f):
         "The source of a function as a tree, or None where there is none."
