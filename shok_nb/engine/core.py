@@ -442,7 +442,7 @@ class estimator:
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.
         known = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
         self.single,self.kernels = single or known,{}
-        self.knob_slopes = ()                       # of the first knobs: `f(v, slope, *knobs)`
+        self.knob_slopes:tuple = ()                 # of the first knobs: `f(v, slope, *knobs)`
         introduce(self, name, self.names, self.defaults, step=1., offset=0.)
 
     def __repr__(self): return f'{self.name}{self.__signature__}'
