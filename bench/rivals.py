@@ -23,12 +23,8 @@ class Candidate:
 
 # --- formulas, as they are passed around
 def tanh_staircase(x, a=5.):
-    m = x.floor()+.5
-    return m + torch.tanh(a*(x-m))/(2*math.tanh(a/2))
-
-def learned_staircase(x, a):
-    m = x.floor()+.5
-    return m + torch.tanh(a*(x-m))/(2*torch.tanh(a/2))
+    m,half = x.floor()+.5,torch.tanh(a/2) if isinstance(a, torch.Tensor) else math.tanh(a/2)
+    return m + torch.tanh(a*(x-m))/(2*half)
 
 class Learns:
     "A function with a knob that learns as well."
@@ -110,7 +106,7 @@ def rivals():
         ('clamp(x, -1, 1), sign in detach', clipped, 'clipped_sign', 'formula'),
         ('TFC soft_round', tfc_soft_round, 'soft_round', 'port'),
         ('m + tanh(α(x-m))/(2tanh(α/2))', tanh_staircase, 'soft_round', 'formula'),
-        ('tanh staircase, alpha learns', Learns(learned_staircase, 5.), 'soft_round(alpha learns)', 'formula'),
+        ('tanh staircase, alpha learns', Learns(tanh_staircase, 5.), 'soft_round(alpha learns)', 'formula'),
         ('TFC soft_round_inverse', tfc_inverse, 'soft_round_inverse', 'port'),
         ('TFC soft_round_conditional_mean', tfc_conditional_mean, 'soft_round_conditional_mean', 'port'),
         ('A(σ(B(x-m))-D)', scaled_sigmoid, 'logistic_round', 'formula'),

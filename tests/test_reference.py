@@ -207,3 +207,17 @@ def test_classes_of_shok_under_transforms(ours, theirs):
         assert torch.equal(y, theirs.apply(x)) and torch.equal(torch.autograd.grad((y**2).sum(), leaf)[0], want)
     if ours is ScaleGrad: return                # refused there by name
     assert torch.equal(torch.compile(slope_of(ours), backend='eager', fullgraph=True)(x), want)
+
+@pytest.mark.parametrize('f', (R.soft_round, partial(R.soft_round, hard=True), R.logistic_round), ids=('soft', 'hard',
+    'logistic'))
+def test_a_large_alpha_learns_in_float32(f, monkeypatch):
+    """Its gradient at each point of a cell is that of float64 to 1e-6 of the largest, 8 units in the last place; and
+    backward runs no autograd of its own."""
+    x,grad = torch.linspace(-.49, .49, 99, dtype=torch.float64),torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, 'grad', None)
+    for a in (7., 20., 70.):
+        def teaches(dtype):
+            k = torch.full((99,), a, dtype=dtype, requires_grad=True)
+            return grad(f(x.to(dtype), k).sum(), k)[0].double()
+        want = teaches(torch.float64)
+        assert (teaches(torch.float32)-want).abs().max() < 1e-6*want.abs().max()

@@ -94,9 +94,10 @@ def _learns(curve, rise, unit=1):
     "Give it the derivative by its knob, alpha times `unit`, from the slope in q."
     def by_knob(v, slope, k):
         e = nan_to_zero(torch.round(v) - v)                 # at infinity
+        height = rise(e.abs(), k)
         def closed(q, a):
             end:Any = torch.sinh(a.clamp(max=_large(q.dtype)))
-            return (q-.5)*(slope/a) + (.5-rise(q, k))/end
+            return (q-.5)*(slope/a) + (.5-height)/end
         by_alpha = _three(_series_by_alpha, closed, closed, unit)(e.abs(), k)
         return e.sign()*by_alpha*(-1/unit)
     curve.soft.knob_slopes = curve.hard.knob_slopes = by_knob,

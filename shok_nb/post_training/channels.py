@@ -433,10 +433,9 @@ def _both_of(instruction, place, names):
     yield place
     if not isinstance(instruction.argval, tuple): return
     line,_,_,end = place
-    second = [n for n in names if n.id == instruction.argval[-1] and n.lineno == line
-        and n.col_offset >= end]
-    for n in sorted(second, key=lambda n: n.col_offset)[:1]:
-        yield n.lineno,n.end_lineno,n.col_offset,n.end_col_offset
+    later = [(n.col_offset, n.end_col_offset) for n in names
+        if n.id == instruction.argval[-1] and n.lineno == line and n.col_offset >= end]
+    if later: yield line,line,*min(later)
 
 class _Code:
     "The model's own code, and which places of it ran."
