@@ -56,7 +56,7 @@ class Cells(NamedTuple):
 class Grid:
     "Stands in the place of `step`. What its `repr` says is all there is to know of it."
     block:Any = None                            # how many neighbours it looks at together
-    along:int = -1                              # and in which dim of what it is given
+    along:tuple = (-1,)                         # and in which dims of what it is given
     gradient:GradientRule = 'ste'               # beyond the range, as in `fake_quantize`
     fixed:bool = True                           # or is there a tensor in it?
     def cells(self, x, own=0.)->Cells:
@@ -80,7 +80,7 @@ def step_at(step, x, own:Any=0.):
 def cut_as(step, key):
     "`key`, or None if the grid is more than its `repr`; and which dims are not cut."
     if not isinstance(step, Grid): return key,()
-    return key if step.fixed else None,() if step.block is None else (step.along,)
+    return key if step.fixed else None,() if step.block is None else step.along
 
 def judged_by(f, grid, cells, *knobs):
     "What must be in the range for a gradient to come back: the value, or its argument."

@@ -42,11 +42,11 @@ class BestGrid(Grid):
     scaled:tuple                  # which of them need a scale of the tensor
     error:str
     block:Any
-    along:int = -1
+    along:tuple = (-1,)
     gradient:GradientRule
     def owns(self, own):
         "The scale of the tensor that each grid needs."
-        return [own.select(self.along, i).view(()) if s else 0.
+        return [own.select(self.along[-1], i).view(()) if s else 0.
             for i,s in enumerate(self.scaled)]
 
     def erring(self, x):
@@ -100,13 +100,13 @@ def _seen(f, x, i):
     told = 'must round in blocks, as mx_quantize, nvfp4_quantize or int_quantize do'
     raise TypeError(f'best_quantize: grids[{i}] {told}')
 
-def _packed(owns, v, along):
+def _packed(owns, v, dim):
     "The scales of tensors in one, as long as a block: so it broadcasts with the values."
     if all(o is None for o in owns): return {}
     one = torch.ones((), dtype=next(o for o in owns if o is not None).dtype, device=v.device)
-    rest = [one]*(v.shape[along]-len(owns))
+    rest = [one]*(v.shape[dim]-len(owns))
     packed = torch.stack([*(one if o is None else o for o in owns), *rest])
-    return dict(offset=packed.view(-1, *[1]*(-along-1)))
+    return dict(offset=packed.view(-1, *[1]*(-dim-1)))
 
 # %% ../../nbs/grids/25_best.ipynb #25f00013
 _BlockError = Literal['squares', 'sizes', 'largest']
@@ -157,11 +157,11 @@ def best_quantize(
         raise ValueError(f'{fn}: grids must have the same blocks, got those of shape '
             f'{tuple(vs[0].shape)} and, of grids[{i}], {tuple(v.shape)}')
     along = steps[0].along
-    if len(grids) > vs[0].shape[along]:
+    if len(grids) > vs[0].shape[along[-1]]:
         raise ValueError(f'{fn}: grids must be at most as many as a block has values, '
-            f'{vs[0].shape[along]}, got {len(grids)}')
+            f'{vs[0].shape[along[-1]]}, got {len(grids)}')
     grid = BestGrid(grids=steps, scaled=tuple(o is not None for o in owns), error=error,
         block=steps[0].block, along=along, gradient=_gradient_of(steps))
     def on_best(v, *, step, offset=None, **knobs):
-        return rounding(v, step=grid, **_packed(owns, v, along), **knobs)
+        return rounding(v, step=grid, **_packed(owns, v, along[-1]), **knobs)
     return grids[0](x, rounding=on_best, **knobs)

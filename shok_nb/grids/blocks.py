@@ -61,10 +61,11 @@ def _halved(size):
 
 _with_less = either(_halved, lambda size: size)
 
-def largest_of(x, along=-1):
-    "The largest magnitude of each block."
-    size = _with_less(x.abs()) if along == -1 else x.abs()
-    return size.amax(along, keepdim=True)
+def largest_of(x, along=(-1,)):
+    "The largest magnitude of each block; over two dims at once torch is slow."
+    size = _with_less(x.abs()) if along == (-1,) else x.abs()
+    for dim in along: size = size.amax(dim, keepdim=True)
+    return size
 
 def _with_bad(scale, size):
     "`scale`, nan where `size` is not finite."
@@ -85,7 +86,7 @@ class MXGrid(Grid):
     element:FloatGrid
     format:FloatFormat
     block:Any
-    along:int = -1
+    along:tuple = (-1,)
     scale:str
     gradient:GradientRule
     def shared(self, x):
@@ -120,7 +121,7 @@ class NVFP4Grid(Grid):
     whole:bool
     block:Any
     gradient:GradientRule
-    along:int = -1
+    along:tuple = (-1,)
     scale:str = 'nearest'
     top:float = 6.
     def shared(self, x, own):
@@ -154,8 +155,8 @@ class NVFP4Grid(Grid):
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00012
 def _in_blocks(x, block, dim, pad, fn):
-    """`x` with blocks in a dim of their own, a function that undoes it, and the place of that
-    dim counted from the last: nothing is moved in memory."""
+    """`x` with blocks in a dim of their own, a function that undoes it, and that dim counted
+    from the last: nothing is moved in memory."""
     check_count(block, fn, 'block', 1)
     check_flag(pad, fn, 'pad')
     if x.ndim == 0: raise ValueError(f'{fn}: x must have a dim to cut, got 0-d x')
@@ -170,19 +171,16 @@ def _in_blocks(x, block, dim, pad, fn):
     def back(y):
         y = y.flatten(along-1, along)
         return y.narrow(along, 0, n) if short else y
-    return v.unflatten(along, (-1, block)),back,along
+    return v.unflatten(along, (-1, block)),back,(along,)
 
 def _in_squares(x, fn):
-    "The same with squares of 16 × 16 of the last two dims."
+    "The same with squares of 16 × 16, which have two dims."
     if x.ndim < 2 or any(n % 16 for n in x.shape[-2:]):
         told = 'square=True wants two last dims that 16 divides'
         raise ValueError(f'{fn}: {told}, got shape {tuple(x.shape)}; pad it')
     rows,columns = (n//16 for n in x.shape[-2:])
-    v = x.unflatten(-1, (columns, 16)).unflatten(-3, (rows, 16)).transpose(-2, -3)
-    def back(y):
-        tiles = y.unflatten(-1, (16, 16)).transpose(-2, -3)
-        return tiles.flatten(-2).flatten(-3, -2)
-    return v.flatten(-2),back,-1
+    v = x.unflatten(-1, (columns, 16)).unflatten(-3, (rows, 16))
+    return v,lambda y: y.flatten(-4, -3).flatten(-2),(-3, -1)
 
 def _one_number(scale, x, fn):
     "The scale of a whole tensor, beside it."
@@ -324,7 +322,7 @@ class _Integers(Grid):
     "Blocks of integers whose scale is the largest magnitude over the largest code."
     bits:int
     block:Any
-    along:int = -1
+    along:tuple = (-1,)
     scales:FloatGrid|None
     def scale(self, x):
         "Of each block, as it is stored; never 0, and nan where the block is not finite."
@@ -440,7 +438,7 @@ def _peak(x):
     "The value of the largest magnitude of each block, with its sign."
     return x.gather(-1, x.abs().argmax(-1, keepdim=True))
 
-def sum_squares(x, along=-1): return x.square().sum(along, keepdim=True)
+def sum_squares(x, along=(-1,)): return x.square().sum(along, keepdim=True)
 
 def _better(new, error, old, least):
     "Of two choices for each block the one that errs less; the old one where they are equal."
