@@ -6,6 +6,7 @@ import pytest
 import torch
 from estimators import equal, generator
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 import shok_nb as R
 from shok_nb.engine.random import fold_in, uniform_like
@@ -452,6 +453,37 @@ def test_scales_that_are_floats(block):
             s = t.abs().max()/448
             want[i:i+rows, j:j+columns] = R.float_round(t/s, 'e4m3')*s
     assert torch.equal(y, want)
+
+class Products(TorchDispatchMode):
+    "Keeps what torch multiplies."
+    def __init__(self):
+        super().__init__()
+        self.operands = []
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op is torch.ops.aten.mm.default: self.operands += args           # a turn is a bmm
+        return op(*args, **kwargs or {})
+
+@pytest.mark.parametrize('recipe', sorted({*R.RECIPES} - {'fp8_block', 'tetrajet_v2'}))
+def test_bfloat16_holds_what_is_multiplied(recipe):
+    "A scale that the sum has in common comes after it, so bfloat16 or TensorFloat32 multiplies exactly."
+    layer = made(recipe, model=nn.Linear(40, 24, bias=False))
+    with Products() as seen: torch.autograd.grad(layer(X.clone().requires_grad_()).sum(), layer.weight)
+    assert len(seen.operands) == 6
+    for t in seen.operands: assert t.abs().max() > 0 and torch.equal(t.bfloat16().float(), t)
+
+@pytest.mark.parametrize('recipe', ['fp8', 'fp8_row', 'nvfp4_nearest', 'nvfp4', 'quartet_ii'])
+def test_powers_of_two_pass_through(recipe):
+    "Inputs, weights and gradients of 1e-17, whose scales multiplied would be no normal number, and of 1e11."
+    def found(*powers):
+        layer,x,g = made(recipe, model=nn.Linear(128, 128, bias=False)),*torch.randn(2, 128, 128, generator=generator())
+        of_x,of_w,of_g = (2.**p for p in powers)
+        x = (x*of_x).requires_grad_()
+        with torch.no_grad(): layer.weight *= of_w
+        y = layer(x)
+        dx,dw = torch.autograd.grad(y, (x, layer.weight), g*of_g)
+        return y/of_x/of_w,dx/of_g/of_w,dw/of_g/of_x
+    plain = found(0, 0, 0)
+    for powers in ((-55, -55, 0), (-55, 0, -55), (0, -55, -55), (37, 37, 37)): assert equal(plain, found(*powers))
 
 def test_a_turn_changes_no_product():
     "With operands as they are, turned or not: the same gradient of the weight, to float32."

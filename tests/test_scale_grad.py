@@ -169,3 +169,11 @@ def test_cuda_graph(f, scale):
     g.copy_(torch.randn(64, device='cuda')*100)
     graph.replay()
     assert torch.allclose(out, scale(g))
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('factor', [.1, -1/3, 1e30, 1+2**-12, 0.])
+def test_halves_are_rounded_once(dtype, factor):
+    "Every number of the dtype, in a whole vector and beside one: the product of float32, rounded."
+    every = torch.arange(2**16).to(torch.int16).view(dtype)
+    scaled = partial(scale_grad, factor=factor)
+    for g in (every, every[:-9]): assert same(slope_of(scaled, g), (g.float()*factor).to(dtype))

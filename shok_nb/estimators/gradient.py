@@ -36,8 +36,9 @@ class _Scale(Function):
         return view_of(x)
     @staticmethod
     def backward(ctx, g):
-        factor = ctx.saved_tensors[0] if ctx.number is None else ctx.number
-        return (g.to(wide_dtype(g.dtype))*factor).to(g.dtype),None
+        # by a number torch multiplies halves in float32, and rounds once
+        if ctx.number is not None: return g*ctx.number,None
+        return (g.to(wide_dtype(g.dtype))*ctx.saved_tensors[0]).to(g.dtype),None
 
 def _plainly_scaled(x, factor):
     wide = x.to(wide_dtype(x.dtype))

@@ -323,13 +323,14 @@ def _clip_of(t, dims, op):
     return torch.where((clip > 0) & (clip < amax), clip, amax)
 
 def _by_floats(v, op, dim, knobs):
-    "Blocks whose scale is a float."
+    "Blocks whose scale is a float: one of the tensor or of a row stays beside them."
     t,dims = _tiles(v, op, dim)
     scale = _clip_of(t, dims, op)/format_of(op.format, 'Operand').largest
     scale = scale.clamp(min=torch.finfo(v.dtype).tiny)
-    y = float_round(t/scale, op.format, op.rounding, **knobs).mul_(scale)
-    if t is not v: y = y.flatten(-4, -3).flatten(-2)
-    return y[..., :v.shape[-2], :v.shape[-1]]
+    y = float_round(t/scale, op.format, op.rounding, **knobs)
+    if t is v: return y,scale
+    y = y.mul_(scale).flatten(-4, -3).flatten(-2)
+    return y[..., :v.shape[-2], :v.shape[-1]],None
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c002
 def _by_nvfp4(v, op, dim, knobs):
@@ -339,16 +340,16 @@ def _by_nvfp4(v, op, dim, knobs):
     kind = dict(scale='nearest' if op.scale is None else op.scale, square=square)
     if not square: kind |= dict(dim=dim, pad=True)
     grids = [partial(nvfp4_quantize, top=top, **kind) for top in (6., 4.)]
-    def fit(t, **own):
-        if not both: return nvfp4_quantize(t, op.rounding, **own, **kind, **knobs)
-        return best_quantize(t, [partial(g, **own) for g in grids], op.rounding, **knobs)
+    def fit(t):
+        if both: return best_quantize(t, grids, op.rounding, **knobs)
+        return nvfp4_quantize(t, op.rounding, **kind, **knobs)
     if op.outer:
         t = _padded(v, 1, op.outer).reshape(-1, op.outer)
         size = _largest(t, 1, True).clamp(min=1e-30)/most
-        return (fit(t/size)*size).view(v.shape[0], -1)[:, :v.shape[1]]
+        return (fit(t/size)*size).view(v.shape[0], -1)[:, :v.shape[1]],None
     size = _largest(v).clamp(min=1e-30)/most
-    if not square: return fit(v, tensor_scale=size)
-    return fit(_padded(v, 16, 16), tensor_scale=size)[..., :v.shape[-2], :v.shape[-1]]
+    t = _padded(v, 16, 16) if square else v
+    return fit(t/size)[..., :v.shape[-2], :v.shape[-1]],size
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c004
 _E4M3,_E2M1 = grid_of(FORMATS['e4m3']),grid_of(FORMATS['e2m1'])
@@ -363,7 +364,7 @@ def _no_shorter(t, own, u):
     along = (t*(y*scale*own)).sum((1, 2), keepdim=True)
     more = torch.where(along > 0, t.square().sum((1, 2), keepdim=True)/along, 1.)
     cells = _E4M3.cells(scale*more)
-    return y*(cells.value(toss_up(cells.v, u))*own),None,None
+    return y*cells.value(toss_up(cells.v, u)),None,None
 
 def _by_eden(v, op, seed):
     "The same of matrices, in pieces of whole groups."
@@ -372,35 +373,61 @@ def _by_eden(v, op, seed):
     own = (_largest(t)*_FIT).clamp(min=1e-30)/256            # up to 448 they may grow
     u = uniform_like(t[..., :1], seed=seed)
     y,*_ = cut_in_pieces(_no_shorter, ('eden',), [t], [own, u], uncut=(-2, -1))
-    return y.view(n, -1)[:, :m]
+    return y.view(n, -1)[:, :m],own
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c006
 def _on_grid(v, op, dim, seed):
-    "Matrices, their blocks along `dim`: nothing is moved in memory."
+    "Matrices, their blocks along `dim`: nothing is moved in memory. And a scale, or None."
     knobs = dict(seed=seed) if op.draws else {}
     if op.format in ('nvfp4', '4/6'): return _by_nvfp4(v, op, dim, knobs)
-    if op.block is None: return float_round(v, op.format, op.rounding, **knobs)
+    if op.block is None: return float_round(v, op.format, op.rounding, **knobs),None
     if op.scale in (None, 'sawb'): return _by_floats(v, op, dim, knobs)
     return mx_quantize(v, op.format, op.rounding, block=op.tile[1], dim=dim, scale=op.scale,
-        pad=True, **knobs)
+        pad=True, **knobs),None
 
-def _on_whole_tensors(f, *ts):
-    "`f` of whole tensors: each process makes all of it, and keeps the parts that it had."
-    if not any(hasattr(t, 'placements') for t in ts): return f(*ts)
+class Scaled(NamedTuple):
+    "The values of an operand, and a scale that its product is to be multiplied by, or None."
+    values:Any
+    scale:Any=None
+    @property
+    def mT(self):
+        scale = self.scale
+        return Scaled(self.values.mT, scale.mT if scale is not None and scale.ndim else scale)
+    def joined(self):
+        "The values as they are meant."
+        return self.values if self.scale is None else self.values*self.scale
+    def for_backward(self):
+        "The same for sums over the other dim: a scale of each row is in the values."
+        rows = self.scale is not None and self.scale.numel() > 1
+        return Scaled(self.joined()) if rows else self
+
+def _times(a, b, more=None):
+    "The product of two operands, whose scales it is multiplied by, and perhaps one more."
+    y = a.values @ b.values
+    for scale in (a.scale, b.scale, more):
+        if scale is not None: y = y*scale if hasattr(y, 'placements') else y.mul_(scale)
+    return y
+
+def _whole(t): return t.full_tensor() if hasattr(t, 'placements') else t
+
+def _parts(y, t):
+    "Of a `y` that each process has made whole, those that `t` has here."
+    if y is None or not hasattr(t, 'placements'): return y
     from torch.distributed.tensor import Replicate
-    def parts(y, t):
-        mesh = t.device_mesh
-        whole = type(t).from_local(y, mesh, [Replicate()]*mesh.ndim, run_check=False)
-        kept = [p if p.is_shard() else Replicate() for p in t.placements]
-        return whole.redistribute(placements=kept)
-    return [parts(y, t) for y,t in zip(f(*[t.full_tensor() for t in ts]), ts)]
+    everywhere,mesh = Replicate(),t.device_mesh
+    whole = type(t).from_local(y, mesh, [everywhere]*mesh.ndim, run_check=False)
+    if y.shape != t.shape: return whole                      # a scale, which all need
+    return whole.redistribute(placements=[p if p.is_shard() else everywhere
+        for p in t.placements])
 
 def _rounded(op, t, dim, seed):
     """Matrices as an operand of a product that sums over `dim`, the last or the one before;
     in float32 at least."""
     wide = t.to(wide_dtype(t.dtype))
-    if op is None or not t.numel(): return wide
-    return _on_whole_tensors(lambda v: [_matrices(op, v, dim, seed)], wide)[0]
+    if op is None or not t.numel(): return Scaled(wide)
+    values,scale = _matrices(op, _whole(wide), dim, seed)
+    return Scaled(_parts(values, wide), _parts(scale, wide))
+
 
 def _matrices(op, t, dim, seed):
     "The same of float32 that is here."
@@ -408,8 +435,8 @@ def _matrices(op, t, dim, seed):
     # groups of blocks are cut from one row after the other
     rows = _in_rows(t, dim)
     v = rows.reshape(-1, rows.shape[-1])
-    y = _by_eden(v, op, seed) if op.eden else _on_grid(v, op, -1, seed)
-    return _in_rows(y.reshape(rows.shape), dim)
+    y,scale = _by_eden(v, op, seed) if op.eden else _on_grid(v, op, -1, seed)
+    return _in_rows(y.reshape(rows.shape), dim),scale
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570017
 def _tile_of(block):
@@ -542,24 +569,25 @@ def _turned(n, seed, draw, *ts):
         v = _padded(t.to(signs.dtype), n, 1)
         if not v.numel(): return v
         return (h @ v.view(*v.shape[:-2], -1, n, v.shape[-1])).view(v.shape)
-    return _on_whole_tensors(lambda *ts: [turn(t) for t in ts], *ts)
+    return [_parts(turn(_whole(t)), t) for t in ts]
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c009
 class _Product(Function):
     "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
-    def forward(x, w, seed, own, recipe, x_=None, w_=None):
-        if x_ is None or w_ is None: x_,w_ = _operands(x, w, seed, own, recipe)
-        return (x_ @ w_.mT).to(x.dtype)
+    def forward(x, w, seed, own, recipe, x_=None, of_x=None, w_=None, of_w=None):
+        if x_ is None or w_ is None: both = _operands(x, w, seed, own, recipe)
+        else: both = Scaled(x_, of_x),Scaled(w_, of_w)
+        return _times(both[0], both[1].mT).to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x,w,seed,own,ctx.recipe,x_,w_ = inputs
+        x,w,seed,own,ctx.recipe,*both = inputs
         ctx.dtypes = x.dtype,w.dtype
-        ctx.save_for_backward(*((x, w) if x_ is None else (x_, w_)), seed, own)
+        ctx.save_for_backward(*((x, None, w, None) if both[0] is None else both), seed, own)
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        (x,w,seed,own),r,dtypes = ctx.saved_tensors,ctx.recipe,ctx.dtypes
+        (x,of_x,w,of_w,seed,own),r,dtypes = ctx.saved_tensors,ctx.recipe,ctx.dtypes
         dx = dw = None
         if ctx.needs_input_grad[0]:
             a,b = r.input_gradient
@@ -567,12 +595,13 @@ class _Product(Function):
                 g_,w = _turned(r.turns[0], seed, 2, g.mT, w)
                 g_ = _rounded(a, g_, -2, own+2).mT
             else: g_ = _rounded(a, g, -1, own+2)
-            dx = (g_ @ _rounded(b, w, -2, seed+3)).to(dtypes[0])
+            w_ = _rounded(b, w, -2, seed+3)
+            dx = _times(g_, w_, of_w).to(dtypes[0])
         if ctx.needs_input_grad[1]:
             a,b = r.weight_gradient
             if r.turns[1]: g,x = _turned(r.turns[1], seed, 1, g, x)
-            dw = _rounded(a, g, -2, own+4).mT @ _rounded(b, x, -2, own+5)
-            dw = dw.to(dtypes[1])
+            g_,x_ = _rounded(a, g, -2, own+4).mT,_rounded(b, x, -2, own+5)
+            dw = _times(g_, x_, of_x).to(dtypes[1])
         return dx,dw,*[None]*(len(ctx.needs_input_grad)-2)
 
 def _operands(x, w, seed, own, recipe):
@@ -582,22 +611,25 @@ def _operands(x, w, seed, own, recipe):
 
 def _multiply(x, w, seed, own, recipe):
     "The product. What backward rounds once more is rounded once, and kept."
-    if not recipe.requantize: return _Product.apply(x, w, seed, own, recipe, None, None)
+    none = [None]*4
+    if not recipe.requantize: return _Product.apply(x, w, seed, own, recipe, *none)
     with torch.no_grad(): both = _operands(x, w, seed, own, recipe)
-    return _Product.apply(x, w, seed, own, recipe, *both)
+    kept = [t for operand in both for t in operand.for_backward()]
+    return _Product.apply(x, w, seed, own, recipe, *kept)
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c00b
 def _channels(op, t, seed, groups=1):
     "Blocks along the channels of each group of an image, which are axis 1."
     v = t.movedim(1, -1)
     rows = v.reshape(-1, t.shape[1]//groups)
-    y = _rounded(op, rows, -1, seed).reshape(v.shape).movedim(-1, 1)
+    y = _rounded(op, rows, -1, seed).joined().reshape(v.shape).movedim(-1, 1)
     return y.contiguous() if t.is_contiguous() else y       # or the result has other strides
 
 def _places(op, t, seed):
     "Blocks along all places of all images, of each channel."
     v = t.transpose(0, 1)
-    return _rounded(op, v.reshape(t.shape[1], -1), -1, seed).reshape(v.shape).transpose(0, 1)
+    y = _rounded(op, v.reshape(t.shape[1], -1), -1, seed).joined()
+    return y.reshape(v.shape).transpose(0, 1)
 
 class _ConvOptions(NamedTuple):
     "What a convolution is beside its tensors, as torch wants it."
@@ -612,7 +644,7 @@ def _kernels(op, w, seed, how, forward):
     "A weight in blocks along what is summed: inputs of each group, or outputs, at a place."
     if forward != how.transposed: return _channels(op, w, seed)     # axis 1 is of one group
     v = w.reshape(how.groups, -1, w[0].numel())
-    return _rounded(op, v, -2, seed).reshape(w.shape)
+    return _rounded(op, v, -2, seed).joined().reshape(w.shape)
 
 class _Convolution(Function):
     "The same for a convolution. Operands are not turned: places do not meet in pairs."
