@@ -26,6 +26,7 @@ from ..engine.arguments import (
     what_came,
 )
 from ..engine.compat import in_backward
+from ..engine.grid import Grid
 from ..engine.pieces import cut_in_pieces, wide_dtype
 from ..engine.random import fold_in, takes_seed, toss_up, uniform_like
 from ..engine.report import LayerReport
@@ -322,12 +323,28 @@ def _clip_of(t, dims, op):
     clip = 12.1*size - 12.2*mean
     return torch.where((clip > 0) & (clip < amax), clip, amax)
 
+@dataclass(frozen=True)
+class Over(Grid):
+    "A grid for values over a scale, given in the place of its own: divided piece by piece."
+    grid:Grid
+    def __post_init__(self):
+        for name in ('block', 'along', 'gradient', 'fixed'):
+            object.__setattr__(self, name, getattr(self.grid, name))
+    def nearest(self, x, own=0.): return self.grid.nearest(x/own)
+    def cells(self, x, own=0.): return self.grid.cells(x/own)
+
+def _over(scale, rounding):
+    "That rounding of values over a scale."
+    def divided(v, *, step, **knobs):
+        return rounding(v, step=Over(step), offset=scale, **knobs)
+    return divided
+
 def _by_floats(v, op, dim, knobs):
     "Blocks whose scale is a float: one of the tensor or of a row stays beside them."
     t,dims = _tiles(v, op, dim)
     scale = _clip_of(t, dims, op)/format_of(op.format, 'Operand').largest
     scale = scale.clamp(min=torch.finfo(v.dtype).tiny)
-    y = float_round(t/scale, op.format, op.rounding, **knobs)
+    y = float_round(t, op.format, _over(scale, op.rounding), **knobs)
     if t is v: return y,scale
     y = y.mul_(scale).flatten(-4, -3).flatten(-2)
     return y[..., :v.shape[-2], :v.shape[-1]],None
@@ -340,16 +357,17 @@ def _by_nvfp4(v, op, dim, knobs):
     kind = dict(scale='nearest' if op.scale is None else op.scale, square=square)
     if not square: kind |= dict(dim=dim, pad=True)
     grids = [partial(nvfp4_quantize, top=top, **kind) for top in (6., 4.)]
-    def fit(t):
-        if both: return best_quantize(t, grids, op.rounding, **knobs)
-        return nvfp4_quantize(t, op.rounding, **kind, **knobs)
+    def fit(t, rounding):
+        if both: return best_quantize(t, grids, rounding, **knobs)
+        return nvfp4_quantize(t, rounding, **kind, **knobs)
     if op.outer:
         t = _padded(v, 1, op.outer).reshape(-1, op.outer)
         size = _largest(t, 1, True).clamp(min=1e-30)/most
-        return (fit(t/size)*size).view(v.shape[0], -1)[:, :v.shape[1]],None
+        return (fit(t/size, op.rounding)*size).view(v.shape[0], -1)[:, :v.shape[1]],None
     size = _largest(v).clamp(min=1e-30)/most
     t = _padded(v, 16, 16) if square else v
-    return fit(t/size)[..., :v.shape[-2], :v.shape[-1]],size
+    y = fit(t, _over(size, op.rounding))
+    return y[..., :v.shape[-2], :v.shape[-1]],size
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c004
 _E4M3,_E2M1 = grid_of(FORMATS['e4m3']),grid_of(FORMATS['e2m1'])
