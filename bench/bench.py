@@ -292,6 +292,28 @@ def overhead(cs, clock, a):
     t = race(thunks, clock, a.seconds, a.least)
     return {k: [exact(statistics.median(t[k, w])*1e6) for w in ('forward', 'both')] for k in fs}
 
+# No number is read or written.
+LAID = ('detach', 'view', 'view_as', 'as_strided', 'expand', 'empty', 'empty_like', 'empty_strided',
+    'new_empty_strided', 'lift_fresh')
+
+def operations(cs, clock):
+    "How many operations of torch each of them starts that move numbers: forward, and backward."
+    from torch.profiler import ProfilerActivity, profile
+    def started(call):
+        with quiet(), profile(activities=[ProfilerActivity.CPU]) as p: out = call()
+        of_torch = [e for e in p.events() if e.name.startswith('aten::')]
+        first = [e for e in of_torch if not (e.cpu_parent and e.cpu_parent.name.startswith('aten::'))]
+        names = [e.name[6:] for e in first if e.name != 'aten::to' or e.cpu_children]
+        return out,sum(n not in LAID for n in names)
+    rows = {}
+    for c in cs:
+        _,leaf,g = next(inputs(clock, 1024, torch.float32))
+        both(c.f, leaf, g)
+        y,forward = started(lambda: c.f(leaf))
+        _,backward = started(lambda: torch.autograd.grad(y, leaf, g)) if y.requires_grad else (None, 0)
+        rows[c.name] = [forward, backward]
+    return rows
+
 class Buffered(torch.nn.Module):
     "A function whose knob is a buffer."
     def __init__(self, f, knob, value):
@@ -449,6 +471,7 @@ def run(job, a):
         n = 2**16 if a.quick else 2**22
         others = [c for c in cs if c.by != 'Function']
         out['memory'] = [dict(part=job, size=n, rows=memory(others, clock, n))]
+        out['operations'] = [dict(part=job, rows=operations(cs, clock))]
     if base == 'small' and not a.only:
         say(f'{job}: calls, terms, graphs')
         out['overhead'] = [dict(part=job, rows=overhead(cs, clock, a))]
@@ -622,6 +645,7 @@ def comparisons(data):
 def behind(data):
     "`(number of comparisons, rows)`: where ours takes longer, pair by pair, what for, and whether it may."
     found,total = {},0
+    started = {k: v for o in data.get('operations', []) for k,v in o['rows'].items()}
     for n,code,place,ratio in comparisons(data):
         by_hand = n['by'] == 'Function'
         total += 1
@@ -629,22 +653,25 @@ def behind(data):
         lost = found.setdefault((n['name'], code), dict(n=n, ratios=[]))
         lost['ratios'].append((ratio, place))
     worst = sorted(found.items(), key=lambda pair: -max(pair[1]['ratios'])[0])
-    return total,[_lost(v['n'], code, v['ratios']) for (_,code),v in worst]
+    return total,[_lost(v['n'], code, v['ratios'], started) for (_,code),v in worst]
 
-def _lost(n, code, ratios):
+def _lost(n, code, ratios, started):
     worst,place = max(ratios)
+    pair = [started.get(k) for k in (n['group'], n['name'])]
+    counts = ' for '.join('{} + {}'.format(*p) for p in pair) if all(pair) and code == 'eager' else ''
     why = '' if n['by'] == 'Function' else WHY.get(n['name']) or WHY.get(n['group'], '')
     goal = 'kept' if why and worst <= RIGHT else 'missed'
-    return [f"`{n['group']}`", label(n), code, len(ratios), short(worst), place, why, goal]
+    return [f"`{n['group']}`", label(n), code, len(ratios), short(worst), place, counts, why, goal]
 
 def behind_table(data):
     total,rows = behind(data)
     if not rows: return []
     lost = sum(r[3] for r in rows)
-    head = 'ours', 'beside', 'code', 'times', 'worst', 'where', 'what the difference does', 'goal'
+    head = 'ours', 'beside', 'code', 'times', 'worst', 'where', 'operations', 'what the difference does', 'goal'
     return ['## Where ours takes longer\n', f'In {lost} of {total} comparisons of one table ours takes more than '
         f'{NOISE} of the time, or than {HAND} of a plain `autograd.Function` of the same formulas. The goal is never '
-        f'to, except {RIGHT} where more arithmetic gets numbers right that the other gets wrong.\n',
+        f'to, except {RIGHT} where more arithmetic gets numbers right that the other gets wrong. *Operations* are '
+        'those of torch that move numbers, forward + backward, ours for theirs.\n',
         grid(head, rows)]
 
 def all_sizes(data, names):

@@ -47,7 +47,8 @@ def test_where_ours_takes_longer(monkeypatch):
     rows = dict(f=row(6., 6.), line=row(1., 5.), value=row(5.8, 1.)) | {'Function: f': row(5., 5.6), 'far': row(1., 1.)}
     def table(part, rows): return dict(part=part, memory='default', dtype='float32', threads=1, size=1024, rows=rows)
     fast = rows | {'f, compiled': row(1., 2.), 'line, compiled': row(1., 1.)}
-    data = dict(names=names, tables=[table('small', rows), table('compile', fast)])
+    started = dict(part='small', rows=dict(f=[6, 2], line=[3, 1]))
+    data = dict(names=names, tables=[table('small', rows), table('compile', fast)], operations=[started])
     total,lost = bench.behind(data)
     found = {(r[1], r[2]): (*r[3:5], r[-1]) for r in lost}
     assert [r[4] for r in lost] == ['2.00', '1.20', '1.20']             # the worst first
@@ -56,8 +57,15 @@ def test_where_ours_takes_longer(monkeypatch):
         ('`line`', 'compiled'): (1, '2.00', 'missed')}
     monkeypatch.setitem(bench.WHY, 'f', 'infinity')
     assert [r[-1] for r in bench.behind(data)[1]] == ['missed', 'kept', 'missed']
+    assert {r[1]: r[6] for r in lost if r[2] == 'eager'} == {'`line`': '6 + 2 for 3 + 1', 'Function: f': ''}
+    assert not [r[6] for r in lost if r[2] != 'eager' and r[6]]
     text = '\n'.join(bench.behind_table(data))
     assert 'In 3 of 5 comparisons' in text and '| `f` | `line` | eager | 1 | 1.20 | ' in text
+
+def test_operations_that_move_numbers():
+    "A view and a detach are none; a product with a number and its gradient are one each."
+    line = bench.Candidate('line', lambda x: (3*x).view(-1).detach() + x*2, 'line', 'formula')
+    assert bench.operations([line, OURS['round_ste']], bench.Cpu()) == {'line': [3, 1], 'round_ste': [1, 0]}
 
 def test_reasons_are_of_rows(): assert bench.WHY.keys() <= OURS.keys() | {c.name for c in rivals()}
 
