@@ -32,6 +32,7 @@ import layers  # noqa: E402 (found by the line above)
 from rivals import ON_GRIDS, Candidate, Learns, fourier_loop, peers, rivals, why  # noqa: E402 (found by the line above)
 import shok_nb as R  # noqa: E402 (found by the line above)
 from shok_nb.catalog import catalog  # noqa: E402 (found by the line above)
+from shok_nb.engine import replay  # noqa: E402 (found by the line above)
 from shok_nb.engine.core import estimator  # noqa: E402 (found by the line above)
 from shok_nb.engine.grid import in_steps, put_on_grid  # noqa: E402 (found by the line above)
 
@@ -238,6 +239,7 @@ def ratios(fs, clock, n, dtype, a):
     """`(clone, rows)`: the median seconds of a clone, and for each function the
     quartiles of its forward and both ratios."""
     turn,thunks = inputs(clock, n, dtype),{}
+    for kept in (replay._programs, replay._seen): kept.clear()      # all tables together are more than are kept
     for k,f in fs.items():
         thunks[k, 'copy'] = lambda: next(turn)[0].clone()
         def times():
