@@ -1758,6 +1758,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'shok_nb.grids.blocks._ceil': ('grids/blocks.html#_ceil', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._check_numbers': ( 'grids/blocks.html#_check_numbers',
                                                                                'shok_nb/grids/blocks.py'),
+                                      'shok_nb.grids.blocks._checked_scales': ( 'grids/blocks.html#_checked_scales',
+                                                                                'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._down_to_half': ('grids/blocks.html#_down_to_half', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._even': ('grids/blocks.html#_even', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._floor': ('grids/blocks.html#_floor', 'shok_nb/grids/blocks.py'),

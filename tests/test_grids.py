@@ -136,6 +136,7 @@ KINDS = 'Q8_0', 'Q4_0', 'Q4_1'
 IN_ROWS = dict(e4m3=lambda t: R.float_round(t, 'e4m3'), mx=lambda t: R.mx_quantize(t, 'e2m1'),
     nvfp4=lambda t: R.nvfp4_quantize(t, tensor_scale=.01),
     up=lambda t: R.nvfp4_quantize(t, tensor_scale=.01, scale='up'),
+    ue5m3=lambda t: R.nvfp4_quantize(t, scale_format=UE5M3),
     four_six=lambda t: R.best_quantize(t, [partial(R.nvfp4_quantize, tensor_scale=.01, top=k) for k in (6, 4)]),
     best=lambda t: R.best_quantize(t, MIXED), levels=lambda t: R.levels_round(t, R.NF4),
     ints=lambda t: R.int_quantize(t, scale_format='float16'), **{k: partial(R.gguf_quantize, format=k) for k in KINDS})
@@ -452,6 +453,22 @@ def test_squares():
         scale = R.float_round(tile.abs().amax()/6/.01, 'e4m3')
         want = R.float_round(tile*((1/torch.tensor(.01))/scale), 'e2m1')*(scale*.01)
         assert torch.equal(y[1, 16*i:16*i+16, 16*j:16*j+16], want)
+
+UE5M3,POWERS = R.FloatFormat(5, 3, infinities=False),R.FloatFormat(3, 0, infinities=False, nans=False)
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('format', [UE5M3, 'e4m3', 'e5m2', 'float16', POWERS], ids=str)
+@pytest.mark.parametrize('scale', ['nearest', 'up'])
+def test_formats_of_block_scales(format, scale, dtype):
+    "The normal number next to what fits, or the one above it; beyond the ends, the end."
+    f = format if isinstance(format, R.FloatFormat) else R.FORMATS[format]
+    x = torch.randn(400, 16, generator=generator(), dtype=dtype)*2.**torch.linspace(-22, 22, 400, dtype=dtype)[:, None]
+    fits = (x.abs().amax(1, keepdim=True)/6).clamp(2.**(1-f.bias), f.largest)
+    near = R.float_round(fits, f)
+    above = torch.where(near < fits, near + R.ulp(fits, f).to(dtype), near)
+    of_block = near if scale == 'nearest' else above
+    y = R.nvfp4_quantize(x, scale=scale, scale_format=format)
+    assert torch.equal(y, R.float_round(x*(1/of_block), 'e2m1')*of_block) and len(of_block.unique()) > 6
 
 def test_blocks_at_the_ends():
     rows = torch.zeros(4, 32)
@@ -854,6 +871,10 @@ def test_not_saved(call, kind, told, tmp_path):
     (lambda x: R.gguf_quantize(x, 'TQ1_0'), ValueError, 'gguf_quantize: block must divide dim -1 of length 32'),
     (lambda x: R.log2_round(x, exponents=(3, 3)), ValueError, 'log2_round: the largest exponent'),
     (lambda x: R.apot_levels(4, 2), ValueError, 'apot_levels: terms must divide bits-1'),
+    (lambda x: R.nvfp4_quantize(x, scale_format='bfloat16'), ValueError,
+        'nvfp4_quantize: scale_format must have no normal number below 2**-30'),
+    (lambda x: R.nvfp4_quantize(x, scale_format='e9'), ValueError,
+        'nvfp4_quantize: scale_format must be one of float16'),
     (lambda x: R.nvfp4_quantize(x, square=True), ValueError, 'nvfp4_quantize: square=True wants two last dims'),
     (lambda x: R.levels_round(x, [1., 0.]), ValueError, 'levels_round: levels must be finite and ascend'),
     (lambda x: R.levels_round(x, [0., math.inf]), ValueError, 'levels_round: levels must be finite'),

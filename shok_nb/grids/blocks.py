@@ -116,7 +116,7 @@ class MXGrid(Grid):
 
 @dataclass(frozen=True, kw_only=True)
 class NVFP4Grid(Grid):
-    "Blocks of e2m1 that share an e4m3; the tensor may have a scale of its own."
+    "Blocks of e2m1 that share a small float; the tensor may have a scale of its own."
     element:FloatGrid
     whole:bool
     block:Any
@@ -124,19 +124,21 @@ class NVFP4Grid(Grid):
     along:tuple = (-1,)
     scale:str = 'nearest'
     top:float = 6.
+    scales:FloatFormat = FORMATS['e4m3']
     def shared(self, x, own):
-        """The e4m3 of each block: in a sum with `far` the neighbours are a step of it apart.
-        Nan where the block is not finite."""
+        """The scale of each block: in a sum with `far` its neighbours are a step apart. Nan
+        where the block is not finite."""
+        f,bits = self.scales,FLOAT_BITS[x.dtype][1]
         largest = largest_of(x, self.along)
         amax = largest/self.top
         if self.whole: amax = amax/own
-        amax,far = amax.clamp(2.**-6, 448.),2.**(FLOAT_BITS[x.dtype][1]-3)
+        amax,far = amax.clamp(2.**(1-f.bias), f.largest),2.**(bits-f.mantissa)
         at = binade_of(amax)
         scale = torch.add(amax, at, alpha=far).sub(at, alpha=far)
         if self.scale == 'up':
             # what is a scale but for last digits stays: a block on its grid is divided
             short = scale*(1+4*torch.finfo(x.dtype).eps) < amax
-            scale = torch.where(short, scale + at/8, scale)
+            scale = torch.where(short, scale + at*2.**-f.mantissa, scale)
         return _with_bad(scale, largest)
 
     def both_ways(self, x, own):
@@ -192,6 +194,13 @@ def _one_number(scale, x, fn):
     # 1/scale over the least of a block stays finite; what is divided by infinity is no number
     size = scale.abs().clamp(min=64*torch.finfo(scale.dtype).tiny)
     return torch.where(torch.isinf(size), torch.nan, size).view(())
+
+def _checked_scales(format, fn):
+    "The format of block scales; over the least and times the largest, x stays finite."
+    f = format_of(format, fn, arg='scale_format')
+    if f.bias <= 31 and f.largest <= 2.**32: return f
+    told = 'scale_format must have no normal number below 2**-30 and none above 2**32'
+    raise ValueError(f'{fn}: {told}, got {format}')
 
 def _check_numbers(knobs, fn):
     "Knobs that are one number each: those of the shape of `x` would have to be cut too."
@@ -265,7 +274,8 @@ def nvfp4_quantize(
     # Of the whole tensor, > 0: `x.abs().amax()/2688` uses the full range; None is none. Of a
     # tensor the size counts, and at least 2**-120; infinity and nan make all nan
     tensor_scale:float|Tensor|None=None,
-    scale:_ScaleRounding='nearest', # The e4m3 nearest to what fits, or 'up', which clips none
+    scale:_ScaleRounding='nearest', # The one nearest to what fits, or 'up', which clips none
+    scale_format:FormatLike='e4m3', # Of the block scales, as FloatFormat(5, 3) without sign
     top:float=6.,                # What the largest of a block becomes, 6, or 4 where better
     dim:int=-1,                  # Blocks of 16 lie along this dim
     square:bool=False,           # Or squares of 16 × 16, as for weights
@@ -283,8 +293,10 @@ def nvfp4_quantize(
         tensor_scale (float|Tensor|None = None): Of the whole tensor, > 0:
             `x.abs().amax()/2688` uses the full range; None is none. Of a tensor the size
             counts, and at least 2**-120; infinity and nan make all nan
-        scale ('nearest'|'up' = 'nearest'): The e4m3 nearest to what fits, or 'up', which clips
+        scale ('nearest'|'up' = 'nearest'): The one nearest to what fits, or 'up', which clips
             none
+        scale_format (str|torch.dtype|FloatFormat = 'e4m3'): Of the block scales, as
+            FloatFormat(5, 3) without sign
         top (float = 6.): What the largest of a block becomes, 6, or 4 where better
         dim (int = -1): Blocks of 16 lie along this dim
         square (bool = False): Or squares of 16 × 16, as for weights
@@ -308,12 +320,13 @@ def nvfp4_quantize(
     element = grid_of(FORMATS['e2m1'], gradient=gradient)
     whole = tensor_scale is not None
     check_choice(scale, fn, 'scale', get_args(_ScaleRounding))
+    scales = _checked_scales(scale_format, fn)
     top = check_knob(top, None, fn, 'top', lo=1., hi=6.)
     if whole: knobs['offset'] = _one_number(tensor_scale, x, fn)
     if check_flag(square, fn, 'square'): v,back,along = _in_squares(x, fn)
     else: v,back,along = _in_blocks(x, 16, dim, pad, fn)
     grid = NVFP4Grid(element=element, whole=whole, block=16, gradient=gradient, along=along,
-        scale=scale, top=top)
+        scale=scale, top=top, scales=scales)
     return back(rounded_on(rounding, v, grid, knobs, fn))
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00025
