@@ -448,7 +448,9 @@ def on_grid(kind, x):
 ways_to_quantize = dict(groups=lambda: R.Quantizer(4, block=32), channels=lambda: R.Quantizer(4, axis=0),
     tensor=lambda: R.Quantizer(8), three=lambda: R.Quantizer(3, block=32), learned=lambda: R.Quantizer(4, block=32,
     learn=True), e4m3=lambda: R.Quantizer(format='e4m3', axis=0), one_e4m3=lambda: R.Quantizer(format='e4m3'),
-    mxfp4=lambda: 'mxfp4', nvfp4=lambda: 'nvfp4')
+    mxfp4=lambda: 'mxfp4', nvfp4=lambda: 'nvfp4',
+    learned_mxfp4=lambda: R.Quantizer(format='mxfp4', learn=True),
+    learned_nvfp4=lambda: R.Quantizer(format='nvfp4', learn=True))
 
 def results(report): return {r.weight: (r.stored, r.differ, r.result) for r in report.rows}
 

@@ -525,8 +525,10 @@ def test_scale_of_integers():
 SCALED = 'e4m3', 'e5m2', 'e2m1', 'nf4', torch.float8_e4m3fn, R.FloatFormat(3, 2)
 OWN = ('mxfp4', 'mxfp6_e2m3', 'mxfp6_e3m2', 'mxfp8', 'nvfp4', 'Q8_0', 'Q4_0', 'Q4_1', 'TQ1_0', 'TQ2_0', 'IQ4_NL',
     'Q6_K', 'Q4_K', 'bfloat16', 'float16', 'tf32')
-LAYERS = [(f, {}) for f in OWN] + [(f, kw) for f in SCALED for kw in ({}, dict(axis=0), dict(block=32),
-    dict(axis=0, learn=True), dict(init='minmax'))]
+BLOCKS_THAT_LEARN = 'mxfp4', 'mxfp6_e2m3', 'mxfp6_e3m2', 'mxfp8', 'nvfp4'
+LAYERS = [(f, {}) for f in OWN] + [(f, dict(learn=True)) for f in BLOCKS_THAT_LEARN]
+LAYERS += [(f, kw) for f in SCALED for kw in ({}, dict(axis=0), dict(block=32), dict(axis=0, learn=True),
+    dict(init='minmax'))]
 
 @pytest.mark.parametrize('format, kw', LAYERS, ids=lambda v: str(v)[:20])
 def test_quantizer(format, kw):
@@ -544,6 +546,25 @@ def test_quantizer(format, kw):
         R.Quantizer(learn=q.learn).load_state_dict(q.state_dict())
     with pytest.raises(RuntimeError, match='has another grid'):
         R.Quantizer(format='e3m2', learn=q.learn).load_state_dict(q.state_dict())
+
+@pytest.mark.parametrize('format, element', [('mxfp4', 'e2m1'), ('mxfp8', 'e4m3'), ('nvfp4', 'e2m1')])
+def test_block_scales_that_learn(format, element):
+    """Each is a number of its format, over one power of two for all: values and gradients are those of elements with
+    these scales. It learns where another is better, and a value beyond the ends gives the end a gradient."""
+    w = torch.randn(8, 64, generator=generator())*torch.logspace(-2, 2, 8)[:, None]
+    q = R.Quantizer(format=format, learn=True).calibrate_(w)
+    with torch.no_grad(): q.log_scale += .3*torch.randn(q.log_scale.shape, generator=generator())
+    scale = q.grid()[0].detach()
+    if format == 'nvfp4':
+        above = 2.**(scale.max()/448).log2().ceil()
+        assert torch.equal((scale/above).to(torch.float8_e4m3fn).float()*above, scale) and scale.max()/above > 224
+    else: assert torch.equal(torch.frexp(scale)[0], torch.full_like(scale, .5))
+    plain = R.Quantizer(format=element, block=64//scale.shape[1], learn=True).set_grid_(scale)
+    with torch.no_grad(): plain.log_scale.copy_(scale.log())
+    y,(dw,ds) = q(w).detach(),torch.autograd.grad(q(w.requires_grad_()).square().sum(), (w, q.log_scale))
+    want = torch.autograd.grad(plain(w).square().sum(), (w, plain.log_scale))
+    assert torch.allclose(y, plain(w), rtol=1e-6) and ds.count_nonzero() == ds.numel()
+    assert torch.allclose(dw, want[0], rtol=1e-5) and torch.allclose(ds, want[1], rtol=1e-3, atol=1e-4*ds.abs().max())
 
 def test_quantizer_chooses():
     "The best of 41 scales is no worse than the largest; stochastic while training, nearest in evaluation."
@@ -589,6 +610,7 @@ STORED = {'e4m3': 'float8_e4m3fn', 'e5m2': 'float8_e5m2', 'e4m3fnuz': 'float8_e4
 FOUR_BITS = 'mxfp4', 'nvfp4', 'nf4', 'e2m1'
 CODED = [(k, {}) for k in (*STORED, 'mxfp8', *FOUR_BITS)] + [(k, kw) for k in ('e4m3', 'nf4', 'e2m1')
     for kw in (dict(axis=0), dict(block=16), dict(axis=0, learn=True))]
+CODED += [(k, dict(learn=True)) for k in ('mxfp4', 'mxfp8', 'nvfp4')]
 
 def one_layer(format, kw, dtype=torch.float32):
     "A layer with every binade, zeros and a short row in its weights, quantized; a batch; what it gives."
@@ -642,7 +664,8 @@ def single(columns):
 
 @pytest.mark.parametrize('deployed', slow_after([True, False]))
 @pytest.mark.parametrize('format, kw', slow_after([('e4m3', dict(axis=0)), ('nvfp4', {}), ('nf4', {}), ('Q8_0', {}),
-    ('e5m2', {}), ('e4m3', dict(block=16)), ('mxfp4', {}), ('e3m2', {})], 4), ids=lambda v: str(v)[:24])
+    ('e5m2', {}), ('e4m3', dict(block=16)), ('mxfp4', {}), ('e3m2', {}),
+    ('nvfp4', dict(learn=True))], 4), ids=lambda v: str(v)[:24])
 def test_format_in_onnx(format, kw, deployed, tmp_path):
     "The weights in the file are those of torch bit for bit, and 10,000 outputs too where sums are exact."
     model,_,_ = one_layer(format, kw)

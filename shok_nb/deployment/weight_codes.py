@@ -17,8 +17,8 @@ from ..grids.codebooks import NF4
 from ..grids.files import (
     E2M1,
     around_quantizer,
+    blocks_of,
     e2m1_codes,
-    elements_of,
     mxfp4_grid,
     nvfp4_grid,
 )
@@ -74,10 +74,9 @@ _HALF_A_BYTE:dict[str, Any] = dict(nf4=NF4, e2m1=E2M1, mxfp4=E2M1, nvfp4=E2M1)
 
 def _of_blocks(q, w):
     "Elements of a format with scales of its own, and the scales as in `Dequantize`."
-    grid,whole = _GRIDS[q.format],q.format == 'nvfp4'
-    v = w.to(wide_dtype(w.dtype)).unflatten(-1, (-1, grid.block))
-    y,_,stored = elements_of(grid, v, q.scale.detach().view(()).to(v.dtype))
-    kept = dict(tensor_scale=q.scale.detach()) if whole else {}
+    grid = _GRIDS[q.format]
+    y,_,stored,own = blocks_of(q, w.to(wide_dtype(w.dtype)), grid)
+    kept = {} if own is None else dict(tensor_scale=own)
     return y.flatten(-2),kept | dict(scale=stored, block=grid.block)
 
 def _of_numbers(q, w):

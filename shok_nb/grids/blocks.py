@@ -128,7 +128,8 @@ class NVFP4Grid(Grid):
     def shared(self, x, own):
         """The scale of each block: in a sum with `far` its neighbours are a step apart. Nan
         where the block is not finite."""
-        f,bits = self.scales,FLOAT_BITS[x.dtype][1]
+        f:Any = self.scales
+        bits = FLOAT_BITS[x.dtype][1]
         largest = largest_of(x, self.along)
         amax = largest/self.top
         if self.whole: amax = amax/own

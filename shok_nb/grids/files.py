@@ -548,18 +548,31 @@ def elements_of(grid, v, own):
     else: stored = (torch.frexp(scale)[1]+126).to(torch.uint8)
     return element.value(element.v.round()),scale,stored.squeeze(-1)
 
+def blocks_of(q, w, grid):
+    """Elements of each block and what they are multiplied by, its scale as it is stored, and
+    the scale above it, or None."""
+    v = w.unflatten(-1, (-1, grid.block))
+    if q.learn:
+        scale = q.grid()[0].detach().float()
+        y = q.kind.numbers_of(q, w).unflatten(-1, (-1, grid.block))
+        return y,scale[..., None],*q.kind.stored(scale)
+    if not isinstance(grid, NVFP4Grid):
+        y,scale,stored = elements_of(grid, v, None)
+        return y,scale,stored,None
+    own = q.scale.detach().to(v.dtype)
+    y,scale,stored = elements_of(grid, v, own.view(()))
+    return y,scale*own,stored,q.scale.detach().view(1)
+
 def _of_blocks(q, w):
     "Packed codes and scales of mxfp4 and nvfp4, the scheme, and what a reader gets."
-    whole = q.format == 'nvfp4'
-    grid:Any = nvfp4_grid if whole else mxfp4_grid
-    own = q.scale.view(()) if whole else torch.ones(())
-    y,scale,stored = elements_of(grid, w.unflatten(-1, (-1, grid.block)), own)
+    grid:Any = nvfp4_grid if q.format == 'nvfp4' else mxfp4_grid
+    y,scale,stored,own = blocks_of(q, w, grid)
     packed = dict(weight_packed=_pairs(e2m1_codes(y).flatten(-2)), weight_scale=stored)
-    if whole: packed |= dict(weight_global_scale=(1/q.scale).view(1))
-    strategy = 'tensor_group' if whole else 'group'
+    if own is not None: packed |= dict(weight_global_scale=1/own)
+    strategy = 'group' if own is None else 'tensor_group'
     scheme = dict(num_bits=4, type='float', strategy=strategy, group_size=grid.block)
     kind = f'{q.format}-pack-quantized'
-    return kind,scheme,packed,(y*(scale*own)).flatten(-2)
+    return kind,scheme,packed,(y*scale).flatten(-2)
 
 def _codes_of(q, w):
     "Codes and scales for all, each channel or each run, and what a reader gets."

@@ -419,6 +419,45 @@ class _OwnScalesGrid(_FormatGrid):
         if self.format in GGUF_BLOCKS and rounding is round_ste: rounding = None
         return OWN_STATE[self.format][1](x, rounding=rounding, **whole)
 
+def _scale_above(scale):
+    "The power of two that brings the largest block scale to what e4m3 reaches."
+    return 2.**(scale.amax()/448).log2().ceil()
+
+class _LearnedBlocksGrid(_FormatGrid):
+    "NVFP4 or MX whose block scales learn: each is rounded to what its format stores."
+    def __init__(self, format, *rest):
+        super().__init__(format, *rest)
+        self.element,self.block = _ELEMENTS[format],OWN_STATE[format][0]
+        self.powers = format != 'nvfp4'
+
+    def largest(self): return FORMATS[self.element].largest
+
+    def points(self, v, rounding=round_ste): return float_round(v, self.element, rounding)
+
+    def shown(self): return [self.name()]
+
+    def other_kind(self, q, values):
+        "See `_OwnScalesGrid`."
+        kept = dict(learn=True, rounding=q.rounding, init=q.init)
+        if 'bits' in values: return dict(axis=0, learn=True) | values
+        if values.keys() & {'axis', 'block'}: return dict(format=self.element) | kept | values
+        return None
+
+    def scale_of(self, log_scale):
+        "Scales as they are stored; a gradient passes as if they were not rounded."
+        if self.powers: return super().scale_of(log_scale)
+        log_scale = _kept_in(log_scale, *self.log_ends(True))
+        scale = log_scale.detach().exp()
+        above = _scale_above(scale)
+        stored = float_round((scale/above).clamp(min=2.**-6), 'e4m3')*above
+        return stored*(log_scale-log_scale.detach()).exp()
+
+    def stored(self, scale):
+        "The block scales in the dtype of their format, and the one above them, or None."
+        if self.powers: return (torch.frexp(scale)[1]+126).to(torch.uint8),None
+        above = _scale_above(scale)
+        return (scale/above).to(torch.float8_e4m3fn),above.view(1)
+
 class _FixedGrid(_OwnScalesGrid):
     "A fixed-point format, whose step is its scale."
     def largest(self): return self.ends()[1]
@@ -559,9 +598,10 @@ def _checked_pair(scale, zero_point, grid, learn, who):
     return scale,code
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #e7ed874e
-def _kind_of(format):
+def _kind_of(format, learn):
     "The class of its grid."
     if format is None: return _IntegerGrid
+    if learn and format in _ELEMENTS: return _LearnedBlocksGrid
     if isinstance(format, FixedFormat): return _FixedGrid
     if not isinstance(format, str): return _FormatGrid
     if format == 'nf4': return _CodebookGrid
@@ -570,7 +610,7 @@ def _kind_of(format):
 def _checked_format(format:Any, bits, signed, zero_point, axis, block, learn, init, powers):
     "A format by its name, or as it was given. Raises for what it has no place for."
     if isinstance(format, torch.dtype): format = FORMAT_NAMES.get(format, format)
-    kind = _kind_of(format)
+    kind = _kind_of(format, learn)
     if kind is _FormatGrid: format_of(format, 'Quantizer', *_WORDS)
     check_choice(init, 'Quantizer', 'init', ('minmax', 'mse'))
     other = isinstance(bits, (int, tuple, list)) and bits != 8
@@ -584,6 +624,9 @@ def _checked_format(format:Any, bits, signed, zero_point, axis, block, learn, in
     if kind.own_scales and given:
         told = f'format={format} needs no scale of ours'
         raise ValueError(f'Quantizer: {told}; leave out axis, block, learn and scale')
+    if kind is _LearnedBlocksGrid and (axis is not None or block is not None or powers):
+        told = f'format={format} says its blocks and the format of their scales'
+        raise ValueError(f'Quantizer: {told}; leave out axis, block and scale')
     return format
 
 def _grid_of(format, bits, signed, zero_point, axis, block, learn, init, scale):
@@ -594,7 +637,7 @@ def _grid_of(format, bits, signed, zero_point, axis, block, learn, init, scale):
     if signed is not None: signed = check_flag(signed, 'Quantizer', 'signed')
     zero_point = check_flag(zero_point, 'Quantizer', 'zero_point')
     check_flag(learn, 'Quantizer', 'learn')
-    grid = _kind_of(format)(format, bits, signed, zero_point, axis, block)
+    grid = _kind_of(format, learn)(format, bits, signed, zero_point, axis, block)
     if powers and zero_point:
         raise ValueError("Quantizer: scale='po2' has no zero point; leave one out")
     _check_init(init, grid.block, zero_point)

@@ -11,7 +11,9 @@ import shok_nb as R
 GRIDS = dict(groups=lambda: R.Quantizer(4, block=32), learned=lambda: R.Quantizer(4, block=32, learn=True),
     channels=lambda: R.Quantizer(4, axis=0), tensor=lambda: R.Quantizer(8), three=lambda: R.Quantizer(3, block=32),
     e4m3=lambda: R.Quantizer(format='e4m3', axis=0), one_e4m3=lambda: R.Quantizer(format='e4m3'),
-    mxfp4=lambda: 'mxfp4', nvfp4=lambda: 'nvfp4')
+    mxfp4=lambda: 'mxfp4', nvfp4=lambda: 'nvfp4',
+    learned_mxfp4=lambda: R.Quantizer(format='mxfp4', learn=True),
+    learned_nvfp4=lambda: R.Quantizer(format='nvfp4', learn=True))
 
 def read(folder):
     "Each weight as their compressor makes it, by the scheme that the config gives its layer."
