@@ -340,7 +340,7 @@ def _over(scale, rounding):
     return divided
 
 def _by_floats(v, op, dim, knobs):
-    "Blocks whose scale is a float: one of the tensor or of a row stays beside them."
+    "Blocks whose scale is a float. That of the tensor, or of a row, stays beside them."
     t,dims = _tiles(v, op, dim)
     scale = _clip_of(t, dims, op)/format_of(op.format, 'Operand').largest
     scale = scale.clamp(min=torch.finfo(v.dtype).tiny)
