@@ -776,8 +776,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                         'shok_nb/deployment/runtime.py'),
                                             'shok_nb.deployment.runtime._zeros_of': ( 'deployment/runtime.html#_zeros_of',
                                                                                       'shok_nb/deployment/runtime.py'),
-                                            'shok_nb.deployment.runtime.check_path': ( 'deployment/runtime.html#check_path',
-                                                                                       'shok_nb/deployment/runtime.py'),
                                             'shok_nb.deployment.runtime.onnx_session': ( 'deployment/runtime.html#onnx_session',
                                                                                          'shok_nb/deployment/runtime.py'),
                                             'shok_nb.deployment.runtime.to_onnx': ( 'deployment/runtime.html#to_onnx',

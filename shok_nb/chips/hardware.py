@@ -25,10 +25,10 @@ from ..deployment.integer_operations import (
     IntegerMean,
     window_counts,
 )
-from ..deployment.runtime import check_path, without_traces
+from ..deployment.runtime import without_traces
 from ..engine.arguments import check_input, check_model, installed
 from ..engine.parts import by_mode
-from ..grids.files import write_whole
+from ..grids.files import check_path, check_place, write_whole
 from ..networks.flow import evaluating, first_line, in_float64, quietly
 from ..quantization.quantizer import Quantizer
 
@@ -564,14 +564,12 @@ def _as_text(steps, last, prefix):
 
 def _checked_name(file):
     "The name of a header as that of a function."
-    if not isinstance(file, (str, PathLike)) or isinstance(os.fspath(file), bytes):
-        raise TypeError(f'to_c: file must be a path, got {type(file).__name__}')
+    check_path(file, 'to_c', 'file')
     path = Path(file)
     if path.suffix != '.h' or not re.fullmatch(r'[A-Za-z_]\w*', path.stem, re.ASCII):
         told = 'file must be named as a function of C, such as net.h'
         raise ValueError(f'to_c: {told}, got {path.name!r}')
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f'to_c: there is no folder {path.parent}')
+    check_place(path, 'to_c', 'file')
     return path.stem
 
 # %% ../../nbs/chips/50_hardware.ipynb #5cc0000e
@@ -702,6 +700,7 @@ def to_qonnx(
     """
     check_model(model, 'to_qonnx')
     check_path(file, 'to_qonnx', 'file')
+    check_place(file, 'to_qonnx', 'file')
     check_exact(model, 'to_qonnx')
     inputs = example if isinstance(example, tuple) else (example,)
     for x in inputs: check_input(x, 'to_qonnx', 'example')
