@@ -3378,8 +3378,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                         'shok_nb/post_training/reconstruct.py'),
                                                    'shok_nb.post_training.reconstruct._calls_of': ( 'post_training/reconstruct.html#_calls_of',
                                                                                                     'shok_nb/post_training/reconstruct.py'),
-                                                   'shok_nb.post_training.reconstruct._check_steady': ( 'post_training/reconstruct.html#_check_steady',
-                                                                                                        'shok_nb/post_training/reconstruct.py'),
                                                    'shok_nb.post_training.reconstruct._check_tasks': ( 'post_training/reconstruct.html#_check_tasks',
                                                                                                        'shok_nb/post_training/reconstruct.py'),
                                                    'shok_nb.post_training.reconstruct._check_teacher': ( 'post_training/reconstruct.html#_check_teacher',

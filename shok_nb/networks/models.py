@@ -178,9 +178,9 @@ class Quantized(NamedTuple):
     activations:str # What enters: codes, or why floats
 
 # %% ../../nbs/networks/10_models.ipynb #58a00006
-def _takes_activations(m, path, model, kinds=()):
+def _takes_activations(m, path, model, kinds):
     "Why what enters this layer is left alone, or None."
-    ours = *LINEAR,*TRANSPOSED,*(k for k,w in dict(kinds).items() if 'weight' in w)
+    ours = *LINEAR,*TRANSPOSED,*(k for k,w in kinds.items() if 'weight' in w)
     if not isinstance(m, ours) and not isinstance(m, conv1d()):
         return f'{type(m).__name__} takes floats'
     parent = model.get_submodule(path.rpartition('.')[0])
@@ -262,7 +262,7 @@ def _columns(x, axis, name, rows):
         raise ValueError(f'quantize_model_: {told} of the activations')
     return v
 
-def _watch_layers(model, layers, batches, axis=None):
+def _watch_layers(model, layers, batches, axis):
     "What enters each of the layers, for these batches."
     seen = {name: ValueObserver() if axis is None else ColumnObserver() for name in layers}
     def keep(name):

@@ -198,7 +198,7 @@ def _other_in_training(flow, found, names, layers, shared):
             return 'in training channels have other places'
     return None
 
-def _source_in(flow, names, m, layers, shared, norm=None):
+def _source_in(flow, names, m, layers, shared, norm):
     "A `_Source` for `m`, with the normalization behind it."
     outs = flow.outputs(m if norm is None else norm)
     why = _unfit_source(flow, m, outs, shared)
