@@ -12,6 +12,7 @@ import torch
 from estimators import LAID, generator
 from torch import nn
 import shok_nb as R
+from shok_nb.deployment.integer_operations import IntegerAdd, IntegerAveragePool, IntegerMean
 
 W = torch.randn(6, 64, generator=generator())*torch.logspace(-1, 1, 6)[:, None]
 
@@ -436,10 +437,11 @@ def test_convolutions_in_c(tmp_path):
     net = deployed(net, x[2:100])
     assert torch.equal(in_c(net, x, tmp_path), net(x))
 
-def test_images_leave_in_c(tmp_path):
+@pytest.mark.parametrize('pool', [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1, ceil_mode=True)], ids=['even', 'ceil'])
+def test_images_leave_in_c(pool, tmp_path):
     "The last layer is a convolution: a point for each channel; the first takes uint8."
     torch.manual_seed(0)
-    net,x = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),many((1, 6, 6), 3, 1000).abs()
+    net,x = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), pool),many((1, 6, 6), 3, 1000).abs()
     net = deployed(net, x[2:100])
     assert torch.equal(in_c(net, x, tmp_path), net(x).flatten(1))
     assert 'net_quantize(const float *x, uint8_t *q)' in (tmp_path/'net.h').read_text()
@@ -540,7 +542,6 @@ def test_resnet_in_c(narrow, tmp_path):
 @pytest.mark.slow
 def test_means_of_any_codes_in_c(n, zero, out_zero, up, tmp_path):
     "Grids with zero points, even and odd, and sums that are ties: as torch computes them in float32."
-    from shok_nb.deployment.integer_operations import IntegerAdd, IntegerAveragePool, IntegerMean
     def grid(scale, zero): return torch.tensor(2.**scale),torch.tensor(zero, dtype=torch.uint8)
     g,windows = generator(n),IntegerAveragePool(grid(-4, zero), nn.AvgPool2d((1, n)))
     codes = torch.randint(256, (2000, 2, 1, n), generator=g)
@@ -614,6 +615,34 @@ def test_not_written(make, told, tmp_path):
     x = many((8,), 7, 100)[2:]
     with pytest.raises(ValueError, match=f'^to_c: {told}'): R.to_c(make(x), x, tmp_path/'net.h')
     assert not (tmp_path/'net.h').exists()
+
+def added(other, k):
+    "What enters and a function of it, on steps of 1/16 and 2**k, as a step of 1/8."
+    other.feeds(*on_grid(k))
+    m = IntegerAdd(on_grid(-4), on_grid(k))
+    m.feeds(*on_grid(-3))
+    return Sum(other, m)
+
+def on_grid(k): return torch.tensor(2.**k),torch.tensor(128, dtype=torch.uint8)
+
+@pytest.mark.parametrize('make, size, told', [
+    (lambda: added(IntegerMean(on_grid(-4)), -4), 2, r'm adds shapes \(2, 2, 2\) and \(2, 1, 1\); only equal ones'),
+    (lambda: added(IntegerAveragePool(on_grid(-4), nn.AvgPool2d(1)), -24), 2, 'm adds grids whose points are 21 bits'),
+    (lambda: nn.Sequential(IntegerAveragePool(on_grid(-4), nn.AvgPool2d(128))), 128, '0 takes means of 16384 numbers'),
+    (lambda: nn.Sequential(IntegerMean(on_grid(-4))), 257, '0 takes the mean of 66049 numbers, more than 65793')],
+    ids=['shapes', 'points', 'window', 'mean'])
+def test_sums_that_are_not_written(make, size, told, tmp_path):
+    net = make()
+    if isinstance(net, nn.Sequential): net[0].feeds(*on_grid(-4))
+    with pytest.raises(ValueError, match=f'^to_c: {told}'): R.to_c(net, torch.zeros(1, 2, size, size), tmp_path/'net.h')
+
+def test_scales_far_apart_are_not_written(tmp_path):
+    torch.manual_seed(0)
+    net,x = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2)),many((8,), 7, 100)[2:]
+    R.quantize_model_(net, R.Quantizer(8, axis=0, scale='po2'), R.Quantizer(8, scale='po2'), calibrate=[x])
+    net[1].input_quantizer.set_grid_(2.**-60)
+    R.deploy_(net.eval(), x)
+    with pytest.raises(ValueError, match='^to_c: 0 needs a shift to the left by'): R.to_c(net, x, tmp_path/'net.h')
 
 def test_bad_calls_of_c(tmp_path):
     x = many((8,), 7, 100)[2:]

@@ -274,10 +274,7 @@ def _relu(entering):
 
 def _pair(v): return (v, v) if isinstance(v, int) else tuple(v)
 
-def _maximum(m, entering, shape, where):
-    if m.ceil_mode or m.return_indices:
-        told = f'{where} has ceil_mode or return_indices'
-        raise ValueError(f'to_c: {told}, which is not written')
+def _maximum(m, entering, shape):
     (c,h,w),(_,p,q) = entering.shape,shape
     (kh,kw),(ph,pw),(dh,dw) = _pair(m.kernel_size),_pair(m.padding),_pair(m.dilation)
     sh,sw = _pair(m.stride)
@@ -424,13 +421,10 @@ def _check_kinds(graph, root):
         elif not hasattr(m, 'weight'): told = f'known are {_KNOWN}'
         raise ValueError(f'to_c: {where} is a {type(m).__name__}; {told}')
 
-def _entering(m, shape, where):
-    "The numbers that an integer layer takes."
-    return _grid(m.input_scale, m.input_zero_point, m.input_top, shape, where)
-
 def _taken(m, i, shape, where):
     "The numbers of an input of an integer layer or operation."
-    if isinstance(m, IntegerLayer): return _entering(m, shape, where)
+    if isinstance(m, IntegerLayer):
+        return _grid(m.input_scale, m.input_zero_point, m.input_top, shape, where)
     scale,zero_point = m.grid_entering(i)
     return _grid(scale, zero_point, m.top_entering(i), shape, where)
 
@@ -481,7 +475,7 @@ def _plain(n, m, x, shape):
         known = 'relu and what changes a shape alone'
         raise ValueError(f'to_c: {where} is a call of {name}; known are layers, {known}')
     if isinstance(m, nn.ReLU): return _relu(x)
-    if isinstance(m, nn.MaxPool2d): return _maximum(m, x, shape, where)
+    if isinstance(m, nn.MaxPool2d): return _maximum(m, x, shape)
     if isinstance(m, nn.Flatten) and math.prod(shape) != x.size:
         raise ValueError(f'to_c: {where} must leave the batch alone, got {m}')
     return _Layer(x, x._replace(shape=shape), [], None)
