@@ -153,7 +153,9 @@ def quantize_model_(
         notes = [_without_blocks(weights, of_weights), *_tied_in_words(model, of_weights)]
         _take_over(own, of_inputs)
         _attach(model, found | between.sites, of_weights, of_inputs)
-        if calibrate is None and _fits_a_byte(activations): _await(model, activations)
+        if calibrate is None and _fits_a_byte(activations):
+            hook = model.register_load_state_dict_pre_hook(_Arriving(activations))
+            model._awaits = hook,
     _warn_of_optimizers(model)
     return LayerReport(rows, _note(notes, between))
 
@@ -676,11 +678,6 @@ def _fits_a_byte(prototype):
     if not isinstance(prototype, Quantizer) or prototype.axis is not None: return False
     low,high = prototype.range()
     return prototype.format is None and high-low <= 255 and low <= 0 <= high
-
-def _await(model, prototype):
-    "A state that is loaded may name what lies between layers."
-    hook = model.register_load_state_dict_pre_hook(_Arriving(prototype))
-    model._awaits = hook,
 
 def _attach(model, found, of_weights, of_inputs):
     "Quantizers of weights and of inputs in their places."
