@@ -209,7 +209,7 @@ def test_outputs_that_nobody_can_look_into():
     quantize_model_(model.eval(), calibrate=[x])
     want,report = model(x).out,deploy_(model, x)
     assert report.note.startswith('the outputs could not be compared; ') and isinstance(model.a, IntegerLayer)
-    assert torch.allclose(model(x).out, want, atol=1e-5)
+    assert torch.allclose(model(x).out, want, atol=1e-3)
 
 def test_a_scale_that_is_lost():
     model,x = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)),rows()
