@@ -10,6 +10,7 @@ from fractions import Fraction
 import pytest
 import torch
 from estimators import LAID, generator
+from networks import Made
 from torch import nn
 import shok_nb as R
 from shok_nb.deployment.integer_operations import IntegerAdd, IntegerAveragePool, IntegerMean
@@ -597,6 +598,18 @@ class Calls(nn.Module):
         self.way = way
     def forward(self, x): return self.way(self.m, x)
 
+def forked():
+    "A layer that is read on two grids, and so gives floats."
+    a,b,c = nn.Linear(8, 8),nn.Linear(8, 8),nn.Linear(8, 2)
+    return Made(lambda m, x: m.c(h := m.a(x)) + m.c(m.b(h.relu())), a=a, b=b, c=c)
+
+def test_a_function_for_a_layer_in_c(tmp_path):
+    "A ReLU that is called as a function, and is the last."
+    torch.manual_seed(0)
+    x = many((8,), 7, 300)
+    net = deployed(Made(lambda m, x: m.b(m.a(x).relu()).relu(), a=nn.Linear(8, 4), b=nn.Linear(4, 2)), x[2:])
+    assert torch.equal(in_c(net, x, tmp_path), net(x)) and (net(x) == 0).any()
+
 @pytest.mark.parametrize('make, told', [
     (lambda x: nn.Linear(8, 2), r'\(model\) is a Linear; deploy_ has made no integers of it'),
     (lambda x: Calls(lambda m, x: m(x) if x.sum() > 0 else x), 'the forward of Calls cannot be read: .*control flow'),
@@ -609,6 +622,7 @@ class Calls(nn.Module):
     (lambda x: plain(nn.Sequential(nn.Linear(8, 2)), x), '0 has a scale of .*, which is no power of two'),
     (lambda x: deployed(nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 2)), x), '1 is a .*GELU|1 is a'),
     (lambda x: deployed(nn.Sequential(nn.Linear(8, 4), nn.Softmax(-1)), x), '1 is a Softmax; known are integer layers'),
+    (lambda x: deployed(forked(), x), 'c takes other integers than the layer before it gives'),
     (lambda x: deployed(nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Linear(4, 2)), x), '0 is a Unflatten; known are')],
     ids=lambda told: told if isinstance(told, str) else '')
 def test_not_written(make, told, tmp_path):

@@ -428,19 +428,10 @@ def _taken(m, i, shape, where):
     scale,zero_point = m.grid_entering(i)
     return _grid(scale, zero_point, m.top_entering(i), shape, where)
 
-def _leaving(m, shape, where, last):
-    "The numbers that it gives; None where they are its sums, of the last layer."
-    if m.out_scale is not None:
-        return _grid(m.out_scale, m.out_zero_point, m.out_top, shape, where)
-    if last: return None
-    raise ValueError(f'to_c: {where} gives floats to the layers behind it')
-
-def _feeding(calls):
-    "The calls that some integer layer or operation reads, at any distance."
-    found = set()
-    for n in reversed(calls):
-        if n in found or isinstance(calls[n], _INTEGERS): found.update(n.all_input_nodes)
-    return found
+def _leaving(m, shape, where):
+    "The numbers that it gives; None where they are its sums, as of the last layer."
+    if m.out_scale is None: return None
+    return _grid(m.out_scale, m.out_zero_point, m.out_top, shape, where)
 
 # %% ../../nbs/chips/50_hardware.ipynb #7a10c0e2
 def _first_grid(calls):
@@ -451,13 +442,13 @@ def _first_grid(calls):
             return _taken(m, 0, shape, _where(n))
     raise ValueError('to_c: the model has no integer layer; deploy_ first')
 
-def _integer(m, name, xs, shape, where, last):
+def _integer(m, name, xs, shape, where):
     "A layer or operation of integers as C."
     for i,x in enumerate(xs):
         if _taken(m, i, x.shape, where) == x: continue
         told = f'{where} takes other integers than the layer before it gives'
         raise ValueError(f'to_c: {told}')
-    left:Any = _leaving(m, shape, where, last)
+    left:Any = _leaving(m, shape, where)
     if isinstance(m, IntegerAdd): return _addition(m, xs[0], xs[1], left, where)
     if isinstance(m, IntegerMean): return _mean(m, xs[0], left, where)
     if isinstance(m, IntegerAveragePool): return _average(m, name, xs[0], left, where)
@@ -502,21 +493,18 @@ def _computed(n, found):
 
 def _translated(calls, prefix)->Any:
     "Each step, and the array that leaves."
-    feeding,first = _feeding(calls),_first_grid(calls)
     found,steps = {},[]
     for n,m in calls.items():
         shape = n.meta['shape']
         if n.op == 'placeholder':
-            if found: raise ValueError('to_c: model must take one tensor')
-            found[n] = first._replace(shape=shape),'x'
+            found[n] = _first_grid(calls)._replace(shape=shape),'x'
         elif n.op == 'output':
             if n.args[0] not in found: raise ValueError('to_c: model must return one Tensor')
             return steps,found[n.args[0]][1]
         elif shape is not None:
             name = _name(f'{prefix}_{_where(n)}', prefix, [s.name for s in steps])
             xs,reads = _computed(n, found)
-            own = isinstance(m, _INTEGERS)
-            if own: one = _integer(m, name, xs, shape, _where(n), n not in feeding)
+            if isinstance(m, _INTEGERS): one = _integer(m, name, xs, shape, _where(n))
             else: one = _plain(n, m, xs[0], shape)
             writes = f'a{len(steps)}' if one.body else reads[0]
             if one.body: steps.append(_Step(name, one, reads, writes))
