@@ -155,7 +155,7 @@ def quantize_model_(
         _attach(model, found | between.sites, of_weights, of_inputs)
         if calibrate is None and _fits_a_byte(activations):
             hook = model.register_load_state_dict_pre_hook(_Arriving(activations))
-            model._awaits = hook,
+            vars(model)['_awaits'] = hook,
     _warn_of_optimizers(model)
     return LayerReport(rows, _note(notes, between))
 
