@@ -260,7 +260,8 @@ def test_no_place_for_a_file(tmp_path):
     for p,error in (('folder', IsADirectoryError), ('link', IsADirectoryError), ('none/x', FileNotFoundError),
         ('file/x', FileNotFoundError), ('.', IsADirectoryError)):
         with pytest.raises(error, match='^save_gguf: file '): R.save_gguf(state, tmp_path/p)
-    for p,error in ((os.devnull, ValueError), ('', ValueError), ('x\0y', ValueError), (b'x', TypeError), (3,
+    os.mkfifo(tmp_path/'pipe')                                           # a device would be lost if this failed
+    for p,error in ((tmp_path/'pipe', ValueError), ('', ValueError), ('x\0y', ValueError), (b'x', TypeError), (3,
         TypeError)):
         with pytest.raises(error, match='^save_gguf: file '): R.save_gguf(state, p)
     layer = torch.nn.Sequential(torch.nn.Linear(32, 4))
@@ -269,7 +270,7 @@ def test_no_place_for_a_file(tmp_path):
     for bad in (dict(a=torch.ones(2)), {('a', 'b'): 1}, dict(a={1, 2})):
         with pytest.raises(TypeError, match='^save_compressed: config '): R.save_compressed(layer, tmp_path/'new',
             config=bad)
-    assert {p.name for p in tmp_path.iterdir()} == {'folder', 'file', 'link'}
+    assert {p.name for p in tmp_path.iterdir()} == {'folder', 'file', 'link', 'pipe'} and (tmp_path/'pipe').is_fifo()
 
 WHOLE = '{"schema": 1, "studies": {"line": {"head": {}, "records": [{"estimator": "f", "way": "hard", "version": 1}]}}}'
 RECORD = '{"estimator": "f", "way": "hard", "version": 1}'
