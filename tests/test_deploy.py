@@ -324,7 +324,13 @@ def test_to_onnx_messages(tmp_path, monkeypatch):
             to_onnx(model, bad, file)
     with pytest.raises(TypeError, match=r"to_onnx: example\['input2'\] must be a torch.Tensor, got list"):
         to_onnx(nn.Bilinear(4, 3, 2), dict(input1=inputs((4,), 5), input2=[1]), file)
+    with pytest.raises(FileNotFoundError, match='^to_onnx: file is in .*no, which is no folder'):
+        to_onnx(model, inputs((16,), 2), tmp_path/'no'/'m.onnx')
+    with pytest.raises(FileNotFoundError, match='^onnx_session: there is no file'): onnx_session(tmp_path)
     to_onnx(model, inputs((16,), 1), file, any_batch=False)
+    for option in ('', tmp_path):
+        with pytest.raises((ValueError, IsADirectoryError), match='^onnx_session: optimized'):
+            onnx_session(file, optimized=option)
     for package,call in dict(onnxscript=lambda: to_onnx(model, inputs((16,), 2), file),
             onnxruntime=lambda: onnx_session(file)).items():
         monkeypatch.setitem(sys.modules, package, None)

@@ -90,6 +90,8 @@ def dead():
         m[1].bias[:2] = .3
     return m
 
+def by_class(m, x): return m.d(F.relu(m.a(x) if isinstance(m.a, nn.Linear) else x.new_zeros(len(x), 8)))
+
 def norm6(): return nn.BatchNorm1d(6)
 
 def three(how): return lambda: Made(how, a=nn.Linear(6, 8), b=nn.Linear(8, 8), c=nn.Linear(8, 8))
@@ -116,6 +118,7 @@ TRAPS = dict(
     hook_before=(lambda: hooked(lambda m: m.register_forward_pre_hook(lambda m, a: (3*a[0],))), rows()),
     in_a_list=(held, rows()),
     in_a_closure=(closure, rows()),
+    by_class=(lambda: Made(by_class, a=lin(6, 8), d=lin(8, 3)), rows()),
     a_dataclass=(lambda: Made(lambda m, x: Out(h := m.a(x), m.d(F.relu(h))), a=lin(6, 8), d=lin(8, 3)), rows()),
     a_trace=(with_trace, rows()),
     written_into_a_view=(lambda: Made(written, a=lin(6, 8), n=norm(8), d=lin(8, 3)), rows()),
@@ -139,7 +142,8 @@ TRAPS = dict(
 FOLDED = dict.fromkeys(('two_norms', 'negative_norm', 'norm_of_any_sign', 'dead_channels'), ['1'])
 STAYS = dict(own_forward='Lora has a forward of its own', own_convolution='Standardized has a _conv_forward of its own',
     own_padding='SamePadding has a forward of its own', hook_after='it has a hook', hook_before='it has a hook',
-    in_a_list='something else holds it, such as a list', in_a_closure='something else holds it, such as a list')
+    in_a_list='something else holds it, such as a list', in_a_closure='something else holds it, such as a list',
+    by_class='something asks for its class')
 # Codes go on where nothing but order-preserving operations lie between, and nobody else looks
 FLOWS = dict(chain=['codes', 'codes', 'floats'], residual=['codes', 'codes', 'floats', 'codes'],
     returned=['floats', 'codes', 'floats'], curved=['codes', 'floats', 'floats'], forked=['codes', 'floats', 'floats'],
@@ -185,6 +189,34 @@ def test_a_hook_that_watches_goes_on():
     seen.clear()
     model(x)
     assert seen == [64]
+
+def test_a_model_that_takes_no_integer_layer():
+    def refuses(m, x):
+        y = m.a(x)
+        if hasattr(m.a, 'codes'): raise TypeError('floats alone')
+        return y
+    model,x = Made(refuses, a=lin(6, 8)),rows()
+    quantize_model_(model.eval(), calibrate=[x])
+    with pytest.raises(ValueError, match='^deploy_: the model fails: TypeError: floats alone; nothing was changed$'):
+        deploy_(model, x)
+    assert not isinstance(model.a, IntegerLayer)
+
+def test_outputs_that_nobody_can_look_into():
+    class Closed:
+        __slots__ = 'out',
+        def __init__(self, out): self.out = out
+    model,x = Made(lambda m, x: Closed(m.a(x)), a=lin(6, 8)),rows()
+    quantize_model_(model.eval(), calibrate=[x])
+    want,report = model(x).out,deploy_(model, x)
+    assert report.note.startswith('the outputs could not be compared; ') and isinstance(model.a, IntegerLayer)
+    assert torch.allclose(model(x).out, want, atol=1e-3)
+
+def test_a_scale_that_is_lost():
+    model,x = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)),rows()
+    quantize_model_(model.eval(), calibrate=[x])
+    model[0].input_quantizer.log_scale.data.fill_(math.nan)             # as a training that diverged leaves it
+    first,second = deploy_(model, x).rows
+    assert first.activations == 'floats: a scale that is no positive number' and second.kernel == 'QGemm'
 
 @pytest.mark.slow
 def test_nan_stays():

@@ -81,12 +81,14 @@ def weights(dtype=torch.float32, rows=3, columns=64):
 def test_alignment(align, tmp_path):
     "Tensors begin where the metadata says, whatever their sizes."
     state = {f't{i}': weights(columns=n) for i,n in enumerate((1, 3, 32, 64, 5, 7))}
+    state['turned'] = weights().mT                                       # its memory is in another order
     R.save_gguf(state, tmp_path/'x', 'Q4_0', metadata={'general.alignment': align})
     about,found = gguf(tmp_path/'x')
     assert about['general.alignment'] == align
     for name,t in state.items():
         want = R.gguf_quantize(t, 'Q4_0') if t.shape[-1] % 32 == 0 else t
         assert torch.equal(values(*found[name]), want)
+    assert 'all 7 are the same' in str(R.same_grid({k: values(*v) for k,v in found.items()}, tmp_path/'x'))
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize('kind', ['Q8_0', 'Q4_0', 'F32', 'F16', 'BF16'])
@@ -108,10 +110,12 @@ METADATA = {'a.int': 3, 'a.minus': -4, 'a.large': 2**40, 'a.huge': 2**64-1, 'a.w
     'gpt-oss.numpy': np.int32(7), 'a.single': np.float32(.5), 'a.words': ['x']*3000}
 
 def test_metadata(tmp_path):
-    R.save_gguf(dict(w=weights()), tmp_path/'x', architecture='gpt-oss', metadata=METADATA)
+    state = dict(w=weights())
+    R.save_gguf(state, tmp_path/'x', architecture='gpt-oss', metadata=METADATA)
     about,_ = gguf(tmp_path/'x')
     given = {k: list(v) if isinstance(v, tuple) else v for k,v in METADATA.items()}
     assert about == given | {'general.architecture': 'gpt-oss', 'general.quantization_version': 2}
+    assert 'w' in str(R.same_grid(state, tmp_path/'x'))
 
 BAD_METADATA = [('general.architecture', 'llama'), ('general.quantization_version', 2), ('split.count', 2),
     ('split.no', 0),
@@ -130,6 +134,16 @@ def test_bad_metadata(key, value, tmp_path):
     with pytest.raises((TypeError, ValueError), match='^save_gguf: metadata .*') as e:
         R.save_gguf(dict(w=weights()), tmp_path/'x', metadata={key: value})
     assert len(str(e.value)) < 250 and not [*tmp_path.iterdir()]
+
+@pytest.mark.parametrize('value, got', [(2**64, 2**64), (1j, 'complex'), ([1, 'b'], 'a list of int, str'),
+    ([], 'a list of nothing')], ids=str)
+def test_bad_metadata_is_told(value, got, tmp_path):
+    with pytest.raises(TypeError, match=f'or a list of one of them, got {got}$'):
+        R.save_gguf(dict(w=weights()), tmp_path/'x', metadata=dict(a=value))
+
+def test_a_type_that_a_function_names_is_checked(tmp_path):
+    with pytest.raises(ValueError, match="^save_gguf: types must be one of F32, .*, got 'Q7'$"):
+        R.save_gguf(dict(w=weights()), tmp_path/'x', lambda name, t: 'Q7')
 
 BAD_STATES = [('', (2, 32)), ('a'*64, (2, 32)), ('ü'*32, (2, 32)), ('a\0b', (2, 32)), ('\ud800', (2, 32)), (1, (2,
     32)), (None, (2, 32)),
@@ -246,7 +260,8 @@ def test_no_place_for_a_file(tmp_path):
     for p,error in (('folder', IsADirectoryError), ('link', IsADirectoryError), ('none/x', FileNotFoundError),
         ('file/x', FileNotFoundError), ('.', IsADirectoryError)):
         with pytest.raises(error, match='^save_gguf: file '): R.save_gguf(state, tmp_path/p)
-    for p,error in ((os.devnull, ValueError), ('', ValueError), ('x\0y', ValueError), (b'x', TypeError), (3,
+    os.mkfifo(tmp_path/'pipe')                                           # a device would be lost if this failed
+    for p,error in ((tmp_path/'pipe', ValueError), ('', ValueError), ('x\0y', ValueError), (b'x', TypeError), (3,
         TypeError)):
         with pytest.raises(error, match='^save_gguf: file '): R.save_gguf(state, p)
     layer = torch.nn.Sequential(torch.nn.Linear(32, 4))
@@ -255,7 +270,7 @@ def test_no_place_for_a_file(tmp_path):
     for bad in (dict(a=torch.ones(2)), {('a', 'b'): 1}, dict(a={1, 2})):
         with pytest.raises(TypeError, match='^save_compressed: config '): R.save_compressed(layer, tmp_path/'new',
             config=bad)
-    assert {p.name for p in tmp_path.iterdir()} == {'folder', 'file', 'link'}
+    assert {p.name for p in tmp_path.iterdir()} == {'folder', 'file', 'link', 'pipe'} and (tmp_path/'pipe').is_fifo()
 
 WHOLE = '{"schema": 1, "studies": {"line": {"head": {}, "records": [{"estimator": "f", "way": "hard", "version": 1}]}}}'
 RECORD = '{"estimator": "f", "way": "hard", "version": 1}'

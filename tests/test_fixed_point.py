@@ -10,8 +10,10 @@ from fractions import Fraction
 import pytest
 import torch
 from estimators import LAID, generator
+from networks import Made
 from torch import nn
 import shok_nb as R
+from shok_nb.deployment.integer_operations import IntegerAdd, IntegerAveragePool, IntegerMean
 
 W = torch.randn(6, 64, generator=generator())*torch.logspace(-1, 1, 6)[:, None]
 
@@ -436,10 +438,11 @@ def test_convolutions_in_c(tmp_path):
     net = deployed(net, x[2:100])
     assert torch.equal(in_c(net, x, tmp_path), net(x))
 
-def test_images_leave_in_c(tmp_path):
+@pytest.mark.parametrize('pool', [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1, ceil_mode=True)], ids=['even', 'ceil'])
+def test_images_leave_in_c(pool, tmp_path):
     "The last layer is a convolution: a point for each channel; the first takes uint8."
     torch.manual_seed(0)
-    net,x = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),many((1, 6, 6), 3, 1000).abs()
+    net,x = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), pool),many((1, 6, 6), 3, 1000).abs()
     net = deployed(net, x[2:100])
     assert torch.equal(in_c(net, x, tmp_path), net(x).flatten(1))
     assert 'net_quantize(const float *x, uint8_t *q)' in (tmp_path/'net.h').read_text()
@@ -540,7 +543,6 @@ def test_resnet_in_c(narrow, tmp_path):
 @pytest.mark.slow
 def test_means_of_any_codes_in_c(n, zero, out_zero, up, tmp_path):
     "Grids with zero points, even and odd, and sums that are ties: as torch computes them in float32."
-    from shok_nb.deployment.integer_operations import IntegerAdd, IntegerAveragePool, IntegerMean
     def grid(scale, zero): return torch.tensor(2.**scale),torch.tensor(zero, dtype=torch.uint8)
     g,windows = generator(n),IntegerAveragePool(grid(-4, zero), nn.AvgPool2d((1, n)))
     codes = torch.randint(256, (2000, 2, 1, n), generator=g)
@@ -596,6 +598,18 @@ class Calls(nn.Module):
         self.way = way
     def forward(self, x): return self.way(self.m, x)
 
+def forked():
+    "A layer that is read on two grids, and so gives floats."
+    a,b,c = nn.Linear(8, 8),nn.Linear(8, 8),nn.Linear(8, 2)
+    return Made(lambda m, x: m.c(h := m.a(x)) + m.c(m.b(h.relu())), a=a, b=b, c=c)
+
+def test_a_function_for_a_layer_in_c(tmp_path):
+    "A ReLU that is called as a function, and is the last."
+    torch.manual_seed(0)
+    x = many((8,), 7, 300)
+    net = deployed(Made(lambda m, x: m.b(m.a(x).relu()).relu(), a=nn.Linear(8, 4), b=nn.Linear(4, 2)), x[2:])
+    assert torch.equal(in_c(net, x, tmp_path), net(x)) and (net(x) == 0).any()
+
 @pytest.mark.parametrize('make, told', [
     (lambda x: nn.Linear(8, 2), r'\(model\) is a Linear; deploy_ has made no integers of it'),
     (lambda x: Calls(lambda m, x: m(x) if x.sum() > 0 else x), 'the forward of Calls cannot be read: .*control flow'),
@@ -608,6 +622,7 @@ class Calls(nn.Module):
     (lambda x: plain(nn.Sequential(nn.Linear(8, 2)), x), '0 has a scale of .*, which is no power of two'),
     (lambda x: deployed(nn.Sequential(nn.Linear(8, 4), nn.GELU(), nn.Linear(4, 2)), x), '1 is a .*GELU|1 is a'),
     (lambda x: deployed(nn.Sequential(nn.Linear(8, 4), nn.Softmax(-1)), x), '1 is a Softmax; known are integer layers'),
+    (lambda x: deployed(forked(), x), 'c takes other integers than the layer before it gives'),
     (lambda x: deployed(nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Linear(4, 2)), x), '0 is a Unflatten; known are')],
     ids=lambda told: told if isinstance(told, str) else '')
 def test_not_written(make, told, tmp_path):
@@ -615,12 +630,40 @@ def test_not_written(make, told, tmp_path):
     with pytest.raises(ValueError, match=f'^to_c: {told}'): R.to_c(make(x), x, tmp_path/'net.h')
     assert not (tmp_path/'net.h').exists()
 
+def added(other, k):
+    "What enters and a function of it, on steps of 1/16 and 2**k, as a step of 1/8."
+    other.feeds(*on_grid(k))
+    m = IntegerAdd(on_grid(-4), on_grid(k))
+    m.feeds(*on_grid(-3))
+    return Sum(other, m)
+
+def on_grid(k): return torch.tensor(2.**k),torch.tensor(128, dtype=torch.uint8)
+
+@pytest.mark.parametrize('make, size, told', [
+    (lambda: added(IntegerMean(on_grid(-4)), -4), 2, r'm adds shapes \(2, 2, 2\) and \(2, 1, 1\); only equal ones'),
+    (lambda: added(IntegerAveragePool(on_grid(-4), nn.AvgPool2d(1)), -24), 2, 'm adds grids whose points are 21 bits'),
+    (lambda: nn.Sequential(IntegerAveragePool(on_grid(-4), nn.AvgPool2d(128))), 128, '0 takes means of 16384 numbers'),
+    (lambda: nn.Sequential(IntegerMean(on_grid(-4))), 257, '0 takes the mean of 66049 numbers, more than 65793')],
+    ids=['shapes', 'points', 'window', 'mean'])
+def test_sums_that_are_not_written(make, size, told, tmp_path):
+    net = make()
+    if isinstance(net, nn.Sequential): net[0].feeds(*on_grid(-4))
+    with pytest.raises(ValueError, match=f'^to_c: {told}'): R.to_c(net, torch.zeros(1, 2, size, size), tmp_path/'net.h')
+
+def test_scales_far_apart_are_not_written(tmp_path):
+    torch.manual_seed(0)
+    net,x = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2)),many((8,), 7, 100)[2:]
+    R.quantize_model_(net, R.Quantizer(8, axis=0, scale='po2'), R.Quantizer(8, scale='po2'), calibrate=[x])
+    net[1].input_quantizer.set_grid_(2.**-60)
+    R.deploy_(net.eval(), x)
+    with pytest.raises(ValueError, match='^to_c: 0 needs a shift to the left by'): R.to_c(net, x, tmp_path/'net.h')
+
 def test_bad_calls_of_c(tmp_path):
     x = many((8,), 7, 100)[2:]
     net = deployed(mlp(), x)
     for name in ('net.c', '2net.h', 'a-b.h', 'net'):
         with pytest.raises(ValueError, match='file must be named as a function of C'): R.to_c(net, x, tmp_path/name)
-    with pytest.raises(FileNotFoundError, match='to_c: there is no folder'): R.to_c(net, x, tmp_path/'no'/'net.h')
+    with pytest.raises(FileNotFoundError, match='to_c: file is in .*no, which'): R.to_c(net, x, tmp_path/'no'/'net.h')
     with pytest.raises(TypeError, match='file must be a path, got int'): R.to_c(net, x, 3)
     with pytest.raises(ValueError, match='example must be a batch of inputs'): R.to_c(net, x[0], tmp_path/'net.h')
     with pytest.raises(ValueError, match='0 does not take example'): R.to_c(net, x[:, :3], tmp_path/'net.h')

@@ -536,6 +536,20 @@ def test_operands_have_no_bias(name):
     noise = found.var(0).sum()/50
     assert (found.mean(0)-g).square().sum() < 1.1*noise
 
+def test_blocks_of_zeros_with_eden():
+    "They stay zeros, and spoil nothing beside them."
+    op = R.Operand('nvfp4', eden=32)
+    x = torch.randn(4, 128, generator=generator())
+    x[1],x[2, :16] = 0.,0.
+    y, = draws_of(op, x, 0, 1)
+    assert y.isfinite().all() and not y[1].any() and not y[2, :16].any()
+    assert (y-x).norm() < .2*x.norm() and repr(op).endswith(', eden 32')
+
+def test_integers_into_a_convolution():
+    layer = made(R.RECIPES['mxfp8'], model=nn.Conv2d(1, 2, 3))
+    with pytest.raises(TypeError, match='^RoundedConv2d: input must be float16'):
+        layer(torch.ones(1, 1, 4, 4, dtype=torch.int64))
+
 def test_eden_errs_less_than_half():
     "Of the squared error of the random Hadamard transform with stochastic rounding, on normal values: 0.44."
     g = torch.randn(64, 128, generator=generator())

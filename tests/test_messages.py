@@ -156,6 +156,7 @@ def of_show():
     yield lambda: descend(R.soft_round, 0., beta=2.),"unexpected keyword argument 'beta'"
     yield lambda: tune(R.soft_round, alpha=-1.),'must be in [0, inf], got -1'
     yield lambda: tune(R.round_ste, ties='odd'),"must be one of even, away, zero, up, down, got 'odd'"
+    yield lambda: tune(R.decimal_ste, decimals=1.5),'decimals must be a whole number, got 1.5'
     yield lambda: player('soft_round'),'player: f must be a function'
     yield lambda: tune(R.round_ste, hard=True),"unexpected keyword argument 'hard'"
     yield lambda: tune(ramp),"missing a required argument: 'gain'"

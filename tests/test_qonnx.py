@@ -130,6 +130,7 @@ def test_what_it_cannot_write(tmp_path, told):
 def test_bad_arguments(tmp_path):
     model = layer(8, R.Quantizer(8, signed=None), calibrate=[X])
     with pytest.raises(TypeError, match='^to_qonnx: file must be a path, got int'): R.to_qonnx(model, X, 3)
+    with pytest.raises(FileNotFoundError, match='^to_qonnx: file is in'): R.to_qonnx(model, X, tmp_path/'no'/'m.onnx')
     with pytest.raises(TypeError, match='^to_qonnx: model must be'): R.to_qonnx(3, X, tmp_path/'m.onnx')
     with pytest.raises(TypeError, match='^to_qonnx: example must be'): R.to_qonnx(model, [1], tmp_path/'m.onnx')
 

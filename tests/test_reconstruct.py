@@ -63,6 +63,13 @@ def test_gptq_is_the_published_one(columns, bits):
         torch.testing.assert_close(R.gptq(w, gram, scale, bits=bits, ordered=ordered), wanted)
     assert torch.equal(w, given[0]) and torch.equal(gram, given[1])
 
+@pytest.mark.parametrize('beam', [1, 4])
+def test_a_singular_matrix_is_told(beam):
+    "Without damping it has no factor."
+    x = torch.randn(3, 8, generator=generator())
+    with pytest.raises(ValueError, match='^gptq: gram is singular, as with fewer inputs than columns; use damping > 0'):
+        R.gptq(torch.ones(4, 8), x.mT@x, .1, bits=4, damping=0., beam=beam)
+
 @pytest.mark.parametrize('damping', [0., .01, .3])
 @pytest.mark.parametrize('beam', [1, 3])
 @pytest.mark.parametrize('block', [None, 10])

@@ -84,6 +84,31 @@ def test_a_study_leaves_the_draws_of_others_alone():
     run_study(LINE, stochastic_round)
     assert torch.equal(state, torch.get_rng_state())
 
+def test_what_estimators_draw_comes_again():
+    def run(f, rate, seeds, steps): return f(torch.full((len(seeds),), .4), 0.)
+    def found(seed):
+        torch.manual_seed(seed)
+        return run_study(LINE._replace(run=run), stochastic_round)[0]['score']
+    assert found(1) == found(2)
+
+def test_ends_that_draw_come_again():
+    def found(seed):
+        torch.manual_seed(seed)
+        task = LINE._replace(ends=lambda seeds: (1+torch.rand(len(seeds)), torch.zeros(len(seeds))))
+        return harness.scores(task, torch.ones(9), range(9))
+    assert torch.equal(found(1), found(2))
+
+def test_a_place_for_results_is_looked_at_first(tmp_path):
+    def run(*args): raise AssertionError('it has begun')
+    with pytest.raises(FileNotFoundError, match='^run_study: results is in .*no, which is no folder'):
+        run_study(LINE._replace(run=run), round_ste, results=tmp_path/'no'/'results.json')
+    with pytest.raises(FileNotFoundError, match='^write_results: results is in'):
+        harness.write_results(LINE, [], tmp_path/'no'/'results.json')
+
+def test_a_function_without_a_signature():
+    record, = run_study(LINE, torch.round, quick=True)
+    assert (record['estimator'], record['way']) == ('round', 'as it is')
+
 @pytest.mark.slow
 def test_a_function_of_your_own():
     def my_round(x, hard=False): return soft_round(x, 5., hard=hard)

@@ -25,10 +25,10 @@ from ..deployment.integer_operations import (
     IntegerMean,
     window_counts,
 )
-from ..deployment.runtime import check_path, without_traces
+from ..deployment.runtime import without_traces
 from ..engine.arguments import check_input, check_model, installed
 from ..engine.parts import by_mode
-from ..grids.files import write_whole
+from ..grids.files import check_path, check_place, write_whole
 from ..networks.flow import evaluating, first_line, in_float64, quietly
 from ..quantization.quantizer import Quantizer
 
@@ -274,10 +274,7 @@ def _relu(entering):
 
 def _pair(v): return (v, v) if isinstance(v, int) else tuple(v)
 
-def _maximum(m, entering, shape, where):
-    if m.ceil_mode or m.return_indices:
-        told = f'{where} has ceil_mode or return_indices'
-        raise ValueError(f'to_c: {told}, which is not written')
+def _maximum(m, entering, shape):
     (c,h,w),(_,p,q) = entering.shape,shape
     (kh,kw),(ph,pw),(dh,dw) = _pair(m.kernel_size),_pair(m.padding),_pair(m.dilation)
     sh,sw = _pair(m.stride)
@@ -424,29 +421,17 @@ def _check_kinds(graph, root):
         elif not hasattr(m, 'weight'): told = f'known are {_KNOWN}'
         raise ValueError(f'to_c: {where} is a {type(m).__name__}; {told}')
 
-def _entering(m, shape, where):
-    "The numbers that an integer layer takes."
-    return _grid(m.input_scale, m.input_zero_point, m.input_top, shape, where)
-
 def _taken(m, i, shape, where):
     "The numbers of an input of an integer layer or operation."
-    if isinstance(m, IntegerLayer): return _entering(m, shape, where)
+    if isinstance(m, IntegerLayer):
+        return _grid(m.input_scale, m.input_zero_point, m.input_top, shape, where)
     scale,zero_point = m.grid_entering(i)
     return _grid(scale, zero_point, m.top_entering(i), shape, where)
 
-def _leaving(m, shape, where, last):
-    "The numbers that it gives; None where they are its sums, of the last layer."
-    if m.out_scale is not None:
-        return _grid(m.out_scale, m.out_zero_point, m.out_top, shape, where)
-    if last: return None
-    raise ValueError(f'to_c: {where} gives floats to the layers behind it')
-
-def _feeding(calls):
-    "The calls that some integer layer or operation reads, at any distance."
-    found = set()
-    for n in reversed(calls):
-        if n in found or isinstance(calls[n], _INTEGERS): found.update(n.all_input_nodes)
-    return found
+def _leaving(m, shape, where):
+    "The numbers that it gives; None where they are its sums, as of the last layer."
+    if m.out_scale is None: return None
+    return _grid(m.out_scale, m.out_zero_point, m.out_top, shape, where)
 
 # %% ../../nbs/chips/50_hardware.ipynb #7a10c0e2
 def _first_grid(calls):
@@ -457,13 +442,13 @@ def _first_grid(calls):
             return _taken(m, 0, shape, _where(n))
     raise ValueError('to_c: the model has no integer layer; deploy_ first')
 
-def _integer(m, name, xs, shape, where, last):
+def _integer(m, name, xs, shape, where):
     "A layer or operation of integers as C."
     for i,x in enumerate(xs):
         if _taken(m, i, x.shape, where) == x: continue
         told = f'{where} takes other integers than the layer before it gives'
         raise ValueError(f'to_c: {told}')
-    left:Any = _leaving(m, shape, where, last)
+    left:Any = _leaving(m, shape, where)
     if isinstance(m, IntegerAdd): return _addition(m, xs[0], xs[1], left, where)
     if isinstance(m, IntegerMean): return _mean(m, xs[0], left, where)
     if isinstance(m, IntegerAveragePool): return _average(m, name, xs[0], left, where)
@@ -481,7 +466,7 @@ def _plain(n, m, x, shape):
         known = 'relu and what changes a shape alone'
         raise ValueError(f'to_c: {where} is a call of {name}; known are layers, {known}')
     if isinstance(m, nn.ReLU): return _relu(x)
-    if isinstance(m, nn.MaxPool2d): return _maximum(m, x, shape, where)
+    if isinstance(m, nn.MaxPool2d): return _maximum(m, x, shape)
     if isinstance(m, nn.Flatten) and math.prod(shape) != x.size:
         raise ValueError(f'to_c: {where} must leave the batch alone, got {m}')
     return _Layer(x, x._replace(shape=shape), [], None)
@@ -508,21 +493,18 @@ def _computed(n, found):
 
 def _translated(calls, prefix)->Any:
     "Each step, and the array that leaves."
-    feeding,first = _feeding(calls),_first_grid(calls)
     found,steps = {},[]
     for n,m in calls.items():
         shape = n.meta['shape']
         if n.op == 'placeholder':
-            if found: raise ValueError('to_c: model must take one tensor')
-            found[n] = first._replace(shape=shape),'x'
+            found[n] = _first_grid(calls)._replace(shape=shape),'x'
         elif n.op == 'output':
             if n.args[0] not in found: raise ValueError('to_c: model must return one Tensor')
             return steps,found[n.args[0]][1]
         elif shape is not None:
             name = _name(f'{prefix}_{_where(n)}', prefix, [s.name for s in steps])
             xs,reads = _computed(n, found)
-            own = isinstance(m, _INTEGERS)
-            if own: one = _integer(m, name, xs, shape, _where(n), n not in feeding)
+            if isinstance(m, _INTEGERS): one = _integer(m, name, xs, shape, _where(n))
             else: one = _plain(n, m, xs[0], shape)
             writes = f'a{len(steps)}' if one.body else reads[0]
             if one.body: steps.append(_Step(name, one, reads, writes))
@@ -564,14 +546,12 @@ def _as_text(steps, last, prefix):
 
 def _checked_name(file):
     "The name of a header as that of a function."
-    if not isinstance(file, (str, PathLike)) or isinstance(os.fspath(file), bytes):
-        raise TypeError(f'to_c: file must be a path, got {type(file).__name__}')
+    check_path(file, 'to_c', 'file')
     path = Path(file)
     if path.suffix != '.h' or not re.fullmatch(r'[A-Za-z_]\w*', path.stem, re.ASCII):
         told = 'file must be named as a function of C, such as net.h'
         raise ValueError(f'to_c: {told}, got {path.name!r}')
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f'to_c: there is no folder {path.parent}')
+    check_place(path, 'to_c', 'file')
     return path.stem
 
 # %% ../../nbs/chips/50_hardware.ipynb #5cc0000e
@@ -702,6 +682,7 @@ def to_qonnx(
     """
     check_model(model, 'to_qonnx')
     check_path(file, 'to_qonnx', 'file')
+    check_place(file, 'to_qonnx', 'file')
     check_exact(model, 'to_qonnx')
     inputs = example if isinstance(example, tuple) else (example,)
     for x in inputs: check_input(x, 'to_qonnx', 'example')

@@ -23,6 +23,7 @@ from .accumulators import check_exact
 from .integer_layers import KERNEL_BLOCKS, Dequantize, unpack_int4
 from ..engine.arguments import check_count, check_flag, check_model, installed, what_came
 from ..engine.compat import has_vnni
+from ..grids.files import check_path, check_place
 from ..networks.flow import (
     FlatModel,
     ModelCall,
@@ -75,6 +76,7 @@ def to_onnx(
     check_model(model, 'to_onnx')
     any_batch = check_flag(any_batch, 'to_onnx', 'any_batch')
     check_path(file, 'to_onnx', 'file')
+    check_place(file, 'to_onnx', 'file')
     check_exact(model, 'to_onnx')
     inputs,together = _checked_inputs(model, example, any_batch)
     axes = _checked_axes(dynamic, inputs, any_batch)
@@ -130,9 +132,11 @@ def onnx_session(
     check_path(file, 'onnx_session', 'file')
     if vnni is None: vnni = has_vnni()
     vnni = check_flag(vnni, 'onnx_session', 'vnni')
-    if optimized is not None: check_path(optimized, 'onnx_session', 'optimized')
+    if optimized is not None:
+        check_path(optimized, 'onnx_session', 'optimized')
+        check_place(optimized, 'onnx_session', 'optimized')
     ort = installed('onnx_session', 'onnxruntime')
-    if not os.path.exists(file):
+    if not os.path.isfile(file):
         raise FileNotFoundError(f'onnx_session: there is no file {file}')
     options = ort.SessionOptions()
     options.log_severity_level = 3
@@ -266,13 +270,6 @@ def _copy_constant(graph, held, node, at):
     graph.initializer.add().CopyFrom(held)
     name = f'{held.name}_copy_{len(graph.initializer)}'
     graph.initializer[-1].name = node.input[at] = name
-
-def check_path(path, fn, arg):
-    "Raises for what is no name of a file."
-    if not isinstance(path, (str, PathLike)):
-        raise TypeError(f'{fn}: {arg} must be a path, got {what_came(path)}')
-    if not Path(path).name:
-        raise ValueError(f'{fn}: {arg} must name a file, got {str(path)!r}')
 
 # %% ../../nbs/deployment/20_runtime.ipynb #37dba18c
 def _constant(graph, value, array, word, kind=None):

@@ -148,7 +148,7 @@ regrade = by_mode(_regraded, compile=_regraded_in_code,
     transform=either(_regraded_inside, _refused_inside), export=_regraded_nowhere)
 
 # %% ../../nbs/estimators/40_gradient.ipynb #25596c2c
-def _along(fn, d, x, arg='dim'):
+def _along(fn, d, x, arg):
     "The number of an axis of `x`, from 0 on."
     if isinstance(d, bool) or not isinstance(d, numbers.Integral):
         got = type(d).__name__

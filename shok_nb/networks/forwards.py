@@ -58,8 +58,6 @@ def _answer(holder, path):
     if path[-1] == '_modules': return _own_layers(holder)
     return _LAYER if isinstance(holder, nn.Module) else _picture(holder)
 
-def _same_answer(a, b): return a is b or type(a) is type(b) and a == b
-
 # %% ../../nbs/networks/35_forwards.ipynb #f0a5c003
 @functools.lru_cache(256)
 def _instructions(code): return [*dis.get_instructions(code)]
@@ -356,7 +354,7 @@ class _Rewritten:
         "Raises where an answer that the forward was read with is another now."
         for holder,(_,path,was) in zip(self.holders, self.asked):
             now = _answer(holder, path)
-            if _same_answer(now, was): continue
+            if now is was or type(now) is type(was) and now == was: continue
             name = '.'.join(path)
             told = f'was quantized when {name} was {was!r:.60}, now it is {now!r:.60}'
             way = 'set it back, or quantize a model that has it'

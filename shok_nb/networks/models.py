@@ -153,7 +153,9 @@ def quantize_model_(
         notes = [_without_blocks(weights, of_weights), *_tied_in_words(model, of_weights)]
         _take_over(own, of_inputs)
         _attach(model, found | between.sites, of_weights, of_inputs)
-        if calibrate is None and _fits_a_byte(activations): _await(model, activations)
+        if calibrate is None and _fits_a_byte(activations):
+            hook = model.register_load_state_dict_pre_hook(_Arriving(activations))
+            vars(model)['_awaits'] = hook,
     _warn_of_optimizers(model)
     return LayerReport(rows, _note(notes, between))
 
@@ -178,9 +180,9 @@ class Quantized(NamedTuple):
     activations:str # What enters: codes, or why floats
 
 # %% ../../nbs/networks/10_models.ipynb #58a00006
-def _takes_activations(m, path, model, kinds=()):
+def _takes_activations(m, path, model, kinds):
     "Why what enters this layer is left alone, or None."
-    ours = *LINEAR,*TRANSPOSED,*(k for k,w in dict(kinds).items() if 'weight' in w)
+    ours = *LINEAR,*TRANSPOSED,*(k for k,w in kinds.items() if 'weight' in w)
     if not isinstance(m, ours) and not isinstance(m, conv1d()):
         return f'{type(m).__name__} takes floats'
     parent = model.get_submodule(path.rpartition('.')[0])
@@ -262,7 +264,7 @@ def _columns(x, axis, name, rows):
         raise ValueError(f'quantize_model_: {told} of the activations')
     return v
 
-def _watch_layers(model, layers, batches, axis=None):
+def _watch_layers(model, layers, batches, axis):
     "What enters each of the layers, for these batches."
     seen = {name: ValueObserver() if axis is None else ColumnObserver() for name in layers}
     def keep(name):
@@ -676,11 +678,6 @@ def _fits_a_byte(prototype):
     if not isinstance(prototype, Quantizer) or prototype.axis is not None: return False
     low,high = prototype.range()
     return prototype.format is None and high-low <= 255 and low <= 0 <= high
-
-def _await(model, prototype):
-    "A state that is loaded may name what lies between layers."
-    hook = model.register_load_state_dict_pre_hook(_Arriving(prototype))
-    model._awaits = hook,
 
 def _attach(model, found, of_weights, of_inputs):
     "Quantizers of weights and of inputs in their places."

@@ -110,12 +110,10 @@ def _follows(node, known):
     first = node.args[0] if node.args else None
     if op is aten.cat: return all(mine)
     if op in CASTS: return node.meta['val'].is_floating_point()
-    if op in _PADS: return _pads_zeros(node)
+    if op in _PADS: return not any(v for v in node.args[2:] if not isinstance(v, str))
     if op is aten.scaled_dot_product_attention: return _scales_values(node, known)
     if op in _ONE_OF_TWO: return first is not node.args[1] and sum(mine) == 1
     return op in _FIRST_ONLY and sum(mine) == 1 and first in known
-
-def _pads_zeros(node): return not any(v for v in node.args[2:] if not isinstance(v, str))
 
 def _scales_values(node, known):
     "Has an attention a factor in its values alone?"
@@ -186,10 +184,6 @@ def channel_readers(flow, start, axis, layers):
     return found or 'nothing reads it'
 
 # %% ../../nbs/post_training/40_channels.ipynb #615bfe06
-def _has_own_forward(m):
-    "Is it a layer by its class, but by a forward of its own?"
-    return isinstance(m, (*LINEAR, *TRANSPOSED, conv1d())) and not is_layer(m)
-
 def layers_in(names): return {m: n for m,n in names.items() if is_layer(m)}
 
 def is_channel_norm(m):
@@ -323,7 +317,8 @@ def change_or_undo(fn, model, arg, example, change, others=()):
     undo = Undo()
     with as_it_was(model), torch.no_grad():
         flow,before = _flows(fn, model, arg, example, names)
-        own = {n: m for m,n in called.items() if _has_own_forward(m)}
+        kinds = *LINEAR,*TRANSPOSED,conv1d()
+        own = {n: m for m,n in called.items() if isinstance(m, kinds) and not is_layer(m)}
         for f in (flow, *flow.others): f.own = own
         try:
             with evaluating(model), as_it_was(model): rows = change(flow, names, undo)

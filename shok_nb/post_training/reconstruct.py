@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, zip_longest
+from itertools import chain, repeat, zip_longest
 from typing import Any, NamedTuple
 import torch
 from torch import nn
@@ -40,6 +40,7 @@ from ..networks.layers import CELLS
 from ..networks.models import check_batches, checked_batch
 from ..networks.operations import module_named
 from ..nn import remove_rounding_
+from .channels import outputs_of
 from .closest import coordinate_descent, damped_gram, gptq
 from .matrices import (
     maker_of,
@@ -126,7 +127,8 @@ def reconstruct_(
     with _undone_on_error() as undo, evaluating(model), evaluating(teacher), torch.no_grad():
         others = {*of_block, *chain(*of_input.values())}
         calls,order,outside = _in_order(model, tasks, others, batches)
-        _check_steady(teacher, batches[0])
+        run = partial(outputs_of, teacher, batches[0])
+        check_steady('reconstruct_', run, run())
         rows += [_left_alone(n, 'its weight is used outside of its calls') for n in outside]
         free = [t for t in order if t.name not in outside]
         todo = [t for t in free if not (resume and _on_grid(t))]
@@ -513,7 +515,7 @@ def _shift(bias, sums, weights, undo):
     undo.append((bias, bias.clone()))
     bias += torch.cat([s.shift(w) for s,w in zip(sums, weights)]).to(bias.dtype)
 
-def _weigh(task, sums, q, raw, settings, undo, again=None):
+def _weigh(task, sums, q, raw, settings, undo, again):
     """New codes for one product if they are better, with the bias; errors before and after.
     `again` has the sums with them, where the inputs depend on them."""
     bias = None if task.lends_bias else _bias_of(task)
@@ -612,10 +614,6 @@ def _check_teacher(model, teacher):
             got = 'none' if given is None else f'one of shape {tuple(given.shape)}'
             raise ValueError(f'reconstruct_: {told}; {n}.{w} has shape '
                 f'{tuple(getattr(m, w).shape)}, and in teacher there is {got}')
-
-def _check_steady(teacher, batch):
-    def again(): return [t.clone() for t in tensors_of(feed(teacher, batch))]
-    check_steady('reconstruct_', again, again())
 
 def _without_quantizers(model):
     "A copy of a model, in floats."
@@ -762,12 +760,7 @@ def _learned_in(tasks):
 def _descend(m, calls, rates, steps):
     "Adam on what a block learns: a generator of its iterations."
     opt = torch.optim.Adam([dict(params=[p], lr=lr, first=lr) for p,lr in rates.items()])
-    made,k = iter(calls),0
-    while k < steps:
-        pair = next(made, None)
-        if pair is None:
-            made = iter(calls)
-            continue
+    for k,pair in zip(range(steps), chain.from_iterable(repeat(calls))):
         with torch.enable_grad():
             found = _block_error(m, *pair)
             if found is None: return
@@ -777,7 +770,6 @@ def _descend(m, calls, rates, steps):
         for p,g in zip(rates, found): p.grad = g
         for group in opt.param_groups: group['lr'] = group['first']*(1-k/steps)
         opt.step()
-        k += 1
         yield k
 
 def _best_seen(m, made, rates, steps, error, least):

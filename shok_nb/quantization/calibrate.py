@@ -192,7 +192,7 @@ def _error(v, grid, ends, room, parts=None):
     torch.addcmul(v, room, scale, value=-1, out=room)
     return mean_of_group(room.mul_(room), parts)
 
-def _clipped(v, grid, ends, room, parts=None):
+def _clipped(v, grid, ends, room, parts):
     "The part of that error which no finer grid of the same codes takes away."
     scale,zero_point = grid
     low,high = ends if zero_point is None else (ends[0]-zero_point-.5, ends[1]-zero_point+.5)

@@ -644,25 +644,22 @@ def _grid_of(format, bits, signed, zero_point, axis, block, learn, init, scale):
     return grid.changed(powers=True) if powers else grid
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57a00018
-def _symbolic(op, inputs, axis, dtype, shape, block=None):
-    attributes = {} if axis is None else dict(axis=axis)
-    if block is not None: attributes |= dict(block_size=block)          # from opset 21 on
-    version = 20 if block is None else 21
-    kind:dict[str,Any] = dict(dtype=dtype, shape=shape, version=version)
-    return torch.onnx.ops.symbolic(op, inputs, attributes, **kind)
-
-def _onnx_quantize(x, scale, zero_point, axis=None):
-    inputs = x,scale,zero_point
-    return _symbolic('QuantizeLinear', inputs, axis, zero_point.dtype, x.shape)
+def _symbolic(op, inputs, dtype, version=13, **attributes):
+    given = {k: v for k,v in attributes.items() if v is not None}
+    kind:dict[str,Any] = dict(dtype=dtype, shape=inputs[0].shape, version=version)
+    return torch.onnx.ops.symbolic(op, inputs, given, **kind)
 
 def onnx_dequantize(codes, scale, zero_point, axis=None, block=None):
     inputs = (codes, scale) if zero_point is None else (codes, scale, zero_point)
-    return _symbolic('DequantizeLinear', inputs, axis, torch.float32, codes.shape, block)
+    version = 20 if block is None else 21                               # blocks: from 21 on
+    how = dict(axis=axis, block_size=block)
+    return _symbolic('DequantizeLinear', inputs, torch.float32, version, **how)
 
 def on_grid_in_onnx(x, scale, zero_point, axis=None, top=None):
     "Values of codes: the pair of operators that the runtime joins with what stands between."
     alone = _alone_in_onnx if zero_point.is_floating_point() else lambda x: x
-    codes = _onnx_quantize(alone(x), scale, zero_point, axis)
+    inputs = alone(x),scale,zero_point
+    codes = _symbolic('QuantizeLinear', inputs, zero_point.dtype, 20, axis=axis)
     if top is not None: codes = _onnx_at_most(codes, top)
     return alone(onnx_dequantize(codes, scale, zero_point, axis))
 
@@ -675,13 +672,11 @@ def _in_onnx(x, scale, code, axis, dtype):
 
 def _onnx_at_most(codes, top):
     "Codes of a grid that does not fill a byte: those above its largest become that."
-    kind:dict[str, Any] = dict(dtype=codes.dtype, shape=codes.shape, version=13)
-    return torch.onnx.ops.symbolic('Clip', (codes, None, top), {}, **kind)
+    return _symbolic('Clip', (codes, None, top), codes.dtype)
 
 def _alone_in_onnx(x):
     "A sum of one keeps float8 apart: the runtime would join it with its neighbours, and fail."
-    kind:dict[str, Any] = dict(dtype=x.dtype, shape=x.shape, version=13)
-    return torch.onnx.ops.symbolic('Sum', (x,), {}, **kind)
+    return _symbolic('Sum', (x,), x.dtype)
 
 # %% ../../nbs/quantization/30_quantizer.ipynb #57b00003
 _SET_ONCE = ('kind', 'bits', 'signed', 'has_zero_point', 'axis', 'block', 'format', 'learn',

@@ -17,6 +17,7 @@ from ..engine.parts import name_of
 from ..estimators.neighbours import local_expectation
 from .plots import (
     add_title,
+    both_of,
     check_axes,
     check_domain,
     draw_line,
@@ -242,12 +243,9 @@ def report(
     dead_below = check_knob(dead_below, None, 'report', 'dead_below')
     some = swept(f, (left, left+1), knobs, 'report')[0].unique()
     even = left + torch.arange(4097, dtype=some.dtype)/4096
-    x = torch.cat([some, even]).unique().requires_grad_()
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        y = f(x, **knobs)
-    g = torch.autograd.grad(y.sum(), x)[0] if y.requires_grad else torch.zeros_like(x)
-    x,y = x.detach(),y.detach()
+        x,y,g = both_of(f, torch.cat([some, even]).unique(), knobs, 'report')
     gap = (y-deployed(x)).abs()
     _,_,bias,var = bias_variance(f, loss, some, mean=mean, draws=draws, seed=seed, **knobs)
     return RunReport(

@@ -241,7 +241,7 @@ def figure(
 # %% ../../nbs/show/30_plots.ipynb #ce23c62f
 _ZOOM = 8, 256, 256 # a gap still wide after these divisions is a jump
 
-def _look(f, x, knobs, fn):
+def both_of(f, x, knobs, fn):
     "Rows x, f(x) and slope; where `f` cuts the graph the slope is 0, as training would find."
     x = x.requires_grad_()
     with torch.enable_grad(): y = f(x, **knobs)
@@ -263,7 +263,7 @@ def _refine(f, p, span, knobs, fn):
         n = next(zoom, None)
         if n is None or not a.numel(): break
         inside = torch.lerp(a[0], b[0], torch.arange(1, n, dtype=p.dtype)[:, None]/n)
-        parts.append(_look(f, inside.flatten(), knobs, fn))
+        parts.append(both_of(f, inside.flatten(), knobs, fn))
         ends = torch.cat([a[:, None], parts[-1].unflatten(1, (n-1, -1)), b[:, None]], 1)
         a,b = ends[:, :-1].flatten(1),ends[:, 1:].flatten(1)
     jumps = torch.cat([a[:1], b[1:].masked_fill(wide, math.nan)])
@@ -304,7 +304,7 @@ def swept(f, domain, knobs, fn):
     x = torch.arange(lo, hi+dx/2, dx, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        p,q = _look(f, torch.cat([x, x.flip(0)]), knobs, fn).unflatten(1, (2, -1)).unbind(1)
+        p,q = both_of(f, torch.cat([x, x.flip(0)]), knobs, fn).unflatten(1, (2, -1)).unbind(1)
     random = ~torch.isclose(p, q.flip(1), equal_nan=True).all(1)
     if random.any():
         gaps = p.masked_fill(random[:, None], math.nan)

@@ -194,7 +194,6 @@ def _facts(fn, f, hard, domain, given):
     grid = {k.name: k for k in GRID_KNOBS if moves_picture(r, k.name)}
     for name,v in given.items():
         knobs[name] = _knob(fn, f, name, v, knobs.get(name, grid.get(name)))
-    knobs = dict(sorted(knobs.items(), key=lambda k: k[0] in ('step', 'offset')))
     check_callable(f, fn, 'f', 1, knobs)
     passes = passes_of(hard is not None or r and r.smooth)
     return Facts(r, knobs, passes, domain or (r.domain if r else (-2.5, 2.5)))

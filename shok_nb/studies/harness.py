@@ -358,23 +358,19 @@ _RESULTS = Path(str(files('shok_nb')))/'studies'/'results.json'
 
 def _environment():
     "What a score may depend on beside the study."
+    from shok_nb import __version__
     torch_version = torch.__version__.partition('+')[0]
     versions = f'torch {torch_version}, Python {platform.python_version()}'
     machine = f'{platform.machine()} {torch.backends.cpu.get_cpu_capability()}'
-    return f'shok_nb {_version()}, {versions}, {machine}'
-
-def _version():
-    import shok_nb
-    return shok_nb.__version__
-
-def _seeds(study): return dict(tuning=study.tuning, reported=study.reported)
+    return f'shok_nb {__version__}, {versions}, {machine}'
 
 def _head(study, before):
     "What a reader of the records has to know, and where they were made."
     there = before.get('made', []) if before.get('version') == study.version else []
-    seeds = {k: [s[0], s[-1]] for k,s in _seeds(study).items()}
+    def ends(seeds): return [seeds[0], seeds[-1]]
     return dict(version=study.version, title=study.title, steps=study.steps,
-        rates=list(study.rates), centre=study.centre, floor=_FLOOR, **seeds,
+        rates=list(study.rates), centre=study.centre, floor=_FLOOR,
+        tuning=ends(study.tuning), reported=ends(study.reported),
         made=sorted({*there, _environment()}))
 
 def _path(results, fn):
@@ -627,6 +623,7 @@ def run_study(
     if progress is not None: check_callable(progress, 'run_study', 'progress')
     path = None if results is None else _path(results, 'run_study')
     if quick: path = None
+    if path: check_place(path, 'run_study', 'results')
     there = read_results(study.name, path) if path else []
     done = {_place(r): r for r in there if r['version'] == study.version}
     out = []

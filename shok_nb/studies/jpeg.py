@@ -333,11 +333,6 @@ def _check_bits(bits, images):
     b,_,height,width = images.shape
     _check_broadcasts(bits, 'embed', 'bits', (b, 1, height//8, width//8))
 
-def _check_steps(steps):
-    "How many, or what to loop over."
-    loops = isinstance(steps, Iterable) and not isinstance(steps, (str, bytes, Tensor))
-    if not loops: check_count(steps, 'embed', 'steps')
-
 def embed(
     images:Tensor,                  # (B, 1, H, W), luma in grey levels
     bits:Tensor,                    # bool, broadcasts with (B, 1, H/8, W/8)
@@ -376,7 +371,8 @@ def embed(
     channel = answering(check_callable(channel, 'embed', 'channel'), 'embed', 'channel')
     limit = check_knob(limit, None, 'embed', 'limit', open=True)
     lr = check_knob(lr, None, 'embed', 'lr', open=True)
-    _check_steps(steps)
+    loops = isinstance(steps, Iterable) and not isinstance(steps, (str, bytes, Tensor))
+    if not loops: check_count(steps, 'embed', 'steps')
     sign = bits.to(images)*2 - 1
     mark = torch.zeros_like(images).requires_grad_()
     adam = torch.optim.Adam([mark], lr=lr)

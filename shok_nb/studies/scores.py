@@ -63,10 +63,6 @@ def _ordered(records):
         return -sum(name in t for t in tied),-sum(mine)/len(mine)
     return sorted({name for _,name in best}, key=rank)
 
-def _title(study):
-    "A name that fits above a column."
-    return study.replace('_', '\n')
-
 def _write_cell(ax, x, y, record, tied):
     "The score, and half the width of its interval."
     # no black nor white, which the site turns round in the dark; at .47 both stand out alike
@@ -109,7 +105,7 @@ def heat_map(
         tied = {r['estimator'] for r in _tied(records, n)}
         for y,row in enumerate(rows):
             if (n, row) in best: _write_cell(ax, x, y, best[n, row], row in tied)
-    ax.set_xticks(range(len(names)), [_title(n) for n in names], fontsize=6.5)
+    ax.set_xticks(range(len(names)), [n.replace('_', '\n') for n in names], fontsize=6.5)
     ax.set_yticks(range(len(rows)), rows, fontsize=8)
     ax.tick_params(length=0, top=False, labeltop=True, labelbottom=False)
     return ax

@@ -255,11 +255,11 @@ def _with_step(h, s, y, first):
     turn = eye - per*s[:, :, None]*y[:, None]
     return torch.where(curved, turn@h@turn.mT + per*s[:, :, None]*s[:, None], h)
 
-def _quasi_newton(rest, z, most=10):
+def _quasi_newton(rest, z):
     "BFGS from each row at once, within the bounds; returns constraints too."
     h = torch.eye(z.shape[1]).to(z).repeat(len(z), 1, 1)
     now,g,values = rest.slope(z)
-    for i in range(most):
+    for i in range(10):
         held = (z <= rest.low) & (g > 0) | (z >= rest.high) & (g < 0)
         d = torch.where(held, 0., _downhill(h, torch.where(held, 0., g)))
         if i == 0: d = .05*d/d.abs().amax(1, keepdim=True).clamp(min=1e-300)
