@@ -711,7 +711,8 @@ def test_weights_that_others_make():
             lambda l: parametrize.register_parametrization(l, 'weight', Twice()),
             lambda l: parametrize.remove_parametrizations(l, 'weight')),
         'is rounded already; nn.remove_rounding_': (lambda l: round_weights_(l, RoundSTE(step=.1)), remove_rounding_),
-        'is quantized already; nn.remove_rounding_': (lambda l: quantize_model_(l, 8, None), remove_rounding_),
+        r'is quantized already; nn.remove_rounding_\(model\) first':
+            (lambda l: quantize_model_(l, 8, None), remove_rounding_),
     }
     for words,(hold,free) in held.items():
         model = layers()
