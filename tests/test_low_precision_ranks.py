@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 import shok_nb as R
 
-pytestmark = pytest.mark.xdist_group('ranks')                  # in the process that has both started
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('ranks')]       # in the process that has both started
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=.1)
 DRAWN = 'nvfp4','quartet_ii'
 
@@ -217,21 +217,17 @@ def work(rank, world): return {f.__name__: f(rank, world) for f in WORKS}
 @pytest.fixture(scope='module')
 def found(): return spawn(work, 2)
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['alike', 'resumed', 'removed', 'sharded_batch', 'optimizers'])
 def test_as_one_process(found, name):
     for one in found: assert one[name] == []
 
-@pytest.mark.slow
 def test_parts_of_a_batch(found):
     one,other = (f['parts'] for f in found)
     assert one == other and one[0] == []
 
-@pytest.mark.slow
 def test_ranks_agree(found):
     assert found[0]['mixed'] == found[1]['mixed']
 
-@pytest.mark.slow
 def test_what_is_refused(found):
     wanted = ('RoundedConv2d: a convolution needs whole tensors, got a DTensor with (Shard(dim=0),); use',
         'low_precision_: the attention 0 is sharded already; call low_precision_ before fully_shard',
