@@ -51,9 +51,8 @@ def fsdp(model):
     return fully_shard(model)
 
 def tensor_parallel(model):
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-    mesh = init_device_mesh('cpu', (2,))
+    mesh = torch.distributed.init_device_mesh('cpu', (2,))
     for part in model[1:]: parallelize_module(part, mesh, dict(up=ColwiseParallel(), down=RowwiseParallel()))
     return model
 
@@ -133,9 +132,8 @@ def removed(rank, world):
 
 def sharded_batch(rank, world):
     "A DTensor cut along the batch: its noise is that of the whole, so the numbers are too."
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
-    mesh,wrong = init_device_mesh('cpu', (world,)),[]
+    mesh,wrong = torch.distributed.init_device_mesh('cpu', (world,)),[]
     for recipe in (*DRAWN, 'luq'):
         for placement in (Shard(0), Replicate()):
             def gradients(spread):
@@ -151,9 +149,8 @@ def sharded_batch(rank, world):
 
 def optimizers(rank, world):
     "Shards of every size, an empty one too: the step of one process, and no other memory."
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
-    mesh,wrong = init_device_mesh('cpu', (world,)),[]
+    mesh,wrong = torch.distributed.init_device_mesh('cpu', (world,)),[]
     makes = dict(adamw=ADAMW, sgd=partial(torch.optim.SGD, lr=.1, momentum=.9), foreach=partial(ADAMW, foreach=True))
     for name,make in makes.items():
         for kw in (dict(), STORED, dict(states=torch.bfloat16, at_once=20)):
@@ -191,10 +188,9 @@ def mixed(rank, world):
 
 def refused(rank, world):
     "What cannot work says so, and changes nothing."
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
-    mesh = init_device_mesh('cpu', (world,))
+    mesh = torch.distributed.init_device_mesh('cpu', (world,))
     def told(f):
         with pytest.raises(ValueError) as e: f()
         return str(e.value)

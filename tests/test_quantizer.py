@@ -242,7 +242,6 @@ def test_a_schedule_finds_its_knobs():
 
 def parallel(rank, world):
     "A quantized network by DDP and FSDP2: gradients, and what one step makes of them."
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
     x = torch.randn(8, 6, generator=generator(1))
@@ -261,7 +260,7 @@ def parallel(rank, world):
     out = dict(ddp=all(torch.allclose(a, b, atol=1e-5)
         for a,b in zip(one.parameters(), ddp.parameters(), strict=True)))
     if older('2.9'): return out                             # its FSDP2 adds gradients on gloo, where it should average
-    sharded = step(fully_shard(made(), mesh=init_device_mesh('cpu', (world,))), mine)
+    sharded = step(fully_shard(made(), mesh=torch.distributed.init_device_mesh('cpu', (world,))), mine)
     out['fsdp'] = all(torch.allclose(a, b.full_tensor(), atol=1e-5)
         for a,b in zip(one.parameters(), sharded.parameters(), strict=True))
     with torch.no_grad(): out['same'] = torch.allclose(sharded.eval()(x), one.eval()(x), atol=1e-5)
