@@ -375,6 +375,13 @@ def sweep(cs, clock, a, part, memory):
         clone,rows = ratios(fs, clock, 1<<e, torch.float32, a)
         yield dict(part=part, memory=memory, size=1<<e, clone=clone, rows=rows)
 
+def at_sizes(fs, clock, a, part, **more):
+    "A table of these functions for each size, in float32."
+    for n in a.sizes:
+        clone,rows = ratios(fs, clock, n, torch.float32, a)
+        say(f'{part}: {n} elements')
+        yield dict(part=part, memory=a.memory, **more, size=n, clone=clone, rows=rows)
+
 def compiled(cs, clock, a, part):
     "`(first, failed, table for each size)`: seconds until the first gradient, errors, and compiled beside eager."
     torch.set_num_threads(1)
@@ -393,22 +400,14 @@ def compiled(cs, clock, a, part):
         f(x)
         fs |= {c.name: c.f, f'{c.name}, compiled': f}
     say(f'{part}: {len(first)} compiled in {sum(first.values()):.0f} s, {len(failed)} failed')
-    def each():
-        for n in a.sizes:
-            clone,rows = ratios(fs, clock, n, torch.float32, a)
-            say(f'{part}: {n} elements')
-            yield dict(part=part, memory=a.memory, dtype='float32', threads=1, size=n, clone=clone, rows=rows)
-    return first,failed,list(each())
+    return first,failed,list(at_sizes(fs, clock, a, part, dtype='float32', threads=1))
 
 def on_grids(clock, a, part):
     "Each eager and compiled, taking turns; packages eager alone."
     torch.set_num_threads(1)
     fs,others = grids()
     made = {f'{k}, compiled': torch.compile(f, fullgraph=True, dynamic=False) for k,f in fs.items()}
-    for n in a.sizes:
-        clone,rows = ratios(fs | made | others, clock, n, torch.float32, a)
-        say(f'{part}: {n} elements')
-        yield dict(part=part, memory=a.memory, size=n, clone=clone, rows=rows)
+    return list(at_sizes(fs | made | others, clock, a, part))
 
 def on_grids_of_others(clock, a, part):
     "`(tables, versions, missing)`: what packages do on the grids of ours, taking turns with ours."
@@ -420,13 +419,7 @@ def on_grids_of_others(clock, a, part):
     mine = {k: f for k,f in grids()[0].items() if k in groups.values()}
     leaf = torch.randn(1024).requires_grad_()
     learns = {k: f(leaf).requires_grad for k,f in theirs.items()}
-    def each():
-        for n in a.sizes:
-            clone,rows = ratios(mine | theirs, clock, n, torch.float32, a)
-            say(f'{part}: {n} elements')
-            of = dict(groups=groups, learns=learns)
-            yield dict(part=part, memory=a.memory, size=n, clone=clone, **of, rows=rows)
-    return list(each()),versions,missing
+    return list(at_sizes(mine | theirs, clock, a, part, groups=groups, learns=learns)),versions,missing
 
 def layer(clock, n):
     "GPTQ on a square layer with half as many inputs, on one thread."
@@ -461,7 +454,7 @@ def run(job, a):
         if a.quick: cs = [c for c in cs if c.name in FIVE]
         first,failed,made = compiled(cs, clock, a, job)
         out |= dict(tables=made, compiled=[dict(part=job, first=first, failed=failed)])
-    elif base == 'grids': out['grids'] = list(on_grids(clock, a, job))
+    elif base == 'grids': out['grids'] = on_grids(clock, a, job)
     elif base == 'layers': out['layers'] = [dict(part=job) | layer(clock, n) for n in a.sizes if n <= 4096]
     elif job == 'peers-layers': out['layers_beside'],versions,missing = layers_of_others(clock, a, job)
     elif job == 'peers-grids': out['beside'],versions,missing = on_grids_of_others(clock, a, job)

@@ -24,9 +24,9 @@ MANY = 12                                       # decisions of a function that g
 LONG = 400                                      # lines of a module that gets one
 INLINE = '<listcomp>', '<genexpr>', '<dictcomp>', '<setcomp>'       # no functions from Python 3.12 on
 
-def modules(root=ROOT):
+def modules():
     "The files of the package by full name, without its name in front."
-    package = root/'shok_nb'
+    package = ROOT/'shok_nb'
     files = sorted(package.rglob('[!_]*.py'))
     return {'.'.join(f.relative_to(package).with_suffix('').parts): f for f in files}
 
@@ -50,8 +50,8 @@ def page(path):
     return {'cells': len(cells), 'words': words, 'longest export': longest(cells, True),
         'longest other': longest(cells, False)}
 
-def notebooks(root=ROOT):
-    nbs = root/'nbs'
+def notebooks():
+    nbs = ROOT/'nbs'
     found = (p for p in sorted(nbs.rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts)
     return {p.relative_to(nbs).with_suffix('').as_posix(): p for p in found}
 
@@ -80,17 +80,17 @@ def functions(tree, path=''):
         if isinstance(n, ast.FunctionDef): yield f'{path}{n.name}', n
         yield from functions(n, f'{path}{n.name}.' if named else path)
 
-def asking(root=ROOT):
+def asking():
     "The functions of the package that decide more than `MANY` times, with how often they do."
     found = {}
-    for module,f in modules(root).items():
+    for module,f in modules().items():
         for name,node in functions(ast.parse(f.read_text('utf-8'))):
             if decisions(node) > MANY: found[f'{module}.{name}'] = decisions(node)
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
-def imports(root=ROOT):
+def imports():
     "Each `from … import` inside the package: the module it stands in, the module it names, the names."
-    known = modules(root)
+    known = modules()
     for module,f in known.items():
         package = ('shok_nb.' + module).split('.')[:-1]
         for n in ast.walk(ast.parse(f.read_text('utf-8'))):
@@ -99,28 +99,28 @@ def imports(root=ROOT):
             base = '.'.join([*above, *filter(None, [n.module])])
             if base.partition('.')[0] == 'shok_nb': yield module, base.partition('.')[2], [a.name for a in n.names]
 
-def imported(root=ROOT):
+def imported():
     "The modules of the package that each of its modules imports."
-    known = modules(root)
+    known = modules()
     found = {m: set() for m in known}
-    for module,base,names in imports(root):
+    for module,base,names in imports():
         named = (base, *(f'{base}.{name}'.strip('.') for name in names))
         found[module].update(m for m in named if m in known)
     return found
 
-def arrows(root=ROOT):
+def arrows():
     "The pairs of folders of which one imports from the other, with how many modules do."
     found = {}
-    for module,uses in imported(root).items():
+    for module,uses in imported().items():
         for there in {folder(u) for u in uses} - {folder(module)}:
             arrow = f'{folder(module) or "top"} -> {there or "top"}'
             found[arrow] = found.get(arrow, 0) + 1
     return dict(sorted(found.items()))
 
-def private(root=ROOT):
+def private():
     "The private names that one folder imports from another, each with how many times."
     found = {}
-    for module,base,names in imports(root):
+    for module,base,names in imports():
         if folder(base) == folder(module): continue
         for name in names:
             if name.startswith('_'): found[name] = found.get(name, 0) + 1
@@ -134,10 +134,10 @@ def named(tree):
             names = [e for e in ast.walk(target) if isinstance(e, ast.Name)]
             yield from (e.id for e in names if isinstance(e.ctx, ast.Store))
 
-def shared(root=ROOT):
+def shared():
     "The private names of one word that several modules define, each with how many do."
     found = {}
-    for f in modules(root).values():
+    for f in modules().values():
         for name in {*named(ast.parse(f.read_text('utf-8')))}:
             if re.fullmatch('_[a-z]+', name): found[name] = found.get(name, 0) + 1
     return {name: n for name,n in sorted(found.items()) if n > 1}
@@ -164,18 +164,18 @@ def notebook_code(path):
     sources = (''.join(c['source']) for c in cells if c['cell_type'] == 'code')
     return sum(bool(l.strip()) for source in sources for l in source.splitlines())
 
-def lines(root=ROOT):
-    package = [split(f.read_text('utf-8')) for f in modules(root).values()]
-    scripts = (*root.glob('*.py'), *(root/'.ci').glob('*.py'), *(root/'bench').glob('*.py'))
-    docs = [f for f in (root/'docs').rglob('*.py') if not {'nbs', '_build'} & {*f.relative_to(root/'docs').parts}]
+def lines():
+    package = [split(f.read_text('utf-8')) for f in modules().values()]
+    scripts = (*ROOT.glob('*.py'), *(ROOT/'.ci').glob('*.py'), *(ROOT/'bench').glob('*.py'))
+    docs = [f for f in (ROOT/'docs').rglob('*.py') if not {'nbs', '_build'} & {*f.relative_to(ROOT/'docs').parts}]
     return {'package, code': sum(code for code,_ in package), 'package, docstrings': sum(said for _,said in package),
-        'package, scripts and style': filled((root/'shok_nb').rglob('*.[jc]s*')),
-        'notebooks, code': sum(map(notebook_code, notebooks(root).values())),
-        'tests': filled((root/'tests').rglob('*.py')), 'scripts': filled((*scripts, *docs))}
+        'package, scripts and style': filled((ROOT/'shok_nb').rglob('*.[jc]s*')),
+        'notebooks, code': sum(map(notebook_code, notebooks().values())),
+        'tests': filled((ROOT/'tests').rglob('*.py')), 'scripts': filled((*scripts, *docs))}
 
-def long(root=ROOT):
+def long():
     "The modules of more than `LONG` lines, with how many they have."
-    found = {m: filled([f]) for m,f in modules(root).items()}
+    found = {m: filled([f]) for m,f in modules().items()}
     return {m: n for m,n in sorted(found.items(), key=lambda item: -item[1]) if n > LONG}
 
 def kilobytes(files): return round(sum(f.stat().st_size for f in files)/1000)
@@ -197,23 +197,23 @@ def packed(files):
         for f in files: z.write(f, f.relative_to(ROOT))
     return round(len(archive.getvalue())/1000)
 
-def sizes(root=ROOT):
+def sizes():
     "In kB."
-    package = [f for f in (root/'shok_nb').rglob('*') if f.is_file() and '__pycache__' not in f.parts]
-    pages = notebooks(root).values()
+    package = [f for f in (ROOT/'shok_nb').rglob('*') if f.is_file() and '__pycache__' not in f.parts]
+    pages = notebooks().values()
     return {'package': kilobytes(package), 'wheel, about': packed(package), 'notebooks': kilobytes(pages),
         'stored outputs': round(sum(map(outputs, pages))/1000),
         'largest stored picture': round(max(map(picture, pages))/1000)}
 
-def counts(root=ROOT):
+def counts():
     per_folder = {}
-    for m in modules(root): per_folder[folder(m)] = per_folder.get(folder(m), 0) + 1
-    names = private(root)
-    return {'pages': len(notebooks(root)), 'modules': len(modules(root)),
-        'modules in the longest folder': max(per_folder.values()), 'pairs of folders with an arrow': len(arrows(root)),
-        'arrows between folders': sum(arrows(root).values()), 'private names imported across folders': len(names),
-        'times they are': sum(names.values()), 'private words that several modules define': len(shared(root)),
-        f'functions above {MANY} decisions': len(asking(root))}
+    for m in modules(): per_folder[folder(m)] = per_folder.get(folder(m), 0) + 1
+    names = private()
+    return {'pages': len(notebooks()), 'modules': len(modules()),
+        'modules in the longest folder': max(per_folder.values()), 'pairs of folders with an arrow': len(arrows()),
+        'arrows between folders': sum(arrows().values()), 'private names imported across folders': len(names),
+        'times they are': sum(names.values()), 'private words that several modules define': len(shared()),
+        f'functions above {MANY} decisions': len(asking())}
 
 # --- calls
 def road(f):
@@ -256,9 +256,9 @@ def roads():
     return found
 
 # --- all of it
-def headings(root=ROOT):
+def headings():
     "In the order of README."
-    text = (root/'README.md').read_text('utf-8')
+    text = (ROOT/'README.md').read_text('utf-8')
     return re.findall(r'(?m)^#+ (.*)$', re.sub('(?ms)^```.*?^```$', '', text))
 
 def measure():

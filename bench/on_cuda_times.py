@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from statistics import median
 import torch
 
 HERE = Path(__file__).resolve().parent
@@ -30,8 +31,7 @@ def beside_copy(f, clock, n, seconds):
         x,_,g = next(turn)
         return x.clone(),x*g
     t = race({'f': lambda: both(f, *next(turn)[1:]), 'copy': least}, clock, seconds, 5)
-    ratios = sorted(a/b for a,b in zip(t['f'], t['copy']))
-    return ratios[len(ratios)//2]
+    return median(a/b for a,b in zip(t['f'], t['copy']))
 
 def times(clock, sizes, seconds, rows):
     "The table of functions: ours, eager and compiled, and the first formula of others for the same maths."
@@ -65,8 +65,7 @@ def products(clock, n, seconds):
         R.low_precision_(model, recipe)
         steps = {k: lambda m=m: m(x).sum().backward() for k,m in (('f', model), ('plain', plain))}
         t = race(steps, clock, seconds, 3)
-        ratios = sorted(a/b for a,b in zip(t['f'], t['plain']))
-        write(f'| {recipe} | {short(exact(ratios[len(ratios)//2]))} |')
+        write(f"| {recipe} | {short(exact(median(a/b for a,b in zip(t['f'], t['plain']))))} |")
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -3,7 +3,7 @@
 From a valid call one argument at a time is replaced by each value that is nonsense for it. The error is a TypeError,
 ValueError or IndexError that begins with what was called, names the argument and says what came; nothing hangs,
 nothing is taken; models and torch's random numbers are as before. A new public name belongs into the table of its
-module."""
+module: test_bad_calls.py asks for it."""
 import atexit
 import inspect
 import re
@@ -93,259 +93,196 @@ def method(name):
     def call(self, **kw): return getattr(self, name)(**kw)
     return call
 
-def grid(**more): return dict(step=POSITIVE, offset=NUMBER) | more
-def noisy(**more): return dict(generator=NONE, seed=NONE) | more
-def groups(): return dict(axis=AXIS, block=NONE)
+# What is none of nonsense by an argument's name, where a row does not say it
+BY_DEFAULT = dict(x=TENSOR, step=POSITIVE, offset=NUMBER)
+
+def of(module, name, given, kinds={}, f=None, member=''):
+    """A row: what a valid call is given beside its defaults, and the kinds of some arguments. Of the others nothing is
+    legal, but a flag for a flag, None where that is the default, and what `BY_DEFAULT` says. Where `f` is given no
+    other argument is asked."""
+    make = given if callable(given) else lambda: dict(given)
+    if f is not None: return Call(module, name, f, make, kinds, member)
+    f = getattr(module_of(module), name)
+    asked = {n: p for n,p in inspect.signature(getattr(f, member) if member else f).parameters.items()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and n != 'self'}
+    defaults = {n: p.default for n,p in asked.items() if p.default is not p.empty}
+    def legal(n, p):
+        return BY_DEFAULT.get(n, FLAG if p.annotation is bool else NOTHING) | (NONE if p.default is None else NOTHING)
+    kinds = {n: legal(n, p) for n,p in asked.items()} | kinds
+    return Call(module, name, method(member) if member else f, lambda: defaults | make(), kinds, member)
 
 def of_learned():
     def v(): return R.adaround_init(W)
-    yield 'rectified_sigmoid', dict(v=X, zeta=1.1, gamma=-.1), dict(v=TENSOR, zeta=POSITIVE, gamma=kind('minus'))
-    yield 'adaround_init', dict(w=W, step=.5, offset=0.), grid(w=TENSOR)
-    yield 'adaround', dict(w=W, v=v(), step=1., offset=0., hard=False), grid(w=TENSOR, v=NOTHING, hard=FLAG)
-    yield 'adaround_penalty', dict(v=v(), beta=2.), dict(v=TENSOR, beta=kind('half inf huge'))
-    yield 'adaround_beta', dict(count=1, steps=10, start=20., end=2., warmup=.2), dict(count=COUNT, steps=NOTHING,
-        start=POSITIVE, end=POSITIVE, warmup=COUNT)
-    yield 'flexround', dict(w=W, divisor=1., step=1., offset=0.), grid(w=TENSOR, divisor=POSITIVE)
-    yield 'signround', dict(w=W, v=0., step=1., offset=0.), grid(w=TENSOR, v=NUMBER)
-    yield 'signround_range', dict(w=W, alpha=1., beta=1., bits=4, axis=None, block=3), dict(w=kind('meta'),
-        alpha=POSITIVE, beta=POSITIVE, bits=NOTHING, axis=NONE, block=NONE)
-    yield 'signround_range', dict(w=W, axis=1), dict(axis=AXIS)
+    yield 'rectified_sigmoid', dict(v=X), dict(v=TENSOR, zeta=POSITIVE, gamma=kind('minus'))
+    yield 'adaround_init', dict(w=W, step=.5), dict(w=TENSOR)
+    yield 'adaround', dict(w=W, v=v()), dict(w=TENSOR)
+    yield 'adaround_penalty', dict(v=v()), dict(v=TENSOR, beta=kind('half inf huge'))
+    yield 'adaround_beta', dict(count=1, steps=10), dict(count=COUNT, start=POSITIVE, end=POSITIVE, warmup=COUNT)
+    yield 'flexround', dict(w=W, divisor=1.), dict(w=TENSOR, divisor=POSITIVE)
+    yield 'signround', dict(w=W), dict(w=TENSOR, v=NUMBER)
+    yield 'signround_range', dict(w=W, block=3), dict(w=kind('meta'), alpha=POSITIVE, beta=POSITIVE)
+    yield 'signround_range', dict(w=W, axis=1), dict(axis=AXIS), R.signround_range
 
 def of_fsq():
-    more = dict(stages=2, symmetric=False, squash='tanh', gain=1., margin=1e-3, noise=.5, generator=None, seed=None,
-        rounding=R.round_ste)
-    yield 'fsq', dict(z=X, levels=[3, 4, 5], **more), noisy(z=kind('meta'), levels=NOTHING, stages=NOTHING,
-        symmetric=FLAG, squash=NOTHING, gain=POSITIVE, margin=COUNT, noise=COUNT, rounding=NOTHING)
-    yield 'fsq_index', dict(codes=X, levels=[3, 4, 5], stages=2, symmetric=False), dict(codes=kind('meta'),
-        levels=NOTHING, stages=NOTHING, symmetric=FLAG)
-    yield 'fsq_codes', dict(index=torch.tensor([1]), levels=[3, 4, 5], stages=2, symmetric=False,
-        dtype=torch.float32), dict(index=kind('ints'), levels=NOTHING, stages=NOTHING, symmetric=FLAG, dtype=NOTHING)
+    yield 'fsq', dict(z=X, levels=[3, 4, 5], stages=2, noise=.5), dict(z=kind('meta'), gain=POSITIVE, margin=COUNT,
+        noise=COUNT)
+    yield 'fsq_index', dict(codes=X, levels=[3, 4, 5], stages=2), dict(codes=kind('meta'))
+    yield 'fsq_codes', dict(index=torch.tensor([1]), levels=[3, 4, 5], stages=2), dict(index=kind('ints'))
 
 CODEBOOK = torch.linspace(-1, 1, 12).view(4, 3)
 
 def of_tokenizers():
-    yield 'lfq', dict(z=X, spherical=False), dict(z=kind('meta'), spherical=FLAG)
-    yield 'lfq_entropy', dict(z=X, spherical=False, temperature=1., group_size=2), dict(z=kind('meta'), spherical=FLAG,
-        temperature=POSITIVE | kind('inf huge'), group_size=NOTHING)
-    yield 'vq', dict(z=X, codebook=CODEBOOK, method='diveq', noise=.1, generator=None, seed=None), noisy(z=NOTHING,
-        codebook=NOTHING, method=NOTHING, noise=COUNT | POSITIVE)
-    yield 'vq_index', dict(z=X, codebook=CODEBOOK), dict(z=NOTHING, codebook=NOTHING)
-    yield 'vq_loss', dict(z=X, codebook=CODEBOOK, commitment=.25), dict(z=NOTHING, codebook=NOTHING,
-        commitment=COUNT | POSITIVE | kind('inf huge'))
-    yield 'code_usage', dict(index=torch.tensor([1, 0]), size=4), dict(index=kind('ints byte'), size=NOTHING)
+    yield 'lfq', dict(z=X), dict(z=kind('meta'))
+    yield 'lfq_entropy', dict(z=X, group_size=2), dict(z=kind('meta'), temperature=POSITIVE | kind('inf huge'))
+    yield 'vq', dict(z=X, codebook=CODEBOOK, method='diveq', noise=.1), dict(noise=COUNT | POSITIVE)
+    yield 'vq_index', dict(z=X, codebook=CODEBOOK)
+    yield 'vq_loss', dict(z=X, codebook=CODEBOOK), dict(commitment=COUNT | POSITIVE | kind('inf huge'))
+    yield 'code_usage', dict(index=torch.tensor([1, 0]), size=4), dict(index=kind('ints byte'))
 
 def of_floats():
-    yield 'FloatFormat', dict(exponent=4, mantissa=3, bias=7, largest=240., infinities=True, nans=True,
-        signed_zero=True), dict(exponent=NOTHING, mantissa=COUNT, bias=NONE | kind('minus zero'),
-        largest=NONE | POSITIVE, infinities=FLAG, nans=FLAG, signed_zero=FLAG)
-    yield 'ulp', dict(x=X, format='e4m3'), dict(x=TENSOR, format=NOTHING)
-    yield 'float_round', dict(x=X, format='e4m3', rounding=R.round_ste, saturate=True, gradient='clipped'), dict(
-        x=TENSOR, format=NOTHING, rounding=NOTHING, saturate=FLAG, gradient=NOTHING)
+    yield 'FloatFormat', dict(exponent=4, mantissa=3, bias=7, largest=240.), dict(mantissa=COUNT,
+        bias=NONE | kind('minus zero'), largest=NONE | POSITIVE)
+    for n in ('ulp', 'float_round'): yield n, dict(x=X, format='e4m3')
 
 def of_fixed_point():
-    given = dict(width=8, integer=3, signed=True, rounding='RND', overflow='SAT')
-    kinds = dict(width=NOTHING, integer=kind('zero minus'), signed=FLAG, rounding=NOTHING, overflow=NOTHING)
-    yield 'FixedFormat', given, kinds
-    yield 'fixed_point', dict(x=X, gradient='clipped', **given), dict(x=TENSOR, gradient=NOTHING, **kinds)
+    given = dict(width=8, integer=3, rounding='RND', overflow='SAT')
+    yield 'FixedFormat', given, dict(integer=kind('zero minus'))
+    yield 'fixed_point', dict(x=X, **given), dict(integer=kind('zero minus'))
 
 MIXED = [partial(R.mx_quantize, format='e2m1', block=3, scale='up'),partial(R.int_quantize, bits=4, block=3)]
 
 def of_blocks():
-    rest = dict(rounding=R.round_ste, dim=-1, pad=False, gradient='clipped')
-    kinds = dict(rounding=NOTHING, dim=kind('minus zero'), pad=FLAG, gradient=NOTHING)
-    yield 'mx_quantize', dict(x=X, format='e2m1', block=3, scale='floor', **rest), dict(x=TENSOR, format=NOTHING,
-        block=NOTHING, scale=NOTHING, **kinds)
-    yield 'nvfp4_quantize', dict(x=X, tensor_scale=1., scale='up', top=4., square=False, **rest | dict(pad=True)), dict(
-        x=TENSOR, tensor_scale=NONE | POSITIVE, scale=NOTHING, top=POSITIVE, square=FLAG, **kinds)
+    dim = kind('minus zero')
+    yield 'mx_quantize', dict(x=X, format='e2m1', block=3), dict(dim=dim)
+    yield 'nvfp4_quantize', dict(x=X, tensor_scale=1., scale='up', top=4., pad=True), dict(dim=dim,
+        tensor_scale=NONE | POSITIVE, top=POSITIVE)
+    yield 'int_quantize', dict(x=X, block=3), dict(dim=dim)
+    yield 'gguf_quantize', dict(x=torch.ones(2, 32))
 
-    del rest['gradient']
-    yield 'int_quantize', dict(x=X, bits=4, block=3, scale_format=None, **rest), dict(x=TENSOR, bits=NOTHING,
-        block=NOTHING, scale_format=NONE, **kinds)
-    yield 'gguf_quantize', dict(x=torch.ones(2, 32), format='Q4_0', rounding=None, gradient='clipped'), dict(x=TENSOR,
-        format=NOTHING, rounding=NONE, gradient=NOTHING)
-
-def of_best():
-    yield 'best_quantize', dict(x=X, grids=MIXED, rounding=R.round_ste, error='sizes'), dict(x=TENSOR, grids=NOTHING,
-        rounding=NOTHING, error=NOTHING)
+def of_best(): yield 'best_quantize', dict(x=X, grids=MIXED, error='sizes')
 
 def of_codebooks():
-    yield 'levels_round', dict(x=X, levels=[-1., 0., 1.], rounding=R.round_ste, axis=None, gradient='clipped'), dict(
-        x=TENSOR, levels=kind('ints'), rounding=NOTHING, axis=NONE, gradient=NOTHING)
-    yield 'levels_softmax', dict(x=X, levels=[-1., 0., 1.], temperature=.5, sharpness=1., hard=False, noise=True,
-        generator=None, seed=None, axis=None), noisy(x=TENSOR, levels=kind('ints'),
-        temperature=POSITIVE | COUNT | kind('inf huge'), sharpness=POSITIVE | COUNT | kind('huge'), hard=FLAG,
-        noise=FLAG, axis=NONE)
-    yield 'log2_round', dict(x=X, rounding=R.round_ste, exponents=(-4, 4), gradient='clipped'), dict(x=TENSOR,
-        rounding=NOTHING, exponents=NOTHING, gradient=NOTHING)
-    yield 'apot_levels', dict(bits=4, terms=1), dict(bits=NOTHING, terms=NOTHING)
-    yield 'levels_round', dict(x=X, levels=[[-1., 0., 1.]]*3, axis=1), dict(axis=AXIS)
+    yield 'levels_round', dict(x=X, levels=[-1., 0., 1.]), dict(levels=kind('ints'))
+    yield 'levels_softmax', dict(x=X, levels=[-1., 0., 1.], temperature=.5, noise=True), dict(levels=kind('ints'),
+        temperature=POSITIVE | COUNT | kind('inf huge'), sharpness=POSITIVE | COUNT | kind('huge'))
+    yield 'log2_round', dict(x=X, exponents=(-4, 4))
+    yield 'apot_levels', {}
+    yield 'levels_round', dict(x=X, levels=[[-1., 0., 1.]]*3, axis=1), dict(axis=AXIS), R.levels_round
 
 def of_gradient():
-    yield 'scale_grad', dict(x=X, factor=.5), dict(x=TENSOR, factor=NUMBER)
-    yield 'normalize_grad', dict(x=X, dim=1, eps=0., group=None), dict(x=kind('meta'), dim=AXIS, eps=POSITIVE | COUNT,
-        group=NONE)
-    yield 'quantize_grad', dict(x=X, bits=8, dim=1, generator=None, seed=None), noisy(x=kind('meta'),
-        bits=NOTHING, dim=AXIS)
+    yield 'scale_grad', dict(x=X, factor=.5), dict(factor=NUMBER)
+    yield 'normalize_grad', dict(x=X, dim=1), dict(x=kind('meta'), dim=AXIS, eps=POSITIVE | COUNT)
+    yield 'quantize_grad', dict(x=X, dim=1), dict(x=kind('meta'), dim=AXIS)
 
 def of_bounds():
-    ends = NUMBER | kind('inf huge none')
-    yield 'clip', dict(x=X, lower=-1., upper=torch.tensor(1.), gradient='identity'), dict(x=TENSOR, lower=ends,
-        upper=ends, gradient=NOTHING)
-    for n in ('lower_bound', 'upper_bound'):
-        yield n, dict(x=X, bound=.5, gradient='identity'), dict(x=TENSOR, bound=NUMBER | kind('inf huge'),
-            gradient=NOTHING)
+    ends = NUMBER | kind('inf huge')
+    yield 'clip', dict(x=X, lower=-1., upper=torch.tensor(1.), gradient='identity'), dict(lower=ends | NONE,
+        upper=ends | NONE)
+    for n in ('lower_bound', 'upper_bound'): yield n, dict(x=X, bound=.5, gradient='identity'), dict(bound=ends)
 
 def of_neighbours():
-    yield 'local_expectation', dict(f=torch.square, x=X, step=1., offset=0.), grid(f=NOTHING, x=TENSOR)
-    yield 'reinmax_round', dict(x=X, generator=None, seed=None, step=1., offset=0.), noisy(**grid(x=TENSOR))
-    yield 'sga_round', dict(x=X, temperature=.5, kind='atanh', neighbours=2, scale=1., generator=None, seed=None,
-        step=1., offset=0.), noisy(**grid(x=TENSOR, temperature=POSITIVE, kind=NOTHING, neighbours=NOTHING,
-            scale=POSITIVE))
+    yield 'local_expectation', dict(f=torch.square, x=X)
+    yield 'reinmax_round', dict(x=X)
+    yield 'sga_round', dict(x=X, scale=1.), dict(temperature=POSITIVE, scale=POSITIVE)
 
 def of_dither():
-    plain = dict(x=X, generator=None, seed=None, step=1.)
-    shaped = plain | dict(kind='kumaraswamy', shape=2., offset=0.)
-    shapes = noisy(**grid(x=TENSOR, kind=NOTHING, shape=kind('half inf huge')))
-    yield 'uniform_noise', plain | dict(dtype=None), noisy(x=TENSOR, step=POSITIVE, dtype=NONE)
-    yield 'dither_round', shaped, shapes
-    yield 'noisy_soft_round', shaped | dict(alpha=5.), shapes | dict(alpha=SHARP)
-    yield 'expected_noise_grad', plain | dict(f=torch.square), noisy(f=NOTHING, x=TENSOR, step=POSITIVE)
+    shape = kind('half inf huge')
+    yield 'uniform_noise', dict(x=X)
+    yield 'dither_round', dict(x=X, kind='kumaraswamy'), dict(shape=shape)
+    yield 'noisy_soft_round', dict(x=X, kind='kumaraswamy'), dict(shape=shape, alpha=SHARP)
+    yield 'expected_noise_grad', dict(f=torch.square, x=X)
 
 def of_fake_quantize():
-    yield 'fake_quantize', dict(x=X, scale=.1, zero_point=0, bits=8, signed=True, rounding=R.round_ste,
-        gradient='saturated', reciprocal=False), dict(x=TENSOR, scale=POSITIVE, zero_point=NUMBER | kind('ints byte'),
-        bits=NOTHING, signed=FLAG, rounding=NOTHING, gradient=NOTHING, reciprocal=FLAG)
-    yield 'lsq', dict(x=X, scale=torch.tensor(.1), bits=4, signed=True, offset=0., rounding=R.round_ste), dict(x=TENSOR,
-        scale=POSITIVE, bits=NOTHING, signed=FLAG, offset=NUMBER, rounding=NOTHING)
-    yield 'lsq_init', dict(x=X, bits=8, signed=True, axis=None, block=3), dict(x=NOTHING, bits=NOTHING,
-        signed=FLAG, axis=NONE, block=NONE)
-    yield 'pact', dict(x=X, alpha=2., bits=4, rounding=R.round_ste), dict(x=TENSOR, alpha=POSITIVE, bits=NOTHING,
-        rounding=NOTHING)
-    yield 'dorefa', dict(x=X, bits=4), dict(x=TENSOR, bits=NOTHING)
-    yield 'dorefa_weight', dict(w=W, bits=4), dict(w=kind('meta void'), bits=NOTHING)
-    yield 'quantized_bits', dict(x=X, bits=8, integer=0, keep_negative=True, symmetric=False, rounding=R.round_ste,
-        bound=None, gradient='ste'), dict(x=TENSOR, bound=NONE | kind('half inf huge'), bits=NOTHING,
-        integer=kind('minus zero'), keep_negative=FLAG, symmetric=FLAG, rounding=NOTHING, gradient=NOTHING)
-    yield 'quantize_between', dict(x=X, low=-1., high=2., bits=4, narrow=False, rounding=None), dict(x=TENSOR,
-        low=NUMBER, high=NUMBER, bits=NOTHING, narrow=FLAG, rounding=NONE)
-    yield 'alpha_blend', dict(x=X, hard=X, alpha=.5), dict(x=NOTHING, hard=NOTHING, alpha=COUNT)
+    yield 'fake_quantize', dict(x=X, scale=.1, zero_point=0), dict(scale=POSITIVE,
+        zero_point=NUMBER | kind('ints byte'))
+    yield 'lsq', dict(x=X, scale=torch.tensor(.1), bits=4), dict(scale=POSITIVE)
+    yield 'lsq_init', dict(x=X, block=3), dict(x=NOTHING)
+    yield 'pact', dict(x=X, alpha=2., bits=4), dict(alpha=POSITIVE)
+    yield 'dorefa', dict(x=X, bits=4)
+    yield 'dorefa_weight', dict(w=W, bits=4), dict(w=kind('meta void'))
+    yield 'quantized_bits', dict(x=X), dict(bound=NONE | kind('half inf huge'), integer=kind('minus zero'))
+    yield 'quantize_between', dict(x=X, low=-1., high=2., bits=4), dict(low=NUMBER, high=NUMBER)
+    yield 'alpha_blend', dict(x=X, hard=X, alpha=.5), dict(x=NOTHING, alpha=COUNT)
 
 def of_few_levels():
-    kept = dict(axis=None, block=3),dict(axis=NONE, block=NONE)
-    yield 'ternary_weight', dict(w=W, rule='twn', rounding=R.round_ste) | kept[0], dict(w=kind('meta void'),
-        rule=NOTHING, rounding=NOTHING) | kept[1]
-    yield 'xnor_weight', dict(w=W, sign=R.clipped_sign, backward='chain') | kept[0], dict(w=kind('meta void'),
-        sign=NOTHING, backward=NOTHING) | kept[1]
-    yield 'seq', dict(x=X, alpha=2., levels=4, rounding=R.round_ste), dict(x=TENSOR, alpha=POSITIVE, levels=NOTHING,
-        rounding=NOTHING)
+    yield 'ternary_weight', dict(w=W, block=3), dict(w=kind('meta void'))
+    yield 'xnor_weight', dict(w=W, block=3, backward='chain'), dict(w=kind('meta void'))
+    yield 'seq', dict(x=X, alpha=2.), dict(alpha=POSITIVE)
 
 def of_calibrate():
-    both = dict(x=X, bits=8, signed=True, zero_point=False, axis=None, block=3)
-    legal = dict(x=NOTHING, bits=NOTHING, signed=FLAG, zero_point=FLAG, axis=NONE, block=NONE)
-    yield 'minmax_init', both, legal
-    yield 'percentile_init', both | dict(percentile=99.), legal | dict(percentile=NOTHING)
-    yield 'mse_init', both | dict(search='grid'), legal | dict(search=NOTHING)
-    yield 'sample_init', both, legal
-    yield 'absmean_init', both, legal | dict(zero_point=NOTHING)
-    yield 'minmax_init', both | dict(axis=1, block=None), dict(axis=AXIS)
-    yield 'percentile_init', both | dict(axis=1, block=None), dict(axis=AXIS)
-    yield 'mse_init', both | dict(axis=1, block=None), dict(axis=AXIS)
-    yield 'sample_init', both | dict(axis=1, block=None), dict(axis=AXIS)
-    yield 'absmean_init', both | dict(axis=1, block=None), dict(axis=AXIS)
+    for n,more in (('minmax', {}), ('percentile', dict(percentile=99.)), ('mse', dict(search='grid')), ('sample', {}),
+            ('absmean', dict(bits=8))):
+        yield f'{n}_init', dict(x=X, block=3, **more), dict(x=NOTHING, zero_point=NOTHING if n == 'absmean' else FLAG)
+        yield f'{n}_init', dict(x=X, axis=1, **more), dict(axis=AXIS), getattr(R, f'{n}_init')
 
 def of_closest():
-    both = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01)
-    legal = dict(w=NOTHING, gram=NOTHING, scale=POSITIVE, zero_point=NUMBER | kind('byte'), bits=NOTHING, signed=FLAG,
-        damping=NUMBER - kind('minus'))
-    yield 'gptq', both | dict(ordered=True, beam=2), legal | dict(ordered=FLAG | NONE, beam=NOTHING)
-    yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(start=NONE, sweeps=COUNT)
-    more = dict(damping=.01, ordered=True)
-    yield 'column_scale', dict(gram=torch.eye(3), scale=.5, **more), dict(gram=NOTHING, scale=POSITIVE,
-        damping=NUMBER - kind('minus'), ordered=FLAG)
-    yield 'watersic', dict(w=torch.cat([W]*4), gram=torch.eye(3), bits=1.5, **more), dict(w=NOTHING, gram=NOTHING,
-        bits=POSITIVE, damping=NUMBER - kind('minus'), ordered=FLAG)
+    damping = NUMBER - kind('minus')
+    both = dict(w=W, gram=torch.eye(3), scale=.5, bits=4)
+    legal = dict(scale=POSITIVE, zero_point=NUMBER | kind('byte'), damping=damping)
+    yield 'gptq', both | dict(beam=2), legal | dict(ordered=FLAG | NONE)
+    yield 'coordinate_descent', both | dict(start=W, sweeps=2), legal | dict(sweeps=COUNT)
+    yield 'column_scale', dict(gram=torch.eye(3), scale=.5), dict(scale=POSITIVE, damping=damping)
+    yield 'watersic', dict(w=torch.cat([W]*4), gram=torch.eye(3), bits=1.5), dict(bits=POSITIVE, damping=damping)
 
 def of_equalize():
-    yield 'equalize_', lambda: dict(model=network(), example=X, relu6='relu'), dict(model=NOTHING,
-        example=kind('sparse csr'), relu6=NOTHING)
-    def valid(): return dict(model=nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), calibrate=[X], alpha=.5)
-    yield 'smooth_', valid, dict(model=NOTHING, calibrate=NOTHING, alpha=POSITIVE | COUNT)
+    yield 'equalize_', lambda: dict(model=network(), example=X, relu6='relu'), dict(example=kind('sparse csr'))
+    def valid(): return dict(model=nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 2)), calibrate=[X])
+    yield 'smooth_', valid, dict(alpha=POSITIVE | COUNT)
 
 def of_rotate():
-    yield 'rotate_', lambda: dict(model=network(), example=X, rotation='hadamard', seed=0), dict(model=NOTHING,
-        example=kind('sparse csr'), rotation=kind('function'), seed=COUNT)
+    yield 'rotate_', lambda: dict(model=network(), example=X), dict(example=kind('sparse csr'),
+        rotation=kind('function'), seed=COUNT)
 
 def of_relaxed():
-    valid = dict(w=W, gram=torch.eye(3), scale=.5, zero_point=0, bits=4, signed=True, damping=.01, method='ste',
-        steps=2, lr=.1, penalty=.1)
-    yield 'learn_codes', valid, dict(w=NOTHING, gram=NOTHING, scale=POSITIVE, zero_point=NUMBER | kind('byte'),
-        bits=NOTHING, signed=FLAG, damping=NUMBER - kind('minus'), method=NOTHING, steps=NOTHING, lr=POSITIVE | NONE,
-        penalty=NUMBER - kind('minus'))
+    small = NUMBER - kind('minus')
+    yield 'learn_codes', dict(w=W, gram=torch.eye(3), scale=.5, bits=4, method='ste', steps=2, lr=.1), dict(
+        scale=POSITIVE, zero_point=NUMBER | kind('byte'), damping=small, lr=POSITIVE | NONE, penalty=small)
 
 def of_reconstruct():
-    def valid(): return dict(model=quantized(), calibrate=[X], method='gptq', teacher=network(), damping=.01, fits=1,
-        blocks=['0'], steps=1, activations=False, resume=False, progress=print)
-    yield 'reconstruct_', valid, dict(model=NOTHING, calibrate=NOTHING, method=NOTHING, teacher=NONE,
-        damping=POSITIVE, fits=COUNT, blocks=NONE, steps=NOTHING, activations=FLAG, resume=FLAG,
-        progress=NONE | kind('cls'))
+    def valid(): return dict(model=quantized(), calibrate=[X], method='gptq', teacher=network(), fits=1, blocks=['0'],
+        steps=1, progress=print)
+    yield 'reconstruct_', valid, dict(damping=POSITIVE, fits=COUNT, progress=NONE | kind('cls'))
 
 def of_schedules():
-    valid = dict(init_value=3., end_value=12., transition_steps=10, transition_begin=0)
     legal = dict(init_value=NUMBER, end_value=NUMBER, transition_steps=POSITIVE, transition_begin=NUMBER)
-    for n in ('linear_schedule', 'cosine_schedule'): yield n, valid, legal
-    yield 'exponential_schedule', valid, legal | dict(init_value=POSITIVE, end_value=POSITIVE)
-    yield 'sigmoid_schedule', valid | dict(steepness=5.), legal | dict(steepness=POSITIVE)
-    yield 'dead_share', dict(f=R.soft_round, threshold=1e-6), dict(f=NOTHING, threshold=SHARP)
-    for n in ('lightning', 'transformers', 'fastai'): yield f'{n}_callback', dict(scheduler=scheduler()), dict(
-        scheduler=NOTHING)
+    for n,more in (('linear', {}), ('cosine', {}), ('exponential', dict(init_value=POSITIVE, end_value=POSITIVE)),
+            ('sigmoid', dict(steepness=POSITIVE))):
+        yield f'{n}_schedule', dict(transition_steps=10), legal | more
+    yield 'dead_share', {}, dict(threshold=SHARP)
+    for n in ('lightning', 'transformers', 'fastai'): yield f'{n}_callback', dict(scheduler=scheduler())
 
 def of_design():
     yield 'integer_search', dict(cost=lambda x: x.square().sum(), start=torch.tensor([1., 2.]), lower=0., upper=3.,
-        integers=None, inequalities=None, equalities=None, starts=2, steps=1, way='anneal', black_box=False, beam=2,
-        tolerance=1e-6, seed=0, progress=None), dict(cost=NOTHING, start=kind('two ints array list tuple'),
-        lower=NUMBER | kind('two ints array true numpy_true'), upper=kind('zero half two ints array'), integers=NONE,
-        inequalities=NONE | kind('dict'), equalities=NONE | kind('dict'), starts=NOTHING, steps=COUNT, way=NOTHING,
-        black_box=FLAG, beam=NOTHING, tolerance=kind('zero half'), seed=COUNT, progress=NONE)
+        starts=2, steps=1, beam=2), dict(start=kind('two ints array list tuple'), steps=COUNT, seed=COUNT,
+        lower=NUMBER | kind('two ints array true numpy_true'), upper=kind('zero half two ints array'),
+        inequalities=NONE | kind('dict'), equalities=NONE | kind('dict'), tolerance=kind('zero half'))
 
-def of_replace():
-    valid = dict(rounding=R.round_ste, floor=None, ceil=None, trunc=None, sign=None)
-    yield 'through_round', valid, dict(rounding=NOTHING, floor=NONE, ceil=NONE, trunc=NONE, sign=NONE)
+def of_replace(): yield 'through_round', {}
 
-def of_source_coding():
-    yield 'ideal_code', dict(source='gaussian', price=.1), dict(source=NOTHING, price=POSITIVE)
+def of_source_coding(): yield 'ideal_code', dict(source='gaussian', price=.1), dict(price=POSITIVE)
 
 def of_jpeg():
-    yield 'jpeg_tables', dict(quality=75), dict(quality=NOTHING)
-    yield 'pillow_jpeg', dict(images=PICTURE, quality=75, subsampling='4:2:0'), dict(images=NOTHING, quality=NOTHING,
-        subsampling=NOTHING)
-    yield 'jpeg', dict(images=PICTURE, quality=75, rounding=R.round_ste, subsampling='4:2:0', integers=None), dict(
-        images=NOTHING, quality=NOTHING, rounding=NOTHING, subsampling=NOTHING, integers=NONE)
-    yield 'psnr', dict(a=PICTURE, b=PICTURE+1), dict(a=NOTHING, b=NOTHING)
-    yield 'mark_pattern', dict(shape=(1, 1, 8, 8), generator=None), dict(shape=NOTHING, generator=NONE)
-    yield 'correlate', dict(images=GREY, pattern=PATTERN), dict(images=NOTHING, pattern=NOTHING)
+    yield 'jpeg_tables', {}
+    for n in ('pillow_jpeg', 'jpeg'): yield n, dict(images=PICTURE)
+    yield 'psnr', dict(a=PICTURE, b=PICTURE+1)
+    yield 'mark_pattern', dict(shape=(1, 1, 8, 8))
+    yield 'correlate', dict(images=GREY, pattern=PATTERN)
     bits = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    yield 'embed', dict(images=GREY, bits=bits, pattern=PATTERN, channel=R.round_ste, limit=8., steps=1, lr=.5), dict(
-        images=NOTHING, bits=NOTHING, pattern=NOTHING, channel=NOTHING, limit=POSITIVE, lr=POSITIVE,
-        steps=kind('zero list tuple dict set iterator array'))
+    yield 'embed', dict(images=GREY, bits=bits, pattern=PATTERN, channel=R.round_ste, steps=1), dict(limit=POSITIVE,
+        lr=POSITIVE, steps=kind('zero list tuple dict set iterator array'))
 
 def of_plots():
     yield 'line_style', dict(i=1), dict(i=COUNT)
-    yield 'figure', dict(rows=1, cols=1, size=(5., 3.)), dict(rows=NOTHING, cols=NOTHING, size=NOTHING)
-    yield 'curves', dict(f=R.soft_round, domain=(-1., 1.), ax=None), dict(f=NOTHING, domain=NOTHING, ax=NONE)
-    yield 'sweep', dict(f=R.soft_round, domain=(-1., 1.)), dict(f=NOTHING, domain=NOTHING)
-    yield 'gallery', dict(rows=[catalog.row(R.round_ste)]), dict(rows=NOTHING)
+    yield 'figure', {}
+    for n in ('curves', 'sweep'): yield n, dict(f=R.soft_round, domain=(-1., 1.))
+    yield 'gallery', dict(rows=[catalog.row(R.round_ste)])
 
 def of_lab():
-    asked = dict(loss=NOTHING, mean=NOTHING, seed=SEED, draws=NOTHING)
-    valid = dict(loss=torch.square, mean=R.local_expectation, draws=10, seed=0)
-    yield 'bias_variance', dict(f=R.soft_round, x=[.2, .7], **valid), dict(f=NOTHING,
-        x=kind('array ints two nested'), **asked)
-    yield 'plot_bias', dict(f=R.soft_round, domain=(0., 1.), ax=None, **valid), dict(f=NOTHING, domain=NOTHING, ax=NONE,
-        **asked)
-    more = dict(left=0, deployed=torch.round, dead_below=1e-6)
-    yield 'report', dict(f=R.soft_round, **more, **valid), dict(f=NOTHING, left=kind('minus zero'), deployed=NOTHING,
-        dead_below=SHARP, **asked)
-    yield 'plot_report', dict(f=R.soft_round, ax=None, alpha=[1., 5.]), dict(f=NOTHING, ax=NONE)
+    valid = dict(f=R.soft_round, draws=10)
+    yield 'bias_variance', valid | dict(x=[.2, .7]), dict(x=kind('array ints two nested'), seed=SEED)
+    yield 'plot_bias', valid | dict(domain=(0., 1.)), dict(seed=SEED)
+    yield 'report', valid, dict(left=kind('minus zero'), dead_below=SHARP, seed=SEED)
+    yield 'plot_report', dict(f=R.soft_round, alpha=[1., 5.])
 
 def a_study():
     def run(f, rate, seeds, steps): return torch.full((len(seeds),), .5)
@@ -358,99 +295,78 @@ SCORED = dict(study='lattice', estimator='round_ste', way='as it is', score=.5, 
 def of_harness():
     study,harness = a_study(),module_of('harness')
     way, = harness.ways(catalog.row(R.round_ste))
-    paths = kind('word')                                  # a file that is not there holds no records
-    yield 'ways', dict(row=catalog.row(R.soft_round)), dict(row=NOTHING)
-    yield 'scores', dict(study=study, losses=torch.ones(3), seeds=range(3)), dict(study=NOTHING, losses=NOTHING,
-        seeds=NOTHING)
-    yield 'interval', dict(values=torch.ones(3), centre='mean', level=.9), dict(values=kind('ints'), centre=NOTHING,
-        level=POSITIVE)
-    yield 'search', dict(study=study, way=way, quick=True), dict(study=NOTHING, way=NOTHING, quick=FLAG)
-    yield 'read_results', dict(study='lattice', results=None), dict(study=NONE | kind('word empty'),
-        results=NONE | paths)
-    yield 'read_heads', dict(results=None), dict(results=NONE | paths)
-    yield 'write_results', lambda: dict(study=study, records=[], results=place('results.json')), dict(study=NOTHING,
-        records=kind('list'), results=paths)
-    yield 'run_study', dict(study=study, estimators=R.round_ste, results=None, quick=True, progress=None), dict(
-        study=NOTHING, estimators=NONE | kind('list tuple'), results=NONE | paths, quick=FLAG, progress=NONE)
+    results = NONE | kind('word')                         # a file that is not there holds no records
+    yield 'ways', dict(row=catalog.row(R.soft_round))
+    yield 'scores', dict(study=study, losses=torch.ones(3), seeds=range(3))
+    yield 'interval', dict(values=torch.ones(3), centre='mean', level=.9), dict(values=kind('ints'), level=POSITIVE)
+    yield 'search', dict(study=study, way=way, quick=True)
+    yield 'read_results', dict(study='lattice'), dict(study=NONE | kind('word empty'), results=results)
+    yield 'read_heads', {}, dict(results=results)
+    yield 'write_results', lambda: dict(study=study, records=[], results=place('results.json')), dict(
+        records=kind('list'), results=kind('word'))
+    yield 'run_study', dict(study=study, estimators=R.round_ste, quick=True), dict(estimators=NONE | kind('list tuple'),
+        results=results)
+    yield 'plot_scores', dict(records=[SCORED], diamonds=[]), dict(diamonds=kind('list tuple'))
 
-    yield 'plot_scores', dict(records=[SCORED], ax=None, diamonds=[]), dict(records=NOTHING, ax=NONE,
-        diamonds=kind('list tuple'))
-
-def of_gradient_quality():
-    yield 'quality', dict(f=R.round_ste, seeds=range(3), draws=2), dict(f=NOTHING, seeds=NOTHING, draws=NOTHING)
+def of_gradient_quality(): yield 'quality', dict(f=R.round_ste, seeds=range(3), draws=2)
 
 def of_scores():
-    records = [SCORED]
     for n in ('advice', 'advice_table', 'unneeded', 'results_table'):
-        yield n, dict(records=records), dict(records=NONE | kind('list'))
-    yield 'heat_map', dict(records=records, ax=None), dict(records=NONE, ax=NONE)
+        yield n, dict(records=[SCORED]), dict(records=NONE | kind('list'))
+    yield 'heat_map', dict(records=[SCORED])
 
 def of_ste():
-    for n in ('floor_ste', 'ceil_ste', 'trunc_ste'):
-        yield n, dict(x=X, step=1., offset=0.), grid(x=TENSOR)
-    yield 'sign_ste', dict(x=X), dict(x=TENSOR)
-    yield 'round_ste', dict(x=X, ties='even', step=1., offset=0.), grid(x=TENSOR, ties=NOTHING)
+    for n in ('floor_ste', 'ceil_ste', 'trunc_ste', 'sign_ste', 'round_ste'): yield n, dict(x=X)
 
 def rows():
     "Rows of the catalog that no table has; of most knobs only types are asked: test_extremes.py goes to their ends."
-    kinds = {torch.Tensor: TENSOR, bool: FLAG, int: kind('minus zero'), float | torch.Tensor: NUMBER | SHARP}
+    kinds = {torch.Tensor: TENSOR, int: kind('minus zero'), float | torch.Tensor: NUMBER | SHARP}
     for r in catalog.catalog:
         module,ps = r.f.__module__.rpartition('.')[2],inspect.signature(r.f).parameters
         if module in ('ste', 'neighbours', 'dither'): continue
-        valid = {n: X if p.annotation is torch.Tensor else p.default for n,p in ps.items()}
-        legal = {n: noisy(**grid()).get(n, kinds.get(p.annotation)) for n,p in ps.items()}
-        yield Call(module, r.name, r.f, lambda valid=valid: dict(valid), legal)
+        legal = {n: kinds[p.annotation] for n,p in ps.items() if p.annotation in kinds and n not in BY_DEFAULT}
+        if r.f is R.fourier_round: legal['damping'] = None                            # a word, compared as it comes
+        yield of(module, r.name, {next(iter(ps)): X}, legal)
 
-def of_core():
-    yield 'straight_through', dict(hard=X, soft=X), dict(hard=kind('meta'), soft=kind('meta'))
+def of_core(): yield 'straight_through', dict(hard=X, soft=X), dict(hard=kind('meta'), soft=kind('meta'))
 
 def of_random():
-    yield 'uniform_like', dict(x=X, generator=None, seed=None, draw=0), noisy(x=TENSOR, draw=COUNT)
-    yield 'noise_like', dict(x=X, kind='uniform', shape=2., generator=None, seed=None), noisy(x=TENSOR, kind=NOTHING,
-        shape=kind('half inf huge'))
+    yield 'uniform_like', dict(x=X), dict(draw=COUNT, fn=None)
+    yield 'noise_like', dict(x=X), dict(shape=kind('half inf huge'), fn=None)
 
 def of_checks():
     def law(f, row, dtype): pass
-    yield 'Law', dict(test=law, dtypes=(None,), applies=bool, detail=False), dict(test=NOTHING, dtypes=NOTHING,
-        applies=NOTHING, detail=FLAG)
-    yield 'slope', dict(f=R.soft_round, x=X), dict(f=NOTHING, x=TENSOR)
-    yield 'same', dict(a=X, b=X), dict.fromkeys('ab', kind('ints bools complex void',
-        ELSEWHERE))
+    yield 'Law', dict(test=law)
+    yield 'slope', dict(f=R.soft_round, x=X)
+    yield 'same', dict(a=X, b=X), dict.fromkeys('ab', kind('ints bools complex void', ELSEWHERE))
     yield 'near', dict(a=X, b=X, ulps=8.), dict(a=kind('void'), b=kind('void'), ulps=SHARP)
-    yield 'hard_row', dict(r=catalog.row(R.soft_round)), dict(r=NOTHING)
-    yield 'check_estimator', dict(f=R.round_ste, row=None, compile=False, raises=True, skip='compiles'), dict(
-        f=NOTHING, row=NONE, compile=FLAG, raises=FLAG, skip=kind('list tuple set dict iterator'))
+    yield 'hard_row', dict(r=catalog.row(R.soft_round))
+    yield 'check_estimator', dict(f=R.round_ste, skip='compiles'), dict(skip=kind('list tuple set dict iterator'))
 
 def of_try_it():
-    which,several = NOTHING,kind('ints void two', ELSEWHERE)
-    yield 'explore', dict(left=R.round_ste, right=R.soft_round), dict(left=which, right=which)
-    yield 'watch', dict(left=R.round_ste, right=R.soft_round), dict(left=which, right=which)
-    yield 'tiles', dict(rows=catalog.catalog[:1]), dict(rows=NOTHING)
-    yield 'descend', dict(f=R.round_ste, start=.3, lr=.1, target=1.3, steps=5, seed=0), dict(f=NOTHING,
-        start=NUMBER | several, lr=NUMBER | several, target=NUMBER, steps=COUNT, seed=SEED)
+    several = NUMBER | kind('ints void two', ELSEWHERE)
+    for n in ('explore', 'watch'): yield n, dict(left=R.round_ste, right=R.soft_round)
+    yield 'tiles', dict(rows=catalog.catalog[:1])
+    yield 'descend', dict(f=R.round_ste, start=.3, steps=5), dict(start=several, lr=several, target=NUMBER,
+        steps=COUNT, seed=SEED)
 
 def of_widgets():
-    for n in ('player', 'tune'): yield n, dict(f=R.soft_round, hard=None, domain=(-1., 1.)), dict(f=NOTHING,
-        hard=NONE | FLAG, domain=NONE)
+    for n in ('player', 'tune'): yield n, dict(f=R.soft_round, domain=(-1., 1.)), dict(hard=NONE | FLAG, domain=NONE)
 
 def of_models():
-    def valid(): return dict(model=network(), weights=4, activations=8, calibrate=[X], ends=8, skip=(), batches=None,
-        kinds=None)
-    yield 'quantize_model_', valid, dict(model=NOTHING, weights=NONE, activations=NONE, calibrate=NONE,
-        ends=kind('none zero'), skip=kind('list tuple set dict iterator'), batches=NONE, kinds=kind('none dict'))
-    yield 'parameter_groups', lambda: dict(model=network(), weight_decay=.01), dict(model=NOTHING,
-        weight_decay=POSITIVE | COUNT)
+    def valid(): return dict(model=network(), weights=4, calibrate=[X], ends=8)
+    yield 'quantize_model_', valid, dict(weights=NONE, activations=NONE, ends=kind('none zero'),
+        skip=kind('list tuple set dict iterator'), kinds=kind('none dict'))
+    yield 'parameter_groups', lambda: dict(model=network()), dict(weight_decay=POSITIVE | COUNT)
 
-def of_report(): yield 'LayerReport', dict(rows=[], note=''), dict(rows=kind('list'), note=kind('word empty'))
+def of_report(): yield 'LayerReport', dict(rows=[]), dict(rows=kind('list'), note=kind('word empty'))
 
 def of_integer_layers():
     codes = torch.tensor([1, -1, 7, -8], dtype=torch.int8)
     yield 'pack_int4', dict(codes=codes), dict(codes=kind('ints'))
-    yield 'unpack_int4', dict(packed=integer_layers.pack_int4(codes), shape=(2, 2)), dict(packed=NOTHING, shape=NOTHING)
+    yield 'unpack_int4', dict(packed=integer_layers.pack_int4(codes), shape=(2, 2))
 
-def of_deploy():
-    yield 'deploy_', lambda: dict(model=quantized(), example=X, pack=True), dict(model=NOTHING,
-        example=NOTHING, pack=FLAG)
+def of_deploy(): yield 'deploy_', lambda: dict(model=quantized(), example=X)
 
 @cache
 def place(name):
@@ -474,20 +390,18 @@ def powers():
 
 def of_accumulators():
     def given(): return dict(model=powers(), format=R.FixedFormat(12, 4), after='sum')
-    yield 'narrow_accumulators_', given, dict(model=NOTHING, format=NONE, after=NOTHING)
-    yield 'accumulator_bits', lambda: dict(model=powers()), dict(model=NOTHING)
+    yield 'narrow_accumulators_', given, dict(format=NONE)
+    yield 'accumulator_bits', lambda: dict(model=powers())
 
 def of_hardware():
-    yield 'to_qonnx', lambda: dict(model=quantized(), example=X, file=place('x.onnx')), dict(model=NOTHING,
-        example=NOTHING, file=kind('word'))
-    yield 'to_c', lambda: dict(model=powers(), example=X, file=place('x.h')), dict(model=NOTHING, example=NOTHING,
-        file=NOTHING)
+    yield 'to_qonnx', lambda: dict(model=quantized(), example=X, file=place('x.onnx')), dict(file=kind('word'))
+    yield 'to_c', lambda: dict(model=powers(), example=X, file=place('x.h'))
 
 def of_runtime():
-    yield 'to_onnx', lambda: dict(model=network(), example=X, file=place('x.onnx'), any_batch=True, dynamic=None), dict(
-        model=NOTHING, example=NOTHING, file=kind('word'), any_batch=FLAG, dynamic=kind('none dict'))
-    yield 'onnx_session', lambda: dict(file=written(), vnni=True, optimized=None), dict(file=kind('word'),
-        vnni=FLAG | {'none'}, optimized=kind('none word'))
+    yield 'to_onnx', lambda: dict(model=network(), example=X, file=place('x.onnx')), dict(file=kind('word'),
+        dynamic=kind('none dict'))
+    yield 'onnx_session', lambda: dict(file=written(), vnni=True), dict(file=kind('word'), vnni=FLAG | NONE,
+        optimized=kind('none word'))
 
 def four_bits():
     "A layer with weights in MXFP4."
@@ -496,11 +410,10 @@ def four_bits():
     return model
 
 def of_files():
-    yield 'save_gguf', lambda: dict(model=network(), file=place('x.gguf'), types='Q8_0', architecture='shok_nb',
-        metadata=None), dict(model=kind('dict'), file=kind('word'), types=NOTHING, architecture=kind('word'),
-        metadata=kind('none dict'))
-    yield 'save_compressed', lambda: dict(model=four_bits(), folder=place('compressed'), config=None), dict(
-        model=NOTHING, folder=kind('word'), config=kind('none dict'))
+    yield 'save_gguf', lambda: dict(model=network(), file=place('x.gguf')), dict(model=kind('dict'), file=kind('word'),
+        architecture=kind('word'), metadata=kind('none dict'))
+    yield 'save_compressed', lambda: dict(model=four_bits(), folder=place('compressed')), dict(folder=kind('word'),
+        config=kind('none dict'))
 
 def saved():
     "A state and its file."
@@ -508,112 +421,81 @@ def saved():
     R.save_gguf(state, file)
     return dict(model=state, file=file)
 
-def of_served(): yield 'same_grid', saved, dict(model=NOTHING, file=NOTHING)
+def of_served(): yield 'same_grid', saved
 
 def of_entropy():
     yield 'code_entropy', dict(codes=torch.tensor([[1, 0], [2, 2]]), axis=0), dict(
         codes=kind('zero minus two ints byte array list tuple void float8'), axis=AXIS)
-    yield 'soft_entropy', dict(x=X, alpha=5., bits=4, signed=True, axis=None, step=1., offset=0.), grid(x=TENSOR,
-        alpha=SHARP, bits=NOTHING, signed=FLAG, axis=AXIS)
+    yield 'soft_entropy', dict(x=X, bits=4), dict(alpha=SHARP, axis=AXIS)
 
 def of_sizes():
-    yield 'coded_sizes', lambda: dict(model=quantized()), dict(model=NOTHING)
-    yield 'weight_entropy', lambda: dict(model=quantized(), alpha=5.), dict(model=NOTHING, alpha=SHARP)
+    yield 'coded_sizes', lambda: dict(model=quantized())
+    yield 'weight_entropy', lambda: dict(model=quantized()), dict(alpha=SHARP)
     def loss(model, batch): return model(batch).square().sum()
-    yield 'learn_bits_', lambda: dict(model=quantized(), calibrate=[X], loss=loss, bits=3., least=2, most=4,
-        steps=1), dict(model=NOTHING, calibrate=NOTHING, loss=NOTHING, bits=POSITIVE, least=NOTHING, most=NOTHING,
-        steps=NOTHING)
-
-def of(module, name, valid, kinds, f=None, member=''):
-    if f is None: f = method(member) if member else getattr(module_of(module), name)
-    return Call(module, name, f, valid if callable(valid) else lambda: dict(valid), kinds, member)
+    yield 'learn_bits_', lambda: dict(model=quantized(), calibrate=[X], loss=loss, bits=3., most=4, steps=1), dict(
+        bits=POSITIVE)
 
 def methods():
     "Constructors and methods, called as functions of `self`."
-    yield of('quantizer', 'Quantizer', lambda: dict(bits=4, signed=True, zero_point=False, axis=0, block=None,
-        learn=False, rounding=R.round_ste, init='mse', format=None, scale='po2'), dict(bits=NOTHING,
-        signed=FLAG | NONE, zero_point=FLAG, axis=kind('none minus zero'), block=NONE, learn=FLAG, rounding=NOTHING,
-        init=kind(), format=NONE, scale=NOTHING))
+    axis = kind('none minus zero')
+    yield of('quantizer', 'Quantizer', dict(bits=4, axis=0, scale='po2'), dict(signed=FLAG | NONE, axis=axis))
     for m in ('calibrate_', 'forward', 'to_codes'):
         yield of('quantizer', 'Quantizer', lambda: dict(self=ready(), x=X), dict(
             x=NOTHING if m == 'calibrate_' else TENSOR), member=m)
-    yield of('schedules', 'KnobScheduler', lambda: dict(target=soft(), schedule=R.linear_schedule(transition_steps=9),
-        knob='alpha'), dict(target=TENSOR, schedule=NOTHING, knob=NOTHING))
-    yield of('schedules', 'KnobScheduler', lambda: dict(self=scheduler(), at=None), dict(at=kind('none zero')),
-        member='step')
-    yield of('schedules', 'KnobScheduler', lambda: dict(self=scheduler(), state=dict(last_epoch=3)), dict(
-        state=NOTHING), member='load_state_dict')
+    yield of('schedules', 'KnobScheduler', lambda: dict(target=soft(), schedule=R.linear_schedule(transition_steps=9)),
+        dict(target=TENSOR))
+    yield of('schedules', 'KnobScheduler', lambda: dict(self=scheduler()), dict(at=kind('none zero')), member='step')
+    yield of('schedules', 'KnobScheduler', lambda: dict(self=scheduler(), state=dict(last_epoch=3)),
+        member='load_state_dict')
     scale = torch.ones(2)
-    yield of('integer_layers', 'Dequantize', lambda: dict(scale=scale, zero_point=None, axis=0, block=None, packed=None,
-        dtype=torch.float32, levels=None, tensor_scale=None), dict(scale=TENSOR | ELSEWHERE,
-        zero_point=kind('none ints'), axis=kind('none zero minus'), block=NONE, packed=kind('none list tuple'),
-        dtype=NOTHING, levels=NONE, tensor_scale=NONE))
+    yield of('integer_layers', 'Dequantize', dict(scale=scale, axis=0), dict(scale=TENSOR | ELSEWHERE,
+        zero_point=kind('none ints'), axis=axis, packed=kind('none list tuple')))
     yield of('integer_layers', 'Dequantize', lambda: dict(self=integer_layers.Dequantize(scale, axis=0),
         codes=torch.ones(2, 3).char()), dict(codes=kind('ints', ELSEWHERE)), member='forward')
     yield of('integer_layers', 'IntegerLayer', lambda: dict(layer=nn.Linear(3, 2), codes=torch.ones(2, 3).char(),
         scale=torch.ones(2), bias=None, input_scale=torch.tensor(.5), input_zero_point=torch.tensor(0).byte(),
-        input_top=15), dict(layer=NOTHING, codes=NOTHING, scale=NOTHING, bias=NONE, input_scale=NOTHING,
-        input_zero_point=NOTHING, input_top=NOTHING))
+        input_top=15), dict(bias=NONE))
     yield of('integer_layers', 'IntegerLayer', lambda: dict(self=integer(), scale=torch.tensor(.5),
-        zero_point=torch.tensor(0).byte(), top=15), dict(scale=NOTHING, zero_point=NOTHING, top=NOTHING),
-        member='feeds')
-    yield of('integer_layers', 'IntegerLayer', lambda: dict(self=integer(), input=X), dict(input=NOTHING),
-        member='forward')
-    token = dict(symmetric=FLAG, spherical=FLAG, features=NONE, stages=NOTHING, squash=NOTHING, method=NOTHING,
-        group_size=NOTHING, gain=POSITIVE, margin=COUNT, noise=COUNT, temperature=SHARP - COUNT)
-    def tokens(name, valid, **more):
-        yield of('tokenizers', name, lambda: dict(valid), more | {k: token[k] for k in valid if k not in more})
+        zero_point=torch.tensor(0).byte(), top=15), member='feeds')
+    yield of('integer_layers', 'IntegerLayer', lambda: dict(self=integer(), input=X), member='forward')
+    def tokens(name, valid, **kinds):
+        yield of('tokenizers', name, valid, kinds)
         def made(): return getattr(R, name)(**{k: v for k,v in valid.items() if k != 'features'})
         for m in ('forward', 'encode', 'loss') + ('restart_',)*(name == 'VQ'):
             yield of('tokenizers', name, lambda: dict(self=made(), x=X), dict(
                 x=kind('' if name == 'VQ' else 'meta')), member=m)
         yield of('tokenizers', name, lambda: dict(self=made(), index=torch.tensor([1])), dict(
             index=kind('ints byte')), member='decode')
-    yield from tokens('FSQ', dict(levels=[3, 4, 5], features=6, stages=1, symmetric=False, squash='clamp', gain=1.,
-        margin=.1, noise=.5), levels=NOTHING)
+    some = COUNT | POSITIVE
+    yield from tokens('FSQ', dict(levels=[3, 4, 5], features=6, squash='clamp', margin=.1, noise=.5), gain=POSITIVE,
+        margin=COUNT, noise=COUNT)
     yield from tokens('LFQ', dict(bits=3, features=6, spherical=True, temperature=1., group_size=2, diversity=1.,
-        commitment=1.), bits=NOTHING, diversity=COUNT | POSITIVE, commitment=COUNT | POSITIVE)
-    yield from tokens('VQ', dict(size=4, channels=3, features=6, method='ste', noise=.1, commitment=.2), size=NOTHING,
-        channels=NOTHING, noise=COUNT | POSITIVE, commitment=COUNT | POSITIVE)
-    yield of('nn', 'Rounding', lambda: dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1.,
-        offset=0.), dict(f=NOTHING, deployed=NONE, learnable=FLAG, **{n: legal
-        | TENSOR | kind('nested') for n,legal in grid(alpha=SHARP).items()}))
+        commitment=1.), temperature=SHARP - COUNT, diversity=some, commitment=some)
+    yield from tokens('VQ', dict(size=4, channels=3, features=6, method='ste', noise=.1, commitment=.2), noise=some,
+        commitment=some)
+    late = TENSOR | kind('nested')                                                    # refused when it is called
+    knobs = dict(alpha=SHARP | late, beta=SHARP | late, step=POSITIVE | late, offset=NUMBER | late,
+        seed=NONE | kind('nested'), random_bits=NONE | kind('nested'))
+    yield of('nn', 'Rounding', dict(f=R.soft_round, deployed=R.round_ste, learnable=True, alpha=5., step=1., offset=0.),
+        {k: knobs[k] for k in ('alpha', 'step', 'offset')})
     for n in layers.__all__:
         c = getattr(layers, n)
         if not inspect.isclass(c) or n == 'Rounding': continue
-        yield of('nn', n, *layer_table(c))
-        if not inspect.signature(c).parameters: continue
-        yield of('nn', n, lambda c=c: dict(self=c(), x=X), dict(x=TENSOR), member='forward')
+        ps = inspect.signature(c).parameters
+        yield of('nn', n, {}, {k: v for k,v in knobs.items() if k in ps})
+        if ps: yield of('nn', n, lambda c=c: dict(self=c(), x=X), member='forward')
     yield of('nn', 'swap_rounding_', lambda: dict(model=soft(), old=R.nn.SoftRound, new=R.nn.RoundSTE()), dict(
-        model=NOTHING, old=kind('cls arity'), new=NOTHING))
+        old=kind('cls arity')))
     yield of('rounded_weights', 'round_weights_', lambda: dict(model=network(), rounding=R.nn.RoundSTE(),
-        layers=nn.Linear, name='weight'), dict(model=NOTHING, rounding=NOTHING, layers=NOTHING, name=NOTHING))
+        layers=nn.Linear))
     for make in (rounded, quantized): yield of('rounded_weights', 'remove_rounding_',
-        lambda make=make: dict(model=make(), leave_rounded=True), dict(model=NOTHING, leave_rounded=FLAG))
-
-def layer_table(c):
-    "A valid call of a layer, and the kinds of its knobs."
-    numbers = grid(alpha=SHARP, beta=SHARP)
-    kinds = dict(hard=FLAG, learnable=FLAG, ties=NOTHING, seed=NONE | kind('nested'), random_bits=NONE | kind('nested'))
-    kinds |= {n: legal | TENSOR | kind('nested') for n,legal in numbers.items()}      # refused when it is called
-    ps = inspect.signature(c).parameters
-    return lambda: {n: p.default for n,p in ps.items()}, {n: kinds[n] for n in ps}
+        lambda make=make: dict(model=make(), leave_rounded=True))
 
 @cache
 def calls():
     "The whole table."
-    found = [*methods(), *rows()]
-    for module in ('ste', 'floats', 'fixed_point', 'blocks', 'best', 'codebooks', 'files', 'served', 'entropy',
-            'sizes', 'learned', 'few_levels', 'fsq', 'tokenizers', 'gradient', 'bounds', 'neighbours', 'dither',
-            'fake_quantize', 'calibrate', 'schedules', 'replace', 'design', 'jpeg', 'plots', 'lab', 'checks',
-            'try_it', 'widgets', 'models', 'report', 'integer_layers', 'deploy', 'accumulators', 'hardware',
-            'runtime', 'closest', 'equalize', 'rotate', 'relaxed', 'reconstruct', 'harness', 'gradient_quality',
-            'scores', 'source_coding', 'core', 'random'):
-        for name,valid,kinds in globals()[f'of_{module}']():
-            f = getattr(module_of(module), name)
-            make = valid if callable(valid) else lambda valid=valid: dict(valid)
-            found.append(Call(module, name, f, make, kinds))
-    return tuple(found)
+    tables = {k.removeprefix('of_'): v for k,v in globals().items() if k.startswith('of_')}
+    return (*methods(), *rows(), *(of(module, *row) for module,table in tables.items() for row in table()))
 
 # --- one call
 def look_of(v):
@@ -694,25 +576,6 @@ def test_nonsense_is_refused(c):
     "In seconds, by its own name, and nothing has changed."
     bad = [(arg, v, wrong) for arg,v,wrong in fuzzed(c) if (arg, v) not in OTHERWISE or 'Error: ' not in wrong]
     assert not bad, bad
-
-def public():
-    "Module and name of every function and class that takes arguments, and what they are called."
-    for m in sorted({c.module for c in calls() if '.engine.' not in PLACES[c.module]}):
-        module = module_of(m)
-        for n in module.__all__:
-            f = getattr(module, n)
-            record = hasattr(f, '__dataclass_fields__') or hasattr(f, '_fields')      # of results
-            if inspect.isfunction(f) or inspect.isclass(f) and not record: yield m,n,f
-
-def test_the_table_is_complete():
-    kinds = {}
-    for c in calls():
-        if not c.member: kinds.setdefault((c.module, c.name), set()).update(c.kinds)
-    for m,n,f in public():
-        ps = inspect.signature(f).parameters.values()
-        wanted = {p.name for p in ps if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-        assert (m, n) in kinds or not wanted, f'{m}.{n} is missing in the table'
-        assert wanted <= kinds.get((m, n), set()), f'{m}.{n}: {wanted-kinds[m, n]} missing'
 
 def test_infinity_of_a_layer():
     "A number beyond all floats is infinite for a layer, as for its function."

@@ -14,6 +14,7 @@ import torch
 from estimators import X, back, batched, compiled, exported, near, older, side_by_side, slope, slopes
 import shok_nb
 from shok_nb.catalog import catalog
+from shok_nb.engine import compat
 
 ROOT = Path(__file__).parent.parent
 is_tracing = torch._C._is_tracing
@@ -136,19 +137,17 @@ def test_only_speed_is_lost_for_gradients(name, without):
 @pytest.mark.parametrize('strict', [False, True], ids=['', 'strict'])
 def test_export_before_torch_2_12(strict, monkeypatch):
     "Where every compilation says that it is an export, a strict one is taken for a compilation: values stay."
-    monkeypatch.setattr(shok_nb.engine.compat, '_early', True)
+    monkeypatch.setattr(compat, '_early', True)
     def f(x): return shok_nb.round_ste(x) + shok_nb.soft_round(x, 3.)
     assert near(exported(f, X, strict=strict).module()(X), f(X))
 
 def test_triton_without_the_question(monkeypatch):
     import torch.utils._triton
-    from shok_nb.engine import compat
     assert isinstance(compat.has_triton(), bool)
     monkeypatch.delattr(torch.utils._triton, 'has_triton')
     assert not compat.has_triton()
 
 def test_failed_compilation_without_the_name(monkeypatch):
-    from shok_nb.engine import compat
     def broken(gm, inputs): raise ValueError('no code for this')
     for known in (True, False):
         if not known: monkeypatch.delattr(torch._dynamo.exc, 'TorchDynamoException')
@@ -158,7 +157,6 @@ def test_failed_compilation_without_the_name(monkeypatch):
 
 def test_stand_in():
     "The class that replay needs: shape, strides and dtype of another tensor, no data, and functions of torch pass by."
-    from shok_nb.engine import compat
     assert compat.can_stand_in and compat.no_torch_function is torch._C._disabled_torch_function_impl
     seen = []
     class Blank(torch.Tensor):
@@ -196,7 +194,7 @@ def test_one_question():
 
 def test_exporting():
     "True while torch.export writes a graph, and nowhere else."
-    def f(x): return x + 1 if shok_nb.engine.compat.exporting() else x - 1
+    def f(x): return x + 1 if compat.exporting() else x - 1
     for elsewhere in (f, torch.vmap(f), compiled(f, 'eager')): assert torch.equal(elsewhere(X), X-1)
     for strict in (False, True): assert torch.equal(exported(f, X, strict=strict).module()(X), X+1)
 
@@ -204,7 +202,7 @@ def test_mode():
     "The first level of forward mode too, whose number is 0."
     seen,forward_ad = [],torch.autograd.forward_ad
     def f(x):
-        seen.append(shok_nb.engine.compat.mode())
+        seen.append(compat.mode())
         return x*1
     f(X)
     torch.vmap(f)(X)
@@ -213,7 +211,7 @@ def test_mode():
     with forward_ad.dual_level(): f(forward_ad.make_dual(X, X))
     torch.jit.trace(f, X, check_trace=False)
     assert seen == ['eager', *['transform']*5]
-    def g(x): return x+1 if shok_nb.engine.compat.mode() == 'compile' else x-1
+    def g(x): return x+1 if compat.mode() == 'compile' else x-1
     assert torch.equal(compiled(g, 'eager')(X), X+1)
 
 @pytest.mark.slow

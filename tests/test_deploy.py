@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from estimators import generator, saved, slow_after
+from estimators import generator, refused, saved, slow_after
 from torch import nn
 from shok_nb.deployment.deploy import deploy_
 from shok_nb.deployment.integer_layers import IntegerLayer, pack_int4, unpack_int4
@@ -335,6 +335,25 @@ def test_to_onnx_messages(tmp_path, monkeypatch):
             onnxruntime=lambda: onnx_session(file)).items():
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(ImportError, match=fr"needs the package {package}: pip install 'shok_nb\[onnx\]'$"): call()
+
+class Asks(nn.Linear):
+    "Reads a value to decide."
+    def forward(self, x):
+        y = super().forward(x)
+        return 2*y if y.sum() > 0 else y
+
+class Exotic(nn.Linear):
+    def forward(self, x): return torch.special.airy_ai(super().forward(x))
+
+@pytest.mark.parametrize('model, why', [
+    (Asks(4, 4), f'line {Asks.forward.__code__.co_firstlineno+2} of forward in test_deploy.py; change that line'),
+    (Exotic(4, 4), 'No ONNX function found for .*airy_ai')])
+def test_no_file_says_why(model, why, tmp_path):
+    "What torch's exporter raises has its own pages of advice: the reason and the line are what helps."
+    pytest.importorskip('onnxscript')
+    with refused(model, f'^to_onnx: no file can be made of the model: .*{why}', ValueError):
+        to_onnx(model, torch.ones(3, 4), tmp_path/'a.onnx')
+    assert not [*tmp_path.iterdir()]
 
 @pytest.mark.slow
 def test_a_quantized_model_compiles():

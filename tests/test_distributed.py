@@ -11,7 +11,6 @@ def whole(): return torch.randn(7, 5, 3, generator=generator())*3
 def sums(x): return [p.values[1](x).double().sum().item() for p in seeded()]
 
 def work(rank, world):
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.debug import CommDebugMode
     failed,x = [],whole()
@@ -29,8 +28,8 @@ def work(rank, world):
         return steep and alike(y.full_tensor().detach(), f(x))
     line = [Shard(0)],[Shard(1)],[Replicate()]
     square = [Shard(0), Shard(1)],[Shard(1), Shard(1)],[Replicate(), Shard(2)]
-    meshes = [(init_device_mesh('cpu', (world,)), line)]
-    if world > 2: meshes.append((init_device_mesh('cpu', (2, world//2)), square))
+    meshes = [(torch.distributed.init_device_mesh('cpu', (world,)), line)]
+    if world > 2: meshes.append((torch.distributed.init_device_mesh('cpu', (2, world//2)), square))
     for mesh,places in ((m, p) for m,ps in meshes for p in ps):
         d = distribute_tensor(x, mesh, places)
         if not noise(d): failed.append(('uniform_like', str(places)))

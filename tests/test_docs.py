@@ -310,7 +310,7 @@ def test_a_loose_number_is_found(tmp_path):
 
 def test_a_name_is_defined_once():
     "In a module or class: a second cell that defines it would replace the first, and ruff reads cell by cell."
-    for module in modules(ROOT).values():
+    for module in modules().values():
         tree = ast.parse(module.read_text('utf-8'))
         for n in (tree, *[n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]):
             counts = Counter(named(n))

@@ -9,7 +9,7 @@ import subprocess
 from fractions import Fraction
 import pytest
 import torch
-from estimators import LAID, generator
+from estimators import LAID, generator, slow_after
 from networks import Made
 from torch import nn
 import shok_nb as R
@@ -431,13 +431,6 @@ def test_the_same_bits_in_c(bits, tmp_path):
     entering = x/net[0].input_scale
     assert ((entering-entering.floor()) == .5).sum() > 100 and ties_of(net, x) > 100
 
-@pytest.mark.slow
-def test_convolutions_in_c(tmp_path):
-    torch.manual_seed(0)
-    net,x = conv(),many((2, 10, 9), 3)
-    net = deployed(net, x[2:100])
-    assert torch.equal(in_c(net, x, tmp_path), net(x))
-
 @pytest.mark.parametrize('pool', [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1, ceil_mode=True)], ids=['even', 'ceil'])
 def test_images_leave_in_c(pool, tmp_path):
     "The last layer is a convolution: a point for each channel; the first takes uint8."
@@ -464,19 +457,27 @@ def test_sums_of_more_than_24_bits(wide, tmp_path):
     sums = (alone(9*x)/alone[0].product).abs()
     assert (sums.max() > 2**24) == wide
 
-def test_dead_channels_in_c(tmp_path):
+def dead():
     "A row of zeros has its bias alone, on a scale that is a power of two as well."
-    torch.manual_seed(0)
-    net,x = mlp(),many((8,), 5, 1000)
+    net = mlp()
     with torch.no_grad():
         for m in net:
             if isinstance(m, nn.Linear): m.weight[0] = 0.
-    net = deployed(net, x[2:300])
-    assert torch.equal(in_c(net, x, tmp_path), net(x))
+    return net
 
-def test_one_layer_in_c(tmp_path):
-    net,x = nn.Sequential(nn.Flatten(), nn.Linear(6, 2)),many((2, 3), 6, 1000)
-    net = deployed(net, x[2:])
+class Other(nn.Sequential): pass
+
+IN_C = dict(dead_channels=(dead, (8,), 1000),
+    one_layer=(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), (2, 3), 1000),
+    another_class=(lambda: Other(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), (8,), 300),
+    convolutions=(conv, (2, 10, 9), 10_000))
+
+@pytest.mark.parametrize('name', slow_after(IN_C, 3))
+def test_networks_in_c(name, tmp_path):
+    make,shape,n = IN_C[name]
+    torch.manual_seed(0)
+    net,x = make(),many(shape, 5, n)
+    net = deployed(net, x[2:300])
     assert torch.equal(in_c(net, x, tmp_path), net(x))
 
 class Block(nn.Module):
@@ -578,12 +579,6 @@ def test_zero_points_in_c(tmp_path):
     assert [int(m.input_zero_point) for m in net[::2]] == [153, 38]
     assert torch.equal(in_c(net, x, tmp_path), net(x))
     assert 'net_quantize(const float *x, int16_t *q)' in (tmp_path/'net.h').read_text()
-
-def test_a_sequence_of_another_class_in_c(tmp_path):
-    class Other(nn.Sequential): pass
-    x = many((8,), 7, 300)
-    net = deployed(Other(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), x[2:])
-    assert torch.equal(in_c(net, x, tmp_path), net(x))
 
 def plain(net, x, **kw):
     R.quantize_model_(net, 8, R.Quantizer(8, signed=None), calibrate=[x])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 import shok_nb as R
 
-pytestmark = pytest.mark.xdist_group('ranks')                  # in the process that has both started
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group('ranks')]       # in the process that has both started
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=.1)
 DRAWN = 'nvfp4','quartet_ii'
 
@@ -51,9 +51,8 @@ def fsdp(model):
     return fully_shard(model)
 
 def tensor_parallel(model):
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-    mesh = init_device_mesh('cpu', (2,))
+    mesh = torch.distributed.init_device_mesh('cpu', (2,))
     for part in model[1:]: parallelize_module(part, mesh, dict(up=ColwiseParallel(), down=RowwiseParallel()))
     return model
 
@@ -133,9 +132,8 @@ def removed(rank, world):
 
 def sharded_batch(rank, world):
     "A DTensor cut along the batch: its noise is that of the whole, so the numbers are too."
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
-    mesh,wrong = init_device_mesh('cpu', (world,)),[]
+    mesh,wrong = torch.distributed.init_device_mesh('cpu', (world,)),[]
     for recipe in (*DRAWN, 'luq'):
         for placement in (Shard(0), Replicate()):
             def gradients(spread):
@@ -151,9 +149,8 @@ def sharded_batch(rank, world):
 
 def optimizers(rank, world):
     "Shards of every size, an empty one too: the step of one process, and no other memory."
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
-    mesh,wrong = init_device_mesh('cpu', (world,)),[]
+    mesh,wrong = torch.distributed.init_device_mesh('cpu', (world,)),[]
     makes = dict(adamw=ADAMW, sgd=partial(torch.optim.SGD, lr=.1, momentum=.9), foreach=partial(ADAMW, foreach=True))
     for name,make in makes.items():
         for kw in (dict(), STORED, dict(states=torch.bfloat16, at_once=20)):
@@ -191,10 +188,9 @@ def mixed(rank, world):
 
 def refused(rank, world):
     "What cannot work says so, and changes nothing."
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
-    mesh = init_device_mesh('cpu', (world,))
+    mesh = torch.distributed.init_device_mesh('cpu', (world,))
     def told(f):
         with pytest.raises(ValueError) as e: f()
         return str(e.value)
@@ -217,21 +213,17 @@ def work(rank, world): return {f.__name__: f(rank, world) for f in WORKS}
 @pytest.fixture(scope='module')
 def found(): return spawn(work, 2)
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['alike', 'resumed', 'removed', 'sharded_batch', 'optimizers'])
 def test_as_one_process(found, name):
     for one in found: assert one[name] == []
 
-@pytest.mark.slow
 def test_parts_of_a_batch(found):
     one,other = (f['parts'] for f in found)
     assert one == other and one[0] == []
 
-@pytest.mark.slow
 def test_ranks_agree(found):
     assert found[0]['mixed'] == found[1]['mixed']
 
-@pytest.mark.slow
 def test_what_is_refused(found):
     wanted = ('RoundedConv2d: a convolution needs whole tensors, got a DTensor with (Shard(dim=0),); use',
         'low_precision_: the attention 0 is sharded already; call low_precision_ before fully_shard',

@@ -242,7 +242,6 @@ def test_a_schedule_finds_its_knobs():
 
 def parallel(rank, world):
     "A quantized network by DDP and FSDP2: gradients, and what one step makes of them."
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
     x = torch.randn(8, 6, generator=generator(1))
@@ -261,7 +260,7 @@ def parallel(rank, world):
     out = dict(ddp=all(torch.allclose(a, b, atol=1e-5)
         for a,b in zip(one.parameters(), ddp.parameters(), strict=True)))
     if older('2.9'): return out                             # its FSDP2 adds gradients on gloo, where it should average
-    sharded = step(fully_shard(made(), mesh=init_device_mesh('cpu', (world,))), mine)
+    sharded = step(fully_shard(made(), mesh=torch.distributed.init_device_mesh('cpu', (world,))), mine)
     out['fsdp'] = all(torch.allclose(a, b.full_tensor(), atol=1e-5)
         for a,b in zip(one.parameters(), sharded.parameters(), strict=True))
     with torch.no_grad(): out['same'] = torch.allclose(sharded.eval()(x), one.eval()(x), atol=1e-5)
@@ -711,7 +710,8 @@ def test_weights_that_others_make():
             lambda l: parametrize.register_parametrization(l, 'weight', Twice()),
             lambda l: parametrize.remove_parametrizations(l, 'weight')),
         'is rounded already; nn.remove_rounding_': (lambda l: round_weights_(l, RoundSTE(step=.1)), remove_rounding_),
-        'is quantized already; nn.remove_rounding_': (lambda l: quantize_model_(l, 8, None), remove_rounding_),
+        r'is quantized already; nn.remove_rounding_\(model\) first':
+            (lambda l: quantize_model_(l, 8, None), remove_rounding_),
     }
     for words,(hold,free) in held.items():
         model = layers()

@@ -22,7 +22,6 @@ def three_bits(g):
 
 def together(rank, world):
     import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.nn.parallel import DistributedDataParallel
     out,world_group = {},dist.group.WORLD
@@ -41,7 +40,7 @@ def together(rank, world):
         out[name] = model.parametrizations.weight.original.grad[0].tolist()
     whole = torch.randn(4, 3, generator=generator())
     for p in (Shard(0), Shard(1), Replicate()):
-        mesh = init_device_mesh('cpu', (world,))
+        mesh = torch.distributed.init_device_mesh('cpu', (world,))
         ways = normalize_grad,lambda x: normalize_grad(x, dim=0),lambda x: scale_grad(x, .5),few_bits
         for i,f in enumerate(ways):
             leaf = distribute_tensor(torch.zeros(4, 3), mesh, [p]).requires_grad_()

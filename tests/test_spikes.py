@@ -103,10 +103,3 @@ def test_compiled():
     every = compiled(side_by_side(fs))
     for f,y,steep in zip(fs, every(*[x]*len(fs)), slopes(every, x, len(fs)), strict=True):
         assert torch.allclose(y, f(x), atol=1e-6) and torch.allclose(steep, slope(f, x), rtol=1e-4, atol=1e-6), f
-
-@pytest.mark.parametrize('f', [*PAIRS, R.spike_ste], ids=lambda f: f.__name__)
-def test_flags_are_flags(f):
-    flags = ('ternary',) if f is R.spike_ste else ('ternary', 'soft')
-    for flag in flags:
-        with pytest.raises(TypeError, match=f'^{f.__name__}: {flag} must be True or False, got int'):
-            f(torch.ones(2), **{flag: 1})

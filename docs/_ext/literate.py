@@ -398,7 +398,7 @@ def _import_of(n, aliases):
 def part_imports(cells):
     "Of the cells that import alone one sees what the cells below need that stand open. The rest follows, folded."
     read = set().union(*[names(c['source'])[1] for c in cells if _is_seen(c) and not is_folded(c)])
-    def is_read(alias): return (alias.asname or alias.name.partition('.')[0]) in read
+    def is_read(alias): return _bound(alias) in read
     out = []
     for c in cells:
         body = ast.parse(c['source']).body if _is_seen(c) else []
@@ -414,22 +414,27 @@ def part_imports(cells):
             out.append(_fold(c | dict(id=id, source=rest), FOLDS_NEED))
     return out
 
+def _bound(alias): return alias.asname or alias.name.partition('.')[0]
+
+def _move(out, i, places):
+    "Put each import of cell `i` into the cells that `places(statement, name)` names; without any left it is None."
+    placed = {}
+    for n in ast.parse(out[i]['source']).body:
+        for a in n.names:
+            for to in places(n, _bound(a)): placed.setdefault(to, {}).setdefault(n, []).append(a)
+    for to,found in placed.items():
+        lines = '\n'.join(_import_of(n, some) for n,some in found.items())
+        out[to] = out[to] | dict(source=lines if to == i else f"{lines}\n{out[to]['source']}")
+    if i not in placed: out[i] = None
+
 def late_imports(cells):
     "What only folds import stands in the first of them that reads it. What unseen code reads is imported unseen."
     out = [*cells]
     for i,c in enumerate(cells):
         label = c['metadata'].get('mystnb', {}).get('code_prompt_show')
         if label != FOLDS_NEED or '*' in c['source']: continue
-        placed = {}
-        for n in ast.parse(c['source']).body:
-            for a in n.names:
-                for to in _fold_of(cells, i, a.asname or a.name.partition('.')[0]):
-                    placed.setdefault(to, {}).setdefault(n, []).append(a)
-        out[i] = None
-        for to,found in placed.items():
-            lines = '\n'.join(_import_of(n, some) for n,some in found.items())
-            if to == i: out[i] = _unseen(c | dict(source=lines))
-            else: out[to] = out[to] | dict(source=f"{lines}\n{out[to]['source']}")
+        _move(out, i, lambda n, name, i=i: _fold_of(cells, i, name))
+        if out[i]: out[i] = _unseen(out[i])
     return [c for c in out if c]
 
 def _fold_of(cells, i, name):
@@ -467,16 +472,7 @@ def near_imports(cells, pkg):
     bodies = {i: ast.parse(c['source']).body for i,c in enumerate(cells) if c['cell_type'] == 'code' and is_open(c)}
     imports = {i: body for i,body in bodies.items() if body and _only_imports(body) and '*' not in cells[i]['source']}
     inside = {getattr(n, 'module', '') for body in imports.values() for n in body for a in n.names if a.name[0] == '_'}
-    for i,body in imports.items():
-        placed = {}
-        for n in body:
-            for a in n.names:
-                for to in places(i, n, a.asname or a.name.partition('.')[0]):
-                    placed.setdefault(to, {}).setdefault(n, []).append(a)
-        for to,found in placed.items():
-            lines = '\n'.join(_import_of(n, some) for n,some in found.items())
-            out[to] = out[to] | dict(source=lines if to == i else f"{lines}\n{out[to]['source']}")
-        if i not in placed: out[i] = None
+    for i in imports: _move(out, i, functools.partial(places, i))
     return [c for c in out if c]
 
 def headed(cells):
@@ -508,7 +504,7 @@ def imports_again(cells, pkg):
     for section in headed(cells):
         opened = [c for c in section if is_example(c) and not is_folded(c)]
         code = '\n'.join(c['source'] for c in opened)
-        own = {a.asname or a.name.partition('.')[0]: _import_of(n, [a]) for n in ast.walk(ast.parse(code))
+        own = {_bound(a): _import_of(n, [a]) for n in ast.walk(ast.parse(code))
             if isinstance(n, (ast.Import, ast.ImportFrom)) for a in n.names}
         bound,read = names(code)
         lines = [line for name,line in imports.items() if name in read]

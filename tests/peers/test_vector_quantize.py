@@ -14,8 +14,6 @@ symmetric = pytest.mark.parametrize('symmetric', [False, True], ids=['', 'symmet
 
 def latents(levels): return torch.randn(2, 500, len(levels), generator=generator())*2
 
-def ours(levels, symmetric, z): return fsq(z, levels, symmetric=symmetric, margin=0. if symmetric else 1e-3)
-
 @pytest.mark.parametrize('f, theirs', [(round_ste, vq_round), (floor_ste, vq_floor)], ids=['round', 'floor'])
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_ste_agrees_but_at_infinity_and_minus_zero(f, theirs, dtype):
@@ -27,12 +25,13 @@ def test_ste_agrees_but_at_infinity_and_minus_zero(f, theirs, dtype):
 
 @levels
 @symmetric
-def test_fsq_agrees(levels, symmetric):
-    """Codes, indices and gradients; symmetric codes with our margin at 0. Seed 0: no
-    latent is within rounding error of a tie."""
-    z,peer = latents(levels),FSQ(levels, preserve_symmetry=symmetric)
+@pytest.mark.parametrize('squash', ['tanh', 'clamp'])
+def test_fsq_agrees(squash, levels, symmetric):
+    """Codes, indices and gradients; symmetric codes with our margin at 0. Seed 0: no latent is within rounding error of
+    a tie, where their symmetric clamp rounds halves up."""
+    z,peer = latents(levels),FSQ(levels, preserve_symmetry=symmetric, bound_hard_clamp=squash == 'clamp')
     codes,index = peer(z)
-    mine = lambda z: ours(levels, symmetric, z)
+    mine = lambda z: fsq(z, levels, squash=squash, symmetric=symmetric, margin=0. if symmetric else 1e-3)
     assert torch.allclose(mine(z), codes, atol=1e-6)
     assert torch.equal(fsq_index(mine(z), levels, symmetric=symmetric), index.long())
     assert torch.allclose(slope(mine, z), slope(lambda z: peer(z)[0], z), rtol=1e-4, atol=1e-6)
@@ -75,18 +74,7 @@ def test_noise_differs_in_its_unit():
     torch.manual_seed(0)
     assert 3.75 < far(FSQ([16], preserve_symmetry=True, noise_dropout=1.).train()(z)[0]) <= 4.2501
 
-# --- the hard clamp, and stages
-@levels
-@symmetric
-def test_hard_clamp_agrees(levels, symmetric):
-    "Codes and gradients; their symmetric one rounds halves up, and no latent of seed 0 is one."
-    z,peer = latents(levels),FSQ(levels, preserve_symmetry=symmetric, bound_hard_clamp=True)
-    codes,index = peer(z)
-    mine = lambda z: fsq(z, levels, symmetric=symmetric, squash='clamp', margin=0. if symmetric else 1e-3)
-    assert torch.allclose(mine(z), codes, atol=1e-6)
-    assert torch.equal(fsq_index(mine(z), levels, symmetric=symmetric), index.long())
-    assert torch.allclose(slope(mine, z), slope(lambda z: peer(z)[0], z), rtol=1e-4, atol=1e-6)
-
+# --- stages
 @pytest.mark.parametrize('levels', [[5, 5], [4, 4, 4], [8, 5, 3]], ids=str)
 @pytest.mark.parametrize('stages', (1, 2, 3))
 def test_residual_fsq_agrees(levels, stages):
