@@ -3078,6 +3078,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                      'shok_nb/post_training/channels.py'),
                                                 'shok_nb.post_training.channels._name_of': ( 'post_training/channels.html#_name_of',
                                                                                              'shok_nb/post_training/channels.py'),
+                                                'shok_nb.post_training.channels._of_a_library': ( 'post_training/channels.html#_of_a_library',
+                                                                                                  'shok_nb/post_training/channels.py'),
                                                 'shok_nb.post_training.channels._outputs_of_both': ( 'post_training/channels.html#_outputs_of_both',
                                                                                                      'shok_nb/post_training/channels.py'),
                                                 'shok_nb.post_training.channels._pads_zeros': ( 'post_training/channels.html#_pads_zeros',

@@ -182,7 +182,7 @@ def _source(flow, names, m, layers, shared, norm=None):
 
 def _not_seen(flow, found):
     "What may read these channels and did not run, or None."
-    return flow.unseen(found.channels()) or flow.unrun([found.m, *found.readers])
+    return flow.unseen(found.channels()) or flow.unrun([found.m], found.readers)
 
 def _other_in_training(flow, found, names, layers, shared):
     "What is different in training, or None."
