@@ -2219,6 +2219,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'shok_nb/low_precision/sizes.py'),
                                              'shok_nb.low_precision.sizes._grid_bytes': ( 'low_precision/sizes.html#_grid_bytes',
                                                                                           'shok_nb/low_precision/sizes.py'),
+                                             'shok_nb.low_precision.sizes._hold_in_place_of': ( 'low_precision/sizes.html#_hold_in_place_of',
+                                                                                                'shok_nb/low_precision/sizes.py'),
                                              'shok_nb.low_precision.sizes._in_bytes': ( 'low_precision/sizes.html#_in_bytes',
                                                                                         'shok_nb/low_precision/sizes.py'),
                                              'shok_nb.low_precision.sizes._line': ( 'low_precision/sizes.html#_line',

@@ -947,3 +947,11 @@ def test_a_grid_of_two_owners_learns_if_one_does():
 def of_weights(model):
     quantize_model_(model, 4, None)
     return model
+
+def test_a_grid_along_an_axis_compiles_for_any_size():
+    for axis,shapes in ((0, ((6, 8), (6, 3))), (-1, ((8, 6), (2, 3, 6)))):
+        q = Quantizer(4, axis=axis).calibrate_(torch.randn(*shapes[0], generator=generator()))
+        compiled = torch.compile(q, backend='eager', fullgraph=True, dynamic=True)
+        for s in shapes:
+            x = torch.randn(*s, generator=generator(1))
+            torch.testing.assert_close(compiled(x), q(x))
