@@ -400,3 +400,20 @@ def test_what_a_reader_gives_may_be_used_anywhere():
     assert mapped(report) == dict(embed='head, up', down='head, up'), report
     again = model(words, words)
     torch.testing.assert_close(again, (loss, logits))
+
+class Generic(nn.Module):
+    "A head of a library: its forward is part of what the model computes."
+    __module__ = 'transformers.modeling_layers'
+    def forward(self, x, features=False):
+        h = self.a(x)
+        if features: return h
+        return self.b(F.relu(h))
+
+class Classifier(Generic):
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(4, 8),nn.Linear(8, 2)
+
+def test_a_forward_of_a_library_is_read():
+    told = notes(R.equalize_(Classifier(), drawn(3, 4)))
+    assert told['a'] == 'h is used in Classifier.forward, of which a part did not run'

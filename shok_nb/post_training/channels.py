@@ -413,10 +413,12 @@ _CONTAINERS = nn.ModuleList,nn.ModuleDict,nn.Sequential
 _NO_FORWARD = 'init', 'reset', 'get_', 'set_', 'extra_repr'
 
 def _of_a_library(kind):
-    "Does a class save, load and train any model? Those of transformers lie in its models."
+    "Is it torch's, or one of those that save, load and train any model?"
     top,_,rest = kind.__module__.partition('.')
-    if top == 'transformers': return not rest.startswith('models.')
-    return top in ('torch', 'builtins', 'lightning', 'pytorch_lightning')
+    if top in ('torch', 'builtins'): return True
+    if 'forward' in vars(kind) or top == 'transformers' and rest.startswith('models.'):
+        return False
+    return top in ('transformers', 'lightning', 'pytorch_lightning')
 
 def _functions(m):
     "What the class of a module, as far as it is the model's own, has written down."
