@@ -353,3 +353,67 @@ def test_no_graph_names_the_line(f):
     words = f'^{f.__name__}: the model has no graph: .*, line {line} of forward in test_equalize.py'
     model = Asks()
     with refused(model, words, ValueError): f(model, torch.ones(3, 8))
+
+class Words(nn.Module):
+    "Constants of its code look like names: a tuple, an empty one, and one that ends with the name of a value."
+    plain = True
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(4, 8),nn.Linear(8, 2)
+    def forward(self, x):
+        shape = ()
+        h = self.a(x)
+        kept = ('no', 'h') if self.plain else h
+        return self.b(F.relu(h)).sum(shape, keepdim=True) if self.plain else kept
+
+def test_constants_of_code_are_no_values():
+    "A tuple that the code loads says nothing about which names were read beside it."
+    model,x = Words(),drawn(3, 4)
+    report = R.equalize_(model, x)
+    assert notes(report)['a'] == 'h is used in Words.forward, of which a part did not run'
+
+class Managed(nn.Module):
+    "What a library gives each model: its methods name the table, and no run of the model calls them."
+    __module__ = 'transformers.modeling_utils'
+    def get_input_embeddings(self): return self.embed
+    def set_input_embeddings(self, table): self.embed = table
+
+class Scored(Managed):
+    "A loss of the logits where labels are given, as causal models of transformers have it."
+    def __init__(self):
+        super().__init__()
+        self.embed,self.norm = nn.Embedding(9, 8),nn.RMSNorm(8)
+        self.up,self.down,self.head = nn.Linear(8, 16),nn.Linear(16, 8),nn.Linear(8, 9)
+    def forward(self, words, labels=None):
+        h = self.embed(words)
+        h = h + self.down(F.silu(self.up(self.norm(h))))
+        logits = self.head(h)
+        loss = None
+        if labels is not None: loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return logits if loss is None else (loss, logits)
+
+def test_what_a_reader_gives_may_be_used_anywhere():
+    model = Scored().double().eval()
+    words = torch.arange(10).view(2, 5) % 9
+    loss,logits = model(words, words)
+    report = R.rotate_(model, words)
+    assert mapped(report) == dict(embed='head, up', down='head, up'), report
+    again = model(words, words)
+    torch.testing.assert_close(again, (loss, logits))
+
+class Generic(nn.Module):
+    "A head of a library: its forward is part of what the model computes."
+    __module__ = 'transformers.modeling_layers'
+    def forward(self, x, features=False):
+        h = self.a(x)
+        if features: return h
+        return self.b(F.relu(h))
+
+class Classifier(Generic):
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(4, 8),nn.Linear(8, 2)
+
+def test_a_forward_of_a_library_is_read():
+    told = notes(R.equalize_(Classifier(), drawn(3, 4)))
+    assert told['a'] == 'h is used in Classifier.forward, of which a part did not run'

@@ -237,6 +237,41 @@ def test_a_step_that_fails_moves_nothing():
     assert equal(before, params) and opt.iteration == 1
     assert all(opt.state[p][k] is v for p,was in zip(params, states) for k,v in was.items())
 
+def test_a_copy_takes_its_own_steps():
+    "A scheduler of torch puts a step of the original in its place, which a copy must not take along."
+    params = some()
+    opt = R.RoundedOptimizer(params, ADAMW)
+    torch.optim.lr_scheduler.StepLR(opt, 1)
+    give_gradients(params, 0)
+    opt.step()
+    now = [p.detach().clone() for p in params]
+    for again in (copy.deepcopy(opt), pickle.loads(pickle.dumps(opt))):
+        others = again.param_groups[0]['params']
+        give_gradients(others, 1)
+        again.step()
+        assert (opt.iteration, again.iteration) == (1, 2) and equal(now, params) and not equal(now, others)
+
+class Shared(torch.optim.Optimizer):
+    "Its step depends on the gradients of all parameters, and counts itself in its groups."
+    def __init__(self, params): super().__init__(params, dict(steps=0))
+    @torch.no_grad()
+    def step(self, closure=None):
+        for g in self.param_groups:
+            g['steps'] += 1
+            size = torch.stack([p.grad.norm() for p in g['params']]).norm()
+            for p in g['params']: p -= p.grad/(size*g['steps'])
+
+def test_a_step_that_looks_at_all_parameters(monkeypatch):
+    "Those of torch's optimizers look at one at a time; of others nothing is known, so they get all at once."
+    monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
+    params,plain = ([torch.nn.Parameter(torch.ones(400, 500)) for _ in range(3)] for _ in range(2))
+    optimizers = R.RoundedOptimizer(params, Shared),Shared(plain)
+    for t in range(2):
+        for opt,ps in zip(optimizers, (params, plain)):
+            give_gradients(ps, t)
+            opt.step()
+    assert optimizers[0].param_groups[0]['steps'] == 2 and equal(params, plain)
+
 def test_an_optimizer_of_others_takes_what_it_takes():
     "Only of torch's own it is known which layouts they refuse."
     class Own(torch.optim.SGD): "A class of somebody."
@@ -639,6 +674,30 @@ def test_recomputed_resumed_and_called_twice(tmp_path):
             loss = way(again)(X).square().sum()
             loss.backward()
             assert equal(want[1:], [p.grad for p in again.parameters()]) and again[0].rounding_count == 2
+
+def test_parts_count_their_own_calls():
+    "A loop that calls no model but a method or a part of it draws anew each time; the model counts for all its layers."
+    model = R.nn.remove_rounding_(made('nvfp4'), leave_rounded=False)
+    parts = nn.ModuleDict(dict(first=model[0], rest=model[1:]))
+    R.low_precision_(parts, 'nvfp4')
+    parts.forward = lambda x: parts.rest(parts.first(x))
+    def call(x): return parts.rest(parts.first(x))
+    def counts(): return [int(m.rounding_count) for m in parts.modules() if hasattr(m, 'rounding_count')]
+    one,other = gradients(parts, X, call),gradients(parts, X, call)
+    assert not equal(one, other) and counts() == [2, 2]
+    with pytest.raises(ValueError, match='RoundedLinear: input'): parts(torch.tensor(1.))
+    before = counts()
+    gradients(parts, X)
+    assert counts() == [n+1 for n in before]
+    def recomputed(x): return checkpoint(call, x, use_reentrant=False)
+    state = copy.deepcopy(parts.state_dict())
+    want = gradients(parts, X, call)
+    parts.load_state_dict(state)
+    assert equal(want, gradients(parts, X, recomputed))
+    parts.eval()
+    call(X)
+    torch.func.grad(lambda x: parts.train().first(x).sum())(X)
+    assert counts() == [n+2 for n in before]
 
 @pytest.mark.slow
 @pytest.mark.parametrize('recipe', ['nvfp4', 'fp8_block', 'nvfp4_4/6', 'quartet_ii'])

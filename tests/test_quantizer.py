@@ -19,7 +19,7 @@ from shok_nb.estimators.soft import soft_round
 from shok_nb.estimators.ste import floor_ste
 from shok_nb.estimators.surrogates import clipped_round
 from shok_nb.networks import models
-from shok_nb.networks.models import quantize_model_
+from shok_nb.networks.models import parameter_groups, quantize_model_
 from shok_nb.nn import (
     FloorSTE,
     Rounding,
@@ -900,3 +900,58 @@ def test_calibration_keeps_little():
     quantize_model_(other, 8, Quantizer(4), calibrate=kept)
     whole = Quantizer(4).calibrate_(torch.cat(kept)).grid()[0]
     assert torch.allclose(other[0].input_quantizer.grid()[0], whole, rtol=.02)
+
+
+class Added(nn.Module):
+    "A block with a sum, whose grids lie between layers."
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Conv2d(6, 6, 1),nn.Conv2d(6, 6, 1)
+    def forward(self, x): return torch.relu(x+self.b(torch.relu(self.a(x))))
+
+def test_what_is_frozen_has_a_grid_that_is():
+    "A backbone without gradients computes the same after training, as an adapter that is stored alone needs it."
+    def made():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(6, 6, 1), Added(), Added(), nn.Conv2d(6, 3, 1))
+        model[:2].requires_grad_(False)
+        return model
+    model,x = made(),torch.randn(8, 6, 3, 3)
+    report = quantize_model_(model, 4, 8, calibrate=[x])
+    assert 'frozen with their weights: grids of 0, 1.a, 1.b' in str(report) and '1.operations.add' in str(report)
+    def learns(model): return {n[0] for n,p in model.named_parameters() if p.requires_grad}
+    assert learns(model) == {'2', '3'} and all(p.requires_grad for p in model[2:].parameters())
+    before,after = model[:2](x),model(x)
+    sgd = torch.optim.SGD(parameter_groups(model), .01)
+    for _ in range(3):
+        sgd.zero_grad()
+        model(x).square().sum().backward()
+        sgd.step()
+    assert torch.equal(model[:2](x), before) and not torch.equal(model(x), after)
+    waiting = made()
+    quantize_model_(waiting, 4, 8)
+    waiting.load_state_dict(model.state_dict())
+    assert learns(waiting) == {'2', '3'} and torch.equal(waiting(x), model(x))
+
+def test_a_grid_of_two_owners_learns_if_one_does():
+    torch.manual_seed(0)
+    embed,head = nn.Embedding(9, 8),nn.Linear(8, 9, bias=False)
+    head.weight = embed.weight
+    model = nn.Sequential(embed, nn.Linear(8, 8), head).requires_grad_(False)
+    assert not any(p.requires_grad for p in of_weights(model).parameters())
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[0].weight.requires_grad_(False)               # its bias is trained still
+    names = {n for n,p in of_weights(model).named_parameters() if not p.requires_grad}
+    assert names == {'0.parametrizations.weight.original', '0.parametrizations.weight.0.log_scale'}
+
+def of_weights(model):
+    quantize_model_(model, 4, None)
+    return model
+
+def test_a_grid_along_an_axis_compiles_for_any_size():
+    for axis,shapes in ((0, ((6, 8), (6, 3))), (-1, ((8, 6), (2, 3, 6)))):
+        q = Quantizer(4, axis=axis).calibrate_(torch.randn(*shapes[0], generator=generator()))
+        compiled = torch.compile(q, backend='eager', fullgraph=True, dynamic=True)
+        for s in shapes:
+            x = torch.randn(*s, generator=generator(1))
+            torch.testing.assert_close(compiled(x), q(x))

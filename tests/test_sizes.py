@@ -359,3 +359,18 @@ def test_the_model_is_as_it_was_after_an_error():
     assert [m.parametrizations.weight[0] for m in model] == quantizers
     assert all(torch.equal(v, state[k]) for k,v in model.state_dict().items())
     assert not any(q._forward_hooks for q in quantizers) and all(p.grad is None for p in model.parameters())
+
+def test_an_optimizer_made_before_trains_the_new_grids():
+    "A quantizer of another width keeps the Parameters of the one that was there."
+    torch.manual_seed(0)
+    model,x = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)),torch.randn(64, 8)
+    wanted = model(x).detach()
+    def loss(model, x): return (model(x)-wanted).square().mean()
+    R.quantize_model_(model, 4, None)
+    held = {id(p) for g in torch.optim.Adam(model.parameters()).param_groups for p in g['params']}
+    R.learn_bits_(model, [x], loss, bits=3)
+    assert {id(p) for p in model.parameters()} == held
+    for layer in (model[0], model[2]):
+        q = layer.parametrizations.weight[0]
+        want = R.Quantizer(q.bits, axis=0, learn=True).calibrate_(layer.parametrizations.weight.original)
+        assert q.bits == 3 and torch.equal(q.log_scale, want.log_scale) and q.log_scale.requires_grad

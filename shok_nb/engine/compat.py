@@ -168,6 +168,10 @@ def stand_in(cls, like):
 _active:Any = unknown if _unsure else _func_active
 _tracing = _private('_C._is_tracing') or is_tracing
 
+def in_transform():
+    "Does a transform of torch.func run the code? True if it cannot be asked."
+    return not is_compiling() and bool(_active())
+
 def _mode_of_code():
     if exporting(): return 'export'
     return 'transform' if _active() or forward_ad._current_level >= 0 else 'compile'

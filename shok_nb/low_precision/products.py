@@ -25,7 +25,7 @@ from ..engine.arguments import (
     check_model,
     what_came,
 )
-from ..engine.compat import in_backward
+from ..engine.compat import in_backward, in_transform
 from ..engine.grid import Grid
 from ..engine.pieces import cut_in_pieces, wide_dtype
 from ..engine.random import fold_in, takes_seed, toss_up, uniform_like
@@ -241,7 +241,9 @@ def low_precision_(
             raise ValueError(f'{fn}: no layer with products to round in '
                 f'{type(model).__name__}; known are Linear, convolutions and BatchedProduct')
         hooks = [model.register_load_state_dict_pre_hook(_same_recipes)]
-        if recipe.draws(): hooks.append(model.register_forward_pre_hook(_count_on))
+        if recipe.draws():
+            hooks.append(model.register_forward_pre_hook(_count_on))
+            hooks.append(model.register_forward_hook(_counted, always_call=True))
         vars(model)['_awaits'] = tuple(hooks)
     return LayerReport(rows, repr(recipe))
 
@@ -714,7 +716,7 @@ class _Rounded(nn.Module):
         near = seed if isinstance(self, BatchedProduct) else self.weight
         self.register_buffer('rounding_seed', seed.to(near.device))
         self.register_buffer('rounding_count', torch.zeros_like(self.rounding_seed))
-        self.whole_again = _plain_again
+        self.whole_again,self.is_counted = _plain_again,False
     def _apply(self, fn, recurse=True):
         "On the way from the meta device, such as `to_empty`, the seed is written anew."
         had_none = self.rounding_seed.is_meta
@@ -723,6 +725,10 @@ class _Rounded(nn.Module):
             self.rounding_seed.fill_(self.first_seed)
             self.rounding_count.zero_()
         return self
+    def count_alone(self):
+        "One more call, where the model is not called itself, but a method or a part of it."
+        if self.is_counted or not self.training or not self.recipe.draws(): return
+        if not in_backward() and not in_transform(): self.rounding_count += 1
     def drawn_by(self, device):
         "The seeds of this call: of weights, and of what each process has for itself."
         both:Any = self.rounding_seed,self.rounding_count
@@ -736,6 +742,7 @@ class _Rounded(nn.Module):
         "`f` of two operands in the dtype that is asked for."
         dtype = _dtype_of(x)
         x,w = x.to(dtype),w.to(dtype)
+        self.count_alone()
         with torch.autocast(x.device.type, enabled=False):
             return f(x, w, *self.drawn_by(x.device), self.recipe, *more)
     def extra_repr(self):
@@ -855,7 +862,7 @@ def _becomes(m, kind):
 def _plain_again(m):
     "This layer is one of torch."
     _becomes(m, vars(m).pop('plain_class'))
-    del m.recipe,m.rounding_rank,m.rounding_seed,m.rounding_count,m.first_seed
+    del m.recipe,m.rounding_rank,m.rounding_seed,m.rounding_count,m.first_seed,m.is_counted
 
 def _same_recipes(model, state, prefix, *args):
     "A hook: a state of another recipe is refused before anything of it is loaded."
@@ -867,7 +874,14 @@ def _count_on(model, args):
     "A hook: one more call in training, if not one that is computed again for backward."
     if not model.training or in_backward(): return
     for m in model.modules():
-        if isinstance(m, _Rounded): m.rounding_count += 1
+        if isinstance(m, _Rounded):
+            m.rounding_count += 1
+            m.is_counted = True
+
+def _counted(model, args, out):
+    "A hook: what is called from now on is another call."
+    for m in model.modules():
+        if isinstance(m, _Rounded): m.is_counted = False
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570030
 class LowPrecision(NamedTuple):

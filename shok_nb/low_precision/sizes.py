@@ -380,6 +380,15 @@ class _Widths:
     def set(self):
         "Each weight gets the quantizer of its width."
         for (q,ones),grids,b in zip(self.of.items(), self.grids, self.now.tolist()):
+            _hold_in_place_of(q, grids[int(b)])
             for one in ones:
                 makers:Any = one.layer.parametrizations[one.weight]
                 makers[[*makers].index(q)] = grids[int(b)]
+
+def _hold_in_place_of(q, twin):
+    "`twin` has its grid in the Parameters of `q`, which an optimizer may train already."
+    for name,own in q.named_parameters(recurse=False):
+        now = twin._parameters.get(name)
+        if now is None or now is own or now.shape != own.shape: continue
+        own.data = now.detach().to(own.dtype)
+        twin._parameters[name] = own

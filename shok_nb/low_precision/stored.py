@@ -6,6 +6,7 @@
 __all__ = ['stochastic_cast', 'RoundedOptimizer']
 
 # %% ../../nbs/low_precision/10_stored.ipynb #10570004
+import math
 from collections.abc import Callable
 from typing import Any
 import torch
@@ -129,6 +130,8 @@ def _check_optimizer(inner, groups, fn):
     raise ValueError(f'{fn}: make must give its optimizer the groups that it gets, as '
         'partial(torch.optim.AdamW, lr=1e-3) does')
 
+def _is_of_torch(optimizer): return type(optimizer).__module__.startswith('torch.optim')
+
 def _check_dtype(states, fn):
     if states is None: return
     if isinstance(states, torch.dtype) and states in FORMAT_NAMES: return
@@ -241,7 +244,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
         seed (int = 0): With it, number, iteration and position all draws are fixed
         at_once (int|None = None): Most elements in float32 at a time, or the largest
             parameter. None: on a CPU 2**18 for each thread, which stay in its cache, else
-            2**24
+            2**24; for an optimizer that is not torch's all, as its step may look at all
+            parameters
 
     Example:
         >>> import torch, shok_nb as R
@@ -266,7 +270,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
         rounding:Callable=stochastic_round, # How a step is stored; an estimator with a `step`
         seed:int=0,             # With it, number, iteration and position all draws are fixed
         # Most elements in float32 at a time, or the largest parameter. None: on a CPU 2**18
-        # for each thread, which stay in its cache, else 2**24
+        # for each thread, which stay in its cache, else 2**24; for an optimizer that is not
+        # torch's all, as its step may look at all parameters
         at_once:int|None=None
     ):
         "See `RoundedOptimizer`."
@@ -296,7 +301,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
         "What it keeps, and the optimizer."
         return f'RoundedOptimizer(seed={self.seed}{self.storage}) of {self.inner!r}'
 
-    def __getstate__(self): return {**vars(self)}
+    def __getstate__(self):
+        "Without the `step` that a scheduler of torch has put here, which is that of `self`."
+        return {k: v for k,v in vars(self).items() if k != 'step'}
 
     def add_param_group(self,
         param_group:dict # Parameters and options, as for every optimizer
@@ -330,6 +337,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
     def _room(self, p):
         "Elements that are in float32 at a time, on the device of `p`."
         if self.at_once is not None: return self.at_once
+        if not _is_of_torch(self.inner): return math.inf
         return 2**18*torch.get_num_threads() if p.is_cpu else 2**24
 
     def _chunks(self):
@@ -383,8 +391,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
     def _check_gradients(self):
         "Raises before anything moves for gradients that torch's optimizer refuses."
         kind,fn = type(self.inner).__name__,type(self).__name__
-        of_torch = type(self.inner).__module__.startswith('torch.optim')
-        if not of_torch or kind in ('SGD', 'Adagrad'): return
+        if not _is_of_torch(self.inner) or kind in ('SGD', 'Adagrad'): return
         wanted = 'sparse' if kind == 'SparseAdam' else 'dense'
         for i,p in self._numbered():
             if p.grad is None or p.grad.is_sparse == (wanted == 'sparse'): continue

@@ -455,7 +455,7 @@ class _Flow:
         self.nodes,self.places = graph.nodes,{}
         self.own,self.others,self.note = {},[],''
         self.unseen:Any = lambda channels: None
-        self.unrun:Any = lambda modules: None
+        self.unrun:Any = lambda writers, readers: None
         for node in graph.nodes:
             if node.target is here_op: self.places.setdefault(node.args[1], []).append(node)
 

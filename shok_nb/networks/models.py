@@ -28,7 +28,7 @@ from ..engine.arguments import (
     what_came,
 )
 from ..engine.pieces import wide_dtype
-from ..engine.report import LayerReport
+from ..engine.report import LayerReport, names_in_words
 from .attention import call_layers_of_encoders
 from .flow import batch_errors, call_of_batch, evaluating, feed
 from .foreign_layers import layers_taken_apart, take_apart
@@ -152,10 +152,11 @@ def quantize_model_(
         rows = [*_report_rows(model, found, *why, of_weights, of_inputs, between)]
         notes = [_without_blocks(weights, of_weights), *_tied_in_words(model, of_weights)]
         _take_over(own, of_inputs)
-        _attach(model, found | between.sites, of_weights, of_inputs)
-        if calibrate is None and _fits_a_byte(activations):
-            hook = model.register_load_state_dict_pre_hook(_Arriving(activations))
-            vars(model)['_awaits'] = hook,
+        places = model, found | between.sites, of_weights, of_inputs
+        if frozen := _freeze_grids(*places):
+            notes.append(f'frozen with their weights: grids of {names_in_words(frozen)}')
+        _attach(*places)
+        if calibrate is None and _fits_a_byte(activations): _await(model, activations)
     _warn_of_optimizers(model)
     return LayerReport(rows, _note(notes, between))
 
@@ -642,6 +643,7 @@ class _Arriving:
             name = dotted(module_names(model)[place], 'input_quantizer')
             q = self.like(state.get(f'{prefix}{name}.layout')).to(device)
             q.train(model.training).of_a_model = name
+            if not _trains(model, module_names(model)[place]): q.requires_grad_(False)
             quantize_input(place, q)
         self.free(model, state, prefix, sites)
         self.tie(model, state, prefix, sites)
@@ -678,6 +680,36 @@ def _fits_a_byte(prototype):
     if not isinstance(prototype, Quantizer) or prototype.axis is not None: return False
     low,high = prototype.range()
     return prototype.format is None and high-low <= 255 and low <= 0 <= high
+
+def _await(model, prototype):
+    "A state that is loaded may name what lies between layers."
+    hook = model.register_load_state_dict_pre_hook(_Arriving(prototype))
+    model._awaits = hook,
+
+def _trains(model, n):
+    "Is a weight of this layer trained? Of what has none, is anything around it?"
+    own:list = []
+    while not own:
+        m = module_named(model, n)
+        own = [] if m is None else [*m.parameters()]
+        if not n: break
+        n = n.rpartition('.')[0]
+    weights = [p for p in own if p.ndim > 1]
+    return any(p.requires_grad for p in weights or own)
+
+def _freeze_grids(model, found, of_weights, of_inputs):
+    "Grids of what is frozen do not learn either. The names of these layers."
+    learns,frozen = {},{}
+    with torch.enable_grad():
+        for (n,w),q in of_weights.items():
+            learns[q] = learns.get(q, False) or getattr(found[n], w).requires_grad
+            frozen[n] = frozen.get(n, True) and not learns[q]
+    for n,q in of_inputs.items():
+        learns[q] = learns.get(q, False) or not frozen.setdefault(n, not _trains(model, n))
+    still = {q for q,yes in learns.items() if not yes and any(True for _ in q.parameters())}
+    for q in still: q.requires_grad_(False)
+    both = [(n, q) for (n,_),q in of_weights.items()]+[*of_inputs.items()]
+    return [*dict.fromkeys(n or '(model)' for n,q in both if q in still)]
 
 def _attach(model, found, of_weights, of_inputs):
     "Quantizers of weights and of inputs in their places."
@@ -784,8 +816,9 @@ def _optimizers():
 
 def _optimizer_without_scales(model):
     "Is there an optimizer that trains weights of this model, and not its scales?"
-    scales = {id(p) for p in _scales(model)}
+    scales = {id(p) for p in _scales(model) if p.requires_grad}
     rest = {id(p) for p in model.parameters()}-scales
+    if not scales: return False
     for o in _optimizers():
         groups = vars(o).get('param_groups', ())            # none where a constructor failed
         held = {id(p) for group in groups for p in group['params']}
@@ -794,7 +827,7 @@ def _optimizer_without_scales(model):
 
 def _warn_of_optimizers(model):
     "A warning where somebody trains on with an optimizer that was made before."
-    if not _scales(model) or not _optimizer_without_scales(model): return
+    if not _optimizer_without_scales(model): return
     gc.collect()                           # one that nobody holds any more
     if not _optimizer_without_scales(model): return
     warnings.warn('quantize_model_: an optimizer made before does not train the scales; make '

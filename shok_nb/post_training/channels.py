@@ -407,10 +407,18 @@ class _Used(TorchFunctionMode):
 _CONTAINERS = nn.ModuleList,nn.ModuleDict,nn.Sequential
 _NO_FORWARD = 'init', 'reset', 'get_', 'set_', 'extra_repr'
 
+def _of_a_library(kind):
+    "Is it torch's, or one of those that save, load and train any model?"
+    top,_,rest = kind.__module__.partition('.')
+    if top in ('torch', 'builtins'): return True
+    if 'forward' in vars(kind) or top == 'transformers' and rest.startswith('models.'):
+        return False
+    return top in ('transformers', 'lightning', 'pytorch_lightning')
+
 def _functions(m):
-    "What the class of a module, as far as it is not torch's, has written down."
+    "What the class of a module, as far as it is the model's own, has written down."
     for kind in type(m).__mro__:
-        if kind.__module__.partition('.')[0] in ('torch', 'builtins'): continue
+        if _of_a_library(kind): continue
         for name,f in vars(kind).items():
             if not callable(f) or name.strip('_').startswith(_NO_FORWARD): continue
             f = inspect.unwrap(f)
@@ -426,7 +434,7 @@ def _codes(code):
 def _both_of(instruction, place, names):
     "Its place. From Python 3.13 on one may load two names, and has the place of the first."
     yield place
-    if not isinstance(instruction.argval, tuple): return
+    if instruction.opname.count('_FAST') < 2: return
     line,_,_,end = place
     later = [(n.col_offset, n.end_col_offset) for n in names
         if n.id == instruction.argval[-1] and n.lineno == line and n.col_offset >= end]
@@ -515,32 +523,34 @@ class _Code:
         if tree is None: return None
         return set().union(*(p for _,p,_ in self.touches(m, f, tree, (*seen, (m, name)))))
 
-    def unrun(self, modules):
+    def unrun(self, writers, readers):
         "Code that did not run and may take these modules apart, in words; or None."
-        parts = {*modules}
+        parts = {*writers, *readers}
+        only_read = parts-{*writers}
         for m,name,f in self.functions:
             tree = self.source(f)
             if tree is None or m in parts or not parts & self.below[m]: continue
             told = f'{type(m).__name__}.{name}, of which a part did not run'
-            for words,node in self.uses(m, f, tree, parts):
+            for words,node in self.uses(m, f, tree, parts, only_read):
                 if not self.did_run(f, node): return f'{words} is used in {told}'
         return None
 
-    def uses(self, m, f, tree, parts):
+    def uses(self, m, f, tree, parts, only_read):
         "Where a function takes these modules apart or uses what one of them gives, in words."
         for words,inside,node in self.touched(m, f, tree):
             if _cuts(inside, parts): yield words,node
         if f.__code__ not in self.ran: return
-        names = self.holding(m, f, tree, parts)
+        names = self.holding(m, f, tree, parts, only_read)
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id in names: yield node.id,node
 
-    def holding(self, m, f, tree, parts):
-        "Local names that hold what one of these modules gives."
+    def holding(self, m, f, tree, parts, only_read):
+        "Local names that hold what one of these modules gives. Readers give what they gave."
         found = set()
         for n in ast.walk(tree):
             if not isinstance(n, ast.Assign) or not self.did_run(f, n): continue
-            if any(_cuts(inside, parts) for _,inside,_ in self.touched(m, f, n.value)):
+            inner = [i for _,i,_ in self.touched(m, f, n.value) if not i <= only_read]
+            if any(_cuts(i, parts) for i in inner):
                 for to in n.targets:
                     found |= {t.id for t in ast.walk(to) if isinstance(t, ast.Name)}
         return found

@@ -176,10 +176,13 @@ def _source(flow, names, m, layers, shared, norm=None):
     "A `_Source` for `m`, with the normalization behind it; in both modes of the model."
     found = _source_in(flow, names, m, layers, shared, norm)
     if not found.readers: return found
-    why = (_other_in_training(flow, found, names, layers, shared)
-        or flow.unseen(found.channels()) or flow.unrun([found.m, *found.readers]))
+    why = _other_in_training(flow, found, names, layers, shared) or _not_seen(flow, found)
     if not why: return found
     return found._replace(readers={}, note=', '.join(filter(None, [found.note, why])))
+
+def _not_seen(flow, found):
+    "What may read these channels and did not run, or None."
+    return flow.unseen(found.channels()) or flow.unrun([found.m], found.readers)
 
 def _other_in_training(flow, found, names, layers, shared):
     "What is different in training, or None."
@@ -195,14 +198,12 @@ def _other_in_training(flow, found, names, layers, shared):
             return 'in training channels have other places'
     return None
 
-def _source_in(flow, names, m, layers, shared, norm):
+def _source_in(flow, names, m, layers, shared, norm=None):
     "A `_Source` for `m`, with the normalization behind it."
     outs = flow.outputs(m if norm is None else norm)
     why = _unfit_source(flow, m, outs, shared)
     if why: return _Source(names[m], m, None, {}, why)
-    axis = output_axis(m, outs[0].meta['val'].shape)
-    if axis is None: found = 'channels not found'
-    else: found = channel_readers(flow, outs[0], axis, layers)
+    found = _readers_of(flow, m, outs[0], layers)
     if not isinstance(found, str): found = _unfit_readers(flow, names, found, shared) or found
     note = f'{names[norm]} folded' if norm is not None else ''
     if not isinstance(found, str): return _Source(names[m], m, norm, found, note)
@@ -215,6 +216,11 @@ def _unfit_source(flow, m, outs, shared):
     why = why_unfit(m, shared)
     if not why and not is_layer(m) and not norm_multiplies(flow, m): return 'not a factor'
     return why
+
+def _readers_of(flow, m, out, layers):
+    "The layers that read the channels of `m`, or why there are none."
+    axis = output_axis(m, out.meta['val'].shape)
+    return 'channels not found' if axis is None else channel_readers(flow, out, axis, layers)
 
 def _unfit_readers(flow, names, readers, shared):
     "Why one of them cannot take the inverse of a factor, or None."

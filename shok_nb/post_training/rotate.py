@@ -301,8 +301,8 @@ def _unfit_to_read(m, node, axis, width, shared):
 def _otherwise(stream):
     "What may read a stream and did not run, or what is different in training; or None."
     m,flow = next(iter(stream.writers)),stream.flow
-    ends = [*stream.writers, *stream.readers, *stream.norms]
-    why = flow.unseen(stream.width) or flow.unrun(ends)
+    turned = [*stream.writers, *stream.norms]
+    why = flow.unseen(stream.width) or flow.unrun(turned, stream.readers)
     if why: return why
     for other in stream.flow.others:
         try: now = _Stream(other, stream.model, stream.names, stream.width).grow(m)

@@ -159,10 +159,11 @@ class _Grid:
 
     def beside(self, t, v):
         "A scale or zero point of it, to broadcast with `v`."
-        n = _length_along(v, self.axis)
-        if t.numel() not in (1, n) and self.block is None:
+        n,own = _length_along(v, self.axis),t.numel()
+        # `own not in (1, n)` is not asked of sizes that Dynamo does not know
+        if own != 1 and own != n and self.block is None:
             told = f'x of shape {tuple(v.shape)} has {n} along axis {self.axis}'
-            raise ValueError(f'Quantizer: {told}, the grid {t.numel()}')
+            raise ValueError(f'Quantizer: {told}, the grid {own}')
         return laid_beside(t, v, self.axis, self.block)
 
     def on_powers(self, x, scale, of, parts, up):
