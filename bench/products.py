@@ -5,7 +5,8 @@
     .venv-peers/bin/python bench/products.py        # adds the rows of torchao
 
 bench/products.json holds a row for each recipe and way: the processor time of one thread over that of float32, the
-median of calls that take turns, and the milliseconds of both; for a step the bytes for each number that are kept
+median of calls that take turns, and the milliseconds of both. Of the way 'medium' the products of the recipe, and they
+alone, are made with torch.set_float32_matmul_precision('medium'); for a step the bytes for each number that are kept
 and that the step adds. What is done already is not done again; remove the file
 to measure anew."""
 import importlib.util
@@ -46,11 +47,20 @@ def step_of(layer, compiled):
     f = torch.compile(layer) if compiled else layer
     return lambda: torch.autograd.grad(f(x), (x, layer.weight), slopes)
 
-def layers(recipe, compiled):
+def in_medium(f):
+    "`f`, with products of float32 as a CPU makes them fast."
+    def call():
+        torch.set_float32_matmul_precision('medium')
+        try: return f()
+        finally: torch.set_float32_matmul_precision('highest')
+    return call
+
+def layers(recipe, way):
     torch.manual_seed(0)
     plain,low = (torch.nn.Linear(SIZE, SIZE, bias=False) for _ in range(2))
     R.low_precision_(low, recipe)
-    return step_of(low, compiled),step_of(plain, compiled)
+    one,other = (step_of(layer, way == 'compiled') for layer in (low, plain))
+    return in_medium(one) if way == 'medium' else one,other
 
 def stepped(dtype, make):
     "A step of 16 matrices: parameters and gradients of `dtype`."
@@ -86,7 +96,7 @@ def row_of(what, way):
     if way == 'step':
         one,plain = stepped(*STEPS[what]),stepped(torch.float32, partial(ADAMW, foreach=True))
         ratio,own,other = raced(one.step, plain.step)
-    else: ratio,own,other = raced(*layers(what, way == 'compiled'))
+    else: ratio,own,other = raced(*layers(what, way))
     row = dict(what=what, way=way, ratio=round(ratio, 2), ms=round(own, 1), float32=round(other, 1))
     if way != 'step': return row
     kept,added = memory(one)
@@ -97,7 +107,7 @@ def main():
     known = TABLE.read_text('utf-8') if TABLE.exists() else ''
     there = importlib.util.find_spec('torchao') or 'torchao' in known
     jobs = [(what, 'step') for what in STEPS if there or 'torchao' not in what]
-    jobs += [(recipe, 'eager') for recipe in R.RECIPES]
+    jobs += [(recipe, way) for way in ('eager', 'medium') for recipe in R.RECIPES]
     jobs += [(recipe, 'compiled') for recipe in COMPILED]
     run(__doc__, TABLE, row_of, jobs, ('what', 'way'), workers=1, torch=torch.__version__.partition('+')[0])
 

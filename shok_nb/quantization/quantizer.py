@@ -602,9 +602,9 @@ def _checked_pair(scale, zero_point, grid, learn, who):
 def _kind_of(format, learn):
     "The class of its grid."
     if format is None: return _IntegerGrid
-    if learn and format in _ELEMENTS: return _LearnedBlocksGrid
     if isinstance(format, FixedFormat): return _FixedGrid
     if not isinstance(format, str): return _FormatGrid
+    if learn is True and format in _ELEMENTS: return _LearnedBlocksGrid
     if format == 'nf4': return _CodebookGrid
     return _OwnScalesGrid if format in OWN_STATE else _FormatGrid
 
