@@ -358,11 +358,11 @@ _RESULTS = Path(str(files('shok_nb')))/'studies'/'results.json'
 
 def _environment():
     "What a score may depend on beside the study."
-    from shok_nb import __version__
+    import shok_nb
     torch_version = torch.__version__.partition('+')[0]
     versions = f'torch {torch_version}, Python {platform.python_version()}'
     machine = f'{platform.machine()} {torch.backends.cpu.get_cpu_capability()}'
-    return f'shok_nb {__version__}, {versions}, {machine}'
+    return f'shok_nb {shok_nb.__version__}, {versions}, {machine}'
 
 def _head(study, before):
     "What a reader of the records has to know, and where they were made."
