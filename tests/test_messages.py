@@ -25,6 +25,7 @@ def of_estimators():
     yield lambda: R.logistic_round(X, math.nan),'beta must be in [0, inf], got nan'
     yield lambda: R.sine_round(X, True),'got bool'
     yield lambda: R.fourier_round(X, -1),'terms must be >= 0, got -1'
+    yield lambda: R.fourier_round(X, damping=torch.ones(2)),"damping must be None or 'fejer', got tensor"
     yield lambda: R.diff_round(X, True),'diff_round: decimals must be an int, got bool'
     yield lambda: R.decimal_ste(X, ties='up', halves='decimal'),'halves must be one of written, binary'
     g,seed = torch.Generator(),torch.tensor(0)

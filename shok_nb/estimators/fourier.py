@@ -85,7 +85,7 @@ def fourier_round(
         >>> R.fourier_round(torch.tensor([0., 0.3, 0.5]), terms=5)
         tensor([0.0000, 0.0418, 0.5000])
     """
-    if damping not in (None, 'fejer'):
+    if damping is not None and not (isinstance(damping, str) and damping == 'fejer'):
         raise ValueError(f"fourier_round: damping must be None or 'fejer', got {damping!r}")
     terms = check_count(terms, 'fourier_round', 'terms')
     return _fourier_series(terms, damping == 'fejer')(x, hard=hard, step=step, offset=offset)
