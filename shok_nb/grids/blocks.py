@@ -67,6 +67,10 @@ def largest_of(x, along=(-1,)):
     for dim in along: size = size.amax(dim, keepdim=True)
     return size
 
+def e8m0_of(powers):
+    "The bytes in which MX stores the powers of two that blocks share."
+    return (torch.frexp(powers)[1]+126).to(torch.uint8)
+
 def _with_bad(scale, size):
     "`scale`, nan where `size` is not finite."
     return scale + (size-size)

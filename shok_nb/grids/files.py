@@ -37,6 +37,7 @@ from .blocks import (
     IQ4_NL,
     MXGrid,
     NVFP4Grid,
+    e8m0_of,
     gguf_grid,
 )
 from .floats import FORMATS, grid_of
@@ -114,8 +115,7 @@ def _mxfp4(grid, x):
     p = grid.shared(x)
     element = grid.element.cells(x/p)
     codes = e2m1_codes(element.value(element.v.round()))
-    exponent = torch.frexp(p)[1]+126
-    return torch.cat([exponent.to(torch.uint8), _two_a_byte(codes)], -1)
+    return torch.cat([e8m0_of(p), _two_a_byte(codes)], -1)
 
 nvfp4_alone = NVFP4Grid(element=grid_of(FORMATS['e2m1']), whole=False, block=16,
     gradient='ste')
@@ -545,7 +545,7 @@ def elements_of(grid, v, own):
     scale = grid.shared(v, own) if whole else grid.shared(v)
     element = grid.element.cells(v*((1/own)/scale) if whole else v/scale)
     if whole: stored = scale.to(torch.float8_e4m3fn)
-    else: stored = (torch.frexp(scale)[1]+126).to(torch.uint8)
+    else: stored = e8m0_of(scale)
     return element.value(element.v.round()),scale,stored.squeeze(-1)
 
 def blocks_of(q, w, grid):

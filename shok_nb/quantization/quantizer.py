@@ -28,7 +28,13 @@ from ..engine.core import straight_through
 from ..engine.parts import name_of, saturate
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
-from ..grids.blocks import GGUF_BLOCKS, gguf_quantize, mx_quantize, nvfp4_quantize
+from ..grids.blocks import (
+    GGUF_BLOCKS,
+    e8m0_of,
+    gguf_quantize,
+    mx_quantize,
+    nvfp4_quantize,
+)
 from ..grids.codebooks import NF4, levels_round
 from ..grids.fixed_point import FixedFormat, fixed_grid, mode_of
 from ..grids.floats import (
@@ -184,7 +190,10 @@ class _Grid:
 
     def scale_of(self, log_scale):
         "What a parameter says, between the ends; a gradient passes beyond them too."
-        log_scale = _kept_in(log_scale, *self.log_ends(True))
+        return self.from_log(_kept_in(log_scale, *self.log_ends(True)))
+
+    def from_log(self, log_scale):
+        "The scale of that logarithm, as it is stored."
         return _power_of_two(log_scale) if self.powers else log_scale.exp()
 
     def calibrated(self, q, x, axis, parts=None):
@@ -409,7 +418,7 @@ class _OwnScalesGrid(_FormatGrid):
         check_runs(x, 'Quantizer', OWN_STATE[self.format][0])
         scale = torch.ones(1, device=x.device)
         if self.format == 'nvfp4':
-            scale = 2.**filled_scale(x.float().abs().amax()[None]/2688).log2().ceil()
+            scale = _power_above(filled_scale(x.float().abs().amax()[None]/2688))
         return scale,None,True
 
     def nearest(self, q, x):
@@ -420,9 +429,11 @@ class _OwnScalesGrid(_FormatGrid):
         if self.format in GGUF_BLOCKS and rounding is round_ste: rounding = None
         return OWN_STATE[self.format][1](x, rounding=rounding, **whole)
 
+def _power_above(size): return 2.**size.log2().ceil()
+
 def _scale_above(scale):
     "The power of two that brings the largest block scale to what e4m3 reaches."
-    return 2.**(scale.amax()/448).log2().ceil()
+    return _power_above(scale.amax()/448)
 
 class _LearnedBlocksGrid(_FormatGrid):
     "NVFP4 or MX whose block scales learn: each is rounded to what its format stores."
@@ -444,18 +455,17 @@ class _LearnedBlocksGrid(_FormatGrid):
         if values.keys() & {'axis', 'block'}: return dict(format=self.element) | kept | values
         return None
 
-    def scale_of(self, log_scale):
-        "Scales as they are stored; a gradient passes as if they were not rounded."
-        if self.powers: return super().scale_of(log_scale)
-        log_scale = _kept_in(log_scale, *self.log_ends(True))
+    def from_log(self, log_scale):
+        "See `_Grid`; of NVFP4 an e4m3 below a power of two for all."
+        if self.powers: return super().from_log(log_scale)
         scale = log_scale.detach().exp()
         above = _scale_above(scale)
         stored = float_round((scale/above).clamp(min=2.**-6), 'e4m3')*above
-        return stored*(log_scale-log_scale.detach()).exp()
+        return _in_place_of(stored, log_scale)
 
     def stored(self, scale):
         "The block scales in the dtype of their format, and the one above them, or None."
-        if self.powers: return (torch.frexp(scale)[1]+126).to(torch.uint8),None
+        if self.powers: return e8m0_of(scale),None
         above = _scale_above(scale)
         return (scale/above).to(torch.float8_e4m3fn),above.view(1)
 
@@ -569,13 +579,16 @@ def _check_powers(scale):
     raise ValueError("Quantizer: set_grid_ wants a power of two with scale='po2', got "
         f'{found:g}; next to it are {below:g} and {above:g}')
 
+def _in_place_of(stored, log_scale):
+    "What a scale is rounded to: the gradient is as if it were the scale (1903.08066, eq. 7)."
+    return stored*(log_scale-log_scale.detach()).exp()
+
 def _power_of_two(log_scale):
-    """The power of two next to a scale by their ratio, made of bits and so exact everywhere.
-    The gradient is as if it were the scale (arXiv:1903.08066, eq. 7)."""
+    "The power of two next to a scale by their ratio, made of bits and so exact everywhere."
     k = (log_scale.detach()*(1/math.log(2))).round()
     if torch.onnx.is_in_onnx_export(): return torch.pow(2., k)
     power = ((k.to(torch.int32)+127) << 23).view(torch.float32)
-    return power*(log_scale-log_scale.detach()).exp()
+    return _in_place_of(power, log_scale)
 
 def _checked_pair(scale, zero_point, grid, learn, who):
     "Both in float32, if a grid of them can be computed with; or raises."
