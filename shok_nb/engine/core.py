@@ -46,6 +46,8 @@ from .pieces import (
     fused_kernel,
     is_small,
     join_tensors,
+    looked_at,
+    read,
     split_tensors,
     whole,
     wide_dtype,
@@ -148,6 +150,12 @@ class _Straight(Function):
     @staticmethod
     def backward(ctx, g): return g,None,None,None
 
+def _read(rest, x):
+    "Step, offset and knobs of a small call: what is one number is taken for it, unfollowed."
+    if isinstance(rest[0], Grid): return rest               # it takes a tensor for an offset
+    wide = wide_dtype(x.dtype)
+    return [read(widen(k, wide)) for k in rest]
+
 # without torch's search for transforms: eager code has made it
 _evaluate,_numbers = quick_apply(_Evaluate),quick_apply(_Numbers)
 _small,_straight = quick_apply(_Small),quick_apply(_Straight)
@@ -188,10 +196,12 @@ def _vjp(op, needs, x, g, step, offset, *knobs):
     _,step_learns,offset_learns,*learn = needs
     if not any(needs[1:]): return to_x,None,None,*[None]*len(knobs)
     to_step = to_offset = None
-    if step_learns: to_step = _to_step(op, g, v, slope, knobs).sum_to_size(step.shape)
-    if offset_learns: to_offset = (g-to_x).sum_to_size(offset.shape)
+    if step_learns: to_step = _sum_for(step, _to_step(op, g, v, slope, knobs))
+    if offset_learns: to_offset = _sum_for(offset, g-to_x)
     to_knobs = [None]*len(knobs)
-    if any(learn): to_knobs = _to_knobs(op, learn, v, slope, g*step, knobs)
+    if any(learn):
+        worth = g if is_default_grid(step, offset) else g*step
+        to_knobs = _to_knobs(op, learn, v, slope, worth, knobs)
     return to_x,to_step,to_offset,*to_knobs
 
 def _vjp_on(op, needs, x, g, grid, own, *knobs):
@@ -208,6 +218,10 @@ def _vjp_on(op, needs, x, g, grid, own, *knobs):
     if not any(learn): return to_x,None,None,*[None]*len(knobs)
     return to_x,None,None,*_to_knobs(op, learn, cells.v, slope, g*cells.worth, knobs)
 
+def _sum_for(k, t):
+    "Of what each element teaches a knob the sum, in its shape if it is a tensor."
+    return t.sum_to_size(k.shape) if isinstance(k, Tensor) else t.sum()
+
 def _to_step(op, g, v, slope, knobs):
     "What each element teaches the step."
     y = _form_now(op)(v, *knobs)
@@ -222,14 +236,19 @@ def _to_step(op, g, v, slope, knobs):
     return g*d.clamp(-most, most)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000008
+def _leaf(k, v):
+    "A knob as autograd follows it."
+    if not isinstance(k, Tensor): return torch.full((), k, dtype=v.dtype).requires_grad_()
+    return k.detach().requires_grad_()
+
 def _to_knobs(op, learn, v, slope, g, knobs):
     "For the knobs that learn: by `knob_slopes`, or what autograd makes of the plain form."
     if op.knob_slopes and not any(learn[len(op.knob_slopes):]):
         of = zip(learn, knobs, op.knob_slopes)
-        to = [(g*f(v, slope, *knobs)).sum_to_size(k.shape) if l else None for l,k,f in of]
+        to = [_sum_for(k, g*f(v, slope, *knobs)) if l else None for l,k,f in of]
         return [*to, *[None]*(len(learn)-len(to))]
     with torch.enable_grad():
-        leaves = [k.detach().requires_grad_() if l else k for k,l in zip(knobs, learn)]
+        leaves = [_leaf(k, v) if l else k for k,l in zip(knobs, learn)]
         y = op.plain(v.detach(), *leaves)
     if not y.requires_grad:
         raise RuntimeError(f'{op.name}: no knob learns without `plain`, see `estimator`')
@@ -292,6 +311,11 @@ def _in_order(op, knobs, named):
     if wrong: raise TypeError(f'{op.name}: {wrong}')
     return tuple([given[n] for n in names])
 
+def _is_seen_in(k, low, high):
+    "Is this a tensor of one number, which may be read, well inside the range?"
+    number = looked_at(k)
+    return type(number) is float and low < number < high
+
 def _accepted(op, x, rest, how):
     """`step`, `offset` and the knobs, in range and fit for `x`; is one of them a tensor, and
     does one learn?"""
@@ -301,7 +325,8 @@ def _accepted(op, x, rest, how):
             if i == 0: k = check_step(k, x, op.name)
             else: k = check_knob(k, x, op.name, arg, **_for_number(kw))
             unread = how == 'export' and op.single       # a graph would hold it for nothing
-            if i > 1 and isinstance(k, Tensor) and not unread: k = back_in_range(k, **kw)
+            may_be_out = i > 1 and isinstance(k, Tensor) and not unread
+            if may_be_out and not _is_seen_in(k, low, high): k = back_in_range(k, **kw)
             if how == 'eager' and i > 1: k = as_number(k)
             if isinstance(k, Tensor): tensors,learns = True,learns or k.requires_grad
         good.append(k)
@@ -529,7 +554,7 @@ class estimator:
         """
         if self.single and is_default_grid(*rest[:2]): return self.value(x, *rest[2:])
         if not (self.pure and is_small(x)): return _in_pieces(self, _value, (), (x,), rest)[0]
-        y = whole(partial(_value, self), (x,), rest)[0]
+        y = whole(partial(_value, self), (x,), _read(rest, x))[0]
         return y.clone() if y.data_ptr() == x.data_ptr() else y
 
     def backward(self,
@@ -560,7 +585,7 @@ class estimator:
             return _by_autograd(self, g, x, rest, needs)
         needs = tuple(needs)
         at_once = self.pure and is_small(x)
-        if at_once: to_x,*to_rest = whole(partial(_vjp, self, needs), (x, g), rest)
+        if at_once: to_x,*to_rest = whole(partial(_vjp, self, needs), (x, g), _read(rest, x))
         else: to_x,*to_rest = _in_pieces(self, _vjp, needs, (x, g), rest)
         if to_x.shape != x.shape: to_x = to_x.sum_to_size(x.shape)
         if any(needs[1:]):

@@ -46,6 +46,10 @@ def as_number(k):
     "A constant 0-d CPU tensor as a float, anything else as it is."
     return k.item() if _is_one_number(k) and not k.requires_grad else k
 
+def read(k):
+    "The number in a tensor of one on a CPU, where nothing follows it; anything else as it is."
+    return k.item() if _is_one_number(k) else k
+
 def looked_at(k):
     "The number in a tensor that eager code may read on a CPU, anything else as it is."
     if type(k) is StandIn: return compared(k)

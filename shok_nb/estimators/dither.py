@@ -20,7 +20,8 @@ from ..engine.arguments import (
 )
 from ..engine.core import estimator, with_noise
 from ..engine.grid import is_default_grid, step_at
-from ..engine.random import NoiseKind, checked_grid, noise_like
+from ..engine.pieces import HALVES
+from ..engine.random import NoiseKind, checked_grid, noise_like, uniform_like
 from .soft import soft_round, soft_round_conditional_mean
 
 # %% ../../nbs/estimators/31_dither.ipynb #fd066fb7
@@ -28,6 +29,11 @@ def _noisy(x, step, generator, seed, fn):
     noise = noise_like(x, generator=generator, seed=seed, fn=fn)
     x = x.to(noise.dtype)
     return x + (noise if is_default_grid(step, 0.) else noise*step_at(step, x))
+
+def _plus_noise(v, u): return v + (u-.5)
+
+_added = estimator('uniform_noise', _plus_noise, None, _plus_noise, export_value=False,
+    pure=True, u=dict(lo=-math.inf))
 
 def uniform_noise(
     x:Tensor,                    # Values; any shape, floating dtype
@@ -61,7 +67,11 @@ def uniform_noise(
     step = check_step(step, x, 'uniform_noise')
     dtype = x.dtype if dtype is None else dtype
     check_dtype(dtype, 'uniform_noise')
-    return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
+    if dtype not in HALVES or dtype != x.dtype or not is_default_grid(step, 0.):
+        return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
+    # in pieces: what is wide stays in the cache
+    u = uniform_like(x, generator=generator, seed=seed, fn='uniform_noise')
+    return with_noise(_added, x, u, 1., 0.)
 
 # %% ../../nbs/estimators/31_dither.ipynb #6e6dc496
 def _dithered(v, e): return torch.round(v+e) - e

@@ -7,7 +7,6 @@ __all__ = ['soft_round', 'soft_round_inverse', 'soft_round_conditional_mean', 'l
 
 # %% ../../nbs/estimators/20_soft.ipynb #863536c3
 import math
-from typing import Any
 import torch
 from torch import Tensor
 from ..engine.arguments import check_input
@@ -86,23 +85,23 @@ _rise = _three(_series, _closed, _large_alpha)
 _sharpness = dict(lo=0., size=True)
 _soft = staircase('soft_round', _rise, _slope, alpha=_sharpness, pure=True)
 
-def _series_by_alpha(q, a):
-    d,s = q-.5,a*a
-    return 2*a*d*q*(1-q)*(1/3 - 2*s*(2/15*d*d + 1/180))
+def _series_by_alpha(r, a):
+    p,s = r*r,a*a
+    return r*(.25-p)*(2*a)*(1/3 - 2*s*(2/15*p + 1/180))
 
-def _learns(curve, rise, unit=1):
+def _learns(curve, unit=1):
     "Give it the derivative by its knob, alpha times `unit`, from the slope in q."
     def by_knob(v, slope, k):
-        e = nan_to_zero(torch.round(v) - v)                 # at infinity
-        height = rise(e.abs(), k)
-        def closed(q, a):
-            end:Any = torch.sinh(a.clamp(max=_large(q.dtype)))
-            return (q-.5)*(slope/a) + (.5-height)/end
-        by_alpha = _three(_series_by_alpha, closed, closed, unit)(e.abs(), k)
-        return e.sign()*by_alpha*(-1/unit)
+        r = nan_to_zero(v - (v.floor()+.5))                 # from the tie; 0 at infinity
+        def closed(r, a):
+            end = 4*maths(a).sinh(_at_most(a, _large(r.dtype))/2)**2
+            a = _at_most(a, 1e30)                           # inf*0 at a tie would be nan
+            return r*(slope/a) - torch.tanh(a*r)*(1/end)
+        by_alpha = _three(_series_by_alpha, closed, closed, unit)(r, k)
+        return by_alpha if unit == 1 else by_alpha*(1/unit)
     curve.soft.knob_slopes = curve.hard.knob_slopes = by_knob,
 
-_learns(_soft, _rise)
+_learns(_soft)
 
 def soft_round(
     x:Tensor,              # Values; any shape, floating dtype
@@ -257,7 +256,7 @@ def _logistic_slope(q, b): return _slope(q, b/2)
 _logistic = staircase('logistic_round', _logistic_rise, _logistic_slope,
     beta=_sharpness, pure=True)
 
-_learns(_logistic, _logistic_rise, 2)
+_learns(_logistic, 2)
 
 def logistic_round(
     x:Tensor,              # Values; any shape, floating dtype
