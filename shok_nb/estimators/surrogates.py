@@ -20,6 +20,8 @@ from ..engine.parts import (
     clamp_nested,
     finite,
     indicator,
+    maths,
+    nan_to_zero,
     pi,
     within,
 )
@@ -28,13 +30,16 @@ from ..engine.staircases import staircase
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #9ad5c39f
 def _apart(a, q):
-    "`alpha` as a tensor, as far from 0 and 1 as keeps its gradient and the tanh in digits."
+    "`alpha`, as far from 0 and 1 as keeps its gradient and the tanh in digits."
+    least,most = 1e-30,1-torch.finfo(q.dtype).eps/2
+    if not isinstance(a, Tensor): return min(max(a, least), most)
     # one end at a time: what torch does for both at once is not replayed
-    return as_scalar(a, q).clamp(min=1e-30).clamp(max=1-torch.finfo(q.dtype).eps/2)
+    return a.clamp(min=least).clamp(max=most)
 
 def _sharp(a):
     "ln(2/a - 1), with a derivative free of 1/a²."
-    return torch.log1p(1-a) - torch.log(a)
+    m = maths(a)
+    return m.log1p(1-a) - m.log(a)
 
 def _dsq_rise(q, a):
     a = _apart(a, q)
@@ -116,8 +121,18 @@ def _dsq(levels):
     def plain(v, a, lower, upper):
         step = spacing(lower, upper)
         return _cell.composite(_kept(v, lower, upper), step, lower, a)
-    return estimator('dsq_round', value, slope, plain, near=False,
+    def by_alpha(v, slope, a, lower, upper):
+        "From the slope: the curve is m + tanh(k*r)/(2-2*alpha), r is counted from the tie."
+        w,_,step = grid(v, lower, upper)
+        a = _apart(a, w)
+        k = _sharp(a)
+        r = nan_to_zero(w - (w.floor()+.5))
+        inside = torch.tanh(k*r)*within(v, lower, upper)    # at the ends nothing is learned
+        return inside*(step*.5/(1-a)**2) - r*slope*(2*step/(k*a*(2-a)))
+    op = estimator('dsq_round', value, slope, plain, near=False,
         alpha=_unit, lower=_any_number, upper=_any_number, pure=True)
+    op.knob_slopes = by_alpha,
+    return op
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #2c5a79aa
 def dsq_round(
