@@ -36,6 +36,18 @@ def numbers(dtype=torch.float32):
     return torch.cat([sizes, -sizes, *halves, ends]).to(dtype)
 
 # --- values
+NEGATED = dict(float_round=partial(R.float_round, format='e4m3'), mx_quantize=partial(R.mx_quantize, format='e2m1'),
+    nvfp4_quantize=R.nvfp4_quantize)
+
+@pytest.mark.parametrize('name', NEGATED)
+def test_a_view_that_is_negated(name):
+    "Such as the imaginary part of a conjugate: torch keeps a sign beside its bits, which may not be read alone."
+    f,x = NEGATED[name],torch.randn(4, 32, generator=generator())
+    negated = torch.complex(x, x).conj().imag
+    assert negated.is_neg() and same(f(negated), f(-x))
+    leaf = negated.detach().requires_grad_()
+    assert same(torch.autograd.grad(f(leaf).sum(), leaf)[0], back(f, -x)[1])
+
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float8_e5m2fnuz])
 def test_as_torch_casts(dtype):
     x = numbers()

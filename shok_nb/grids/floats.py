@@ -94,7 +94,7 @@ FLOAT_BITS = {torch.float32: (torch.int32, 23, 0xFF), torch.float64: (torch.int6
 def binade_of(x):
     "2**floor(log2|x|) by the bits; 0 for 0 and subnormals, infinity for infinity and nan."
     ints,mantissa,exponents = FLOAT_BITS[x.dtype]
-    return (x.view(ints) & exponents << mantissa).view(x.dtype)
+    return (x.resolve_neg().view(ints) & exponents << mantissa).view(x.dtype)
 
 def _scaled_binade(x, mantissa, most):
     "`binade_of(x)/2**mantissa`, at most `most`, from sums: compiled code is slow at bits."
