@@ -32,6 +32,7 @@ from shok_nb import (
 from shok_nb.catalog import catalog
 from shok_nb.engine import pieces, replay
 from shok_nb.engine.core import estimator
+from shok_nb.engine.parts import maths
 from shok_nb.engine.pieces import looked_at
 from shok_nb.engine.replay import no_replay
 from shok_nb.engine.staircases import staircase
@@ -227,20 +228,61 @@ def test_numbers_that_decide(f, early):
         x = data((300,), (torch.float32, torch.bfloat16)[i // 3 % 2], random.Random(i), i)
         knobs = {[*f.__annotations__][1]: a}
         compare(f, [(x, x.nan_to_num(1., 1., 1.), knobs)], f'{f.__name__}, call {i}')
-    kinds = {k[0][:2] for k,p in early.items() if p and p.asked}
+    kinds = {k[0][:2] for k,p in early.items() if p and p.numbers.asked}
     assert kinds and all(sum(bool(p) and k[0][:2] == kind for k,p in early.items()) >= 3 for kind in kinds)
 
-def test_a_number_may_only_be_compared(early):
-    "Whatever else a formula makes of the number of a tensor would be written down with it."
-    taken = dict(sum=lambda v, k: v*(looked_at(k)+1.), bool=lambda v, k: v if looked_at(k) else -v,
-        equal=lambda v, k: v if looked_at(k) == 1. else -v, power=lambda v, k: v*math.exp(looked_at(k)),
-        tensor=lambda v, k: v if looked_at(k) < v.amax() else -v, index=lambda v, k: v*[3., 4.][int(looked_at(k))])
+@pytest.mark.parametrize('f', (soft_round, logistic_round, soft_round_inverse, soft_round_conditional_mean,
+    partial(soft_round, hard=True)), ids=lambda f: getattr(f, '__name__', 'hard'))
+def test_numbers_that_change_at_every_call(f, early):
+    """An alpha that jumps between the ranges of the formula and their ends, as a number: programs are those of a few
+    ranges, and each call has the bits of the formula as it is written."""
+    ends = [0., math.inf, 6., 6.000001, 5.999999, .07015387801933583, 79.85055514686152, 1e-12, 1e30, 1e-40]
+    rng = random.Random(0)
+    for i in range(300):
+        alpha = ends[i % len(ends)] if i % 3 == 0 else 10**rng.uniform(-3, 3)
+        x = data((300,), (torch.float32, torch.bfloat16, torch.float64)[i // 5 % 3], random.Random(i), i)
+        knob = {'beta' if f is logistic_round else 'alpha': alpha}
+        compare(f, [(x, x.nan_to_num(1., 1., 1.), knob)], f'{f}, call {i}: {alpha}')
+    free = [k for k,p in early.items() if p and p.slots]
+    # of three dtypes, two sizes of a piece, three jobs and eight ways through the ranges at most
+    assert free and len(early) < 3*2*3*8 and all('any' in map(str, k[0]) for k in free)
+
+def test_what_a_formula_does_with_a_number(early):
+    """Sums and comparisons are done again. Whatever else it makes of one, of a tensor or of its own, would be written
+    down: then a program is for that number alone, and there is none for a tensor."""
+    taken = dict(sum=lambda v, k: v*(looked_at(k)+1.), equal=lambda v, k: v if looked_at(k) == 1. else -v,
+        bool=lambda v, k: v if looked_at(k) else -v, power=lambda v, k: v*math.exp(looked_at(k)),
+        tensor=lambda v, k: v if looked_at(k) < v.amax() else -v, index=lambda v, k: v*[3., 4.][int(looked_at(k)) % 2],
+        clamp=lambda v, k: v.clamp(max=looked_at(k)), text=lambda v, k: v*float(f'{looked_at(k)}'),
+        other=lambda v, k: v.double().add(looked_at(k)).to(v.dtype), alone=lambda v, k: v + torch.ones(())*looked_at(k))
     for name,f in taken.items():
         op = estimator(name, f, lambda v, k: torch.ones_like(v), lambda v, k: v*k, pure=True, k={})
-        for i in range(12):
-            x = torch.randn(100, generator=generator(i))
-            compare(op, [(x, x, dict(k=torch.tensor(float(i % 2))))], name)
-    assert not any(p for p in early.values() if p and p.asked)
+        for i in range(40):
+            x,k = torch.randn(100, generator=generator(i)),float(i % 2)
+            for knob in (torch.tensor(k), torch.tensor(k, requires_grad=True), k if i < 20 else k+i):
+                compare(op, [(x, x, dict(k=knob))], name)
+    noted = {str(kind[0][0]) for kind,p in early.items() if p and (p.numbers.made and str(kind[0][1]) == '_value')}
+    assert noted == {'sum', 'equal'}, noted
+
+ARITHMETIC = [lambda v, k: v*k, lambda v, k: k*v, lambda v, k: v+k, lambda v, k: k+v, lambda v, k: v-k,
+    lambda v, k: k-v, lambda v, k: v/k, lambda v, k: k/v, lambda v, k: v*-k, lambda v, k: v*abs(k),
+    lambda v, k: v*k**2, lambda v, k: v*2**k,
+    lambda v, k: v*(1/k-k), lambda v, k: v*maths(k).exp(maths(k).pi/k), lambda v, k: (v*k+k)*k - k/(v*v+k),
+    lambda v, k: v*k*k + v*k - (k*k)*v, lambda v, k: v*min(max(k, .5), 3.), lambda v, k: v*1. + k*1. - (v*k)/1.,
+    lambda v, k: v if k <= 2 else v+k if k < 3 else v*k, lambda v, k: -v if k >= 1 and k != 5 else v-k]
+
+@pytest.mark.parametrize('dtype', (torch.float32, torch.float64, torch.float16))
+@pytest.mark.parametrize('i', range(len(ARITHMETIC)))
+def test_arithmetic_with_a_number(i, dtype, early):
+    "Of one and a tensor, in both orders, and of two: for numbers that were not there when it was traced."
+    op = estimator('arithmetic', ARITHMETIC[i], lambda v, k: torch.ones_like(v), pure=True, k=dict(lo=-math.inf))
+    rng = random.Random(i)
+    numbers = [1.5, *[rng.choice((-1, 1))*10**rng.uniform(-2, 1) for _ in range(40)], 2., 3., 1., 1., -0., 5., math.inf]
+    for n,k in enumerate(numbers):
+        if k in (0, math.inf) and i in (7, 12, 13): continue                   # what Python cannot divide by
+        x = torch.randn(100, generator=generator(n)).to(dtype)
+        compare(op, [(x, x, dict(k=k))], f'{k}')
+    assert any(p and (p.slots or p.numbers.asked) for p in early.values())
 
 def test_impure_is_never_replayed(early):
     "A number from elsewhere would be written down; who has not promised `pure` is run as written, value and slope."
@@ -497,14 +539,17 @@ def test_switched_off(early, monkeypatch):
     assert early
 
 def test_programs_are_bounded(early, monkeypatch):
-    "A knob that never comes twice leaves no program, and no more are kept than the bound."
+    """A step that never comes twice leaves no program, an alpha one for each range of its formula, and no more are kept
+    than the bound."""
     monkeypatch.setattr(replay, '_KEPT', 5)
     x = torch.randn(30)
-    for i in range(100): soft_round(x, 1+i/100)
+    for i in range(100): soft_round(x, step=1+i/100)
     assert not early and len(replay._seen) <= 20
+    for i in range(100): soft_round(x, 1+i/100)
+    assert len(early) == 1
     for i in range(20):
-        for _ in range(4): soft_round(x, 1+i/100)
-    assert 0 < len(early) <= 5
+        for _ in range(4): soft_round(x, step=1+i/100)
+    assert 1 < len(early) <= 5
 
 def test_more_kinds_than_programs(early, monkeypatch):
     """Eight kinds in turn where five programs are kept: five are proved, once each. A kind that comes alone gets its
@@ -513,11 +558,11 @@ def test_more_kinds_than_programs(early, monkeypatch):
     monkeypatch.setattr(replay, '_KEPT', 5)
     monkeypatch.setattr(replay, 'prove', lambda *a: proved.append(a) or prove(*a))
     x = torch.randn(30, generator=generator())
-    def kept(alpha): return sum(f'{alpha}' in map(str, kind[0]) for kind in early)
-    for i in range(60*8): soft_round(x, 1+i%8)
-    assert len(proved) == len(early) == 5 and kept(8.) == 0
-    for _ in range(3*5+3+3): soft_round(x, 8.)
-    assert kept(8.) == 1 and len(proved) == 6
+    def kept(step): return sum(f'{step}' in map(str, kind[0]) for kind in early)
+    for i in range(60*8): soft_round(x, step=2.+i%8)
+    assert len(proved) == len(early) == 5 and kept(9.) == 0
+    for _ in range(3*5+3+3): soft_round(x, step=9.)
+    assert kept(9.) == 1 and len(proved) == 6
 
 MEMORY = """
 import gc, sys, threading, torch

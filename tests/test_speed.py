@@ -82,7 +82,7 @@ def test_no_full_size_temporaries(r, f, monkeypatch):
     monkeypatch.setattr(pieces, "PIECE", 1<<9)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
     x,g = torch.randn(1<<16, generator=generator()),torch.ones(1<<16)
-    both(f, x, g)
+    for _ in range(2): both(f, x, g)                # programs for any number, and for these, have been tried
     extra = r.name == 'ewgs_round'
     assert Cpu().peak(lambda: f(x)) <= (1.3+extra)*x.nbytes
     assert Cpu().peak(lambda: both(f, x, g)) <= (2.3+2*extra)*x.nbytes

@@ -404,7 +404,9 @@ def _in_pieces(op, job, needs, ts, rest):
     kernel = partial(_kernel, op, name, needs)
     asked = (needs,) if needs else ()
     key,uncut = cut_as(rest[0], (op.label, name, *asked) if op.pure else None)
-    return cut_in_pieces(partial(job, op, *asked), key, ts, rest, kernel, uncut)
+    # what a step learns depends on the type of a knob
+    free = None if any(needs[1:]) else 2
+    return cut_in_pieces(partial(job, op, *asked), key, ts, rest, kernel, uncut, free)
 
 # %% ../../nbs/engine/10_core.ipynb #76413f96
 class estimator:

@@ -163,7 +163,8 @@ def maths(
         >>> maths(2.).exp(2.)
         7.38905609893065
     """
-    return torch if isinstance(k, Tensor) else math
+    if type(k) is float: return math
+    return torch if isinstance(k, Tensor) else getattr(k, 'maths', math)
 
 # %% ../../nbs/engine/90_parts.ipynb #b2537294
 def is_followed(*args):

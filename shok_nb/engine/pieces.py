@@ -18,7 +18,7 @@ from .compat import (
     has_triton,
     mode,
 )
-from .replay import StandIn, compared, run
+from .replay import Label, StandIn, number_in, run
 
 # %% ../../nbs/engine/40_pieces.ipynb #00b00012
 PIECE = 1<<16                              # elements of a piece, for each thread
@@ -52,7 +52,7 @@ def read(k):
 
 def looked_at(k):
     "The number in a tensor that eager code may read on a CPU, anything else as it is."
-    if type(k) is StandIn: return compared(k)
+    if type(k) is StandIn: return number_in(k)
     seen = _is_one_number(k) and mode() == 'eager' and not dispatch_modes()
     return k.item() if seen else k
 
@@ -90,16 +90,24 @@ def is_ordinary(*ts):
     return True
 
 # %% ../../nbs/engine/40_pieces.ipynb #ddc859aa
-def run_into(f, to, ts, knobs, key=None):
-    "`f(*ts, *knobs)` in the wide dtype: the first result goes into `to`, others are returned."
-    numbers,tensors = split_tensors(knobs)
+_ANY = Label('any')                         # stands for a number in a key
+
+def run_into(f, to, ts, knobs, key=None, free=None):
+    """`f(*ts, *knobs)` in the wide dtype: the first result goes into `to`, others come back.
+    The knobs from `free` on may be other numbers in the next call."""
+    rest,tensors = split_tensors(knobs)
     n = len(ts)
+    own = [] if free is None else [i for i in range(free, len(rest)) if type(rest[i]) is float]
+    numbers = [rest[i] for i in own]
+    for i in own: rest[i] = _ANY
     def wide(*given):
         widened = [t.float() if t.dtype in HALVES else t for t in given[:n]]
-        return f(*widened, *join_tensors(numbers, given[n:]))
+        again,more = list(rest),given[n:]
+        for i,k in zip(own, more[len(tensors):]): again[i] = k
+        return f(*widened, *join_tensors(again, more[:len(tensors)]))
     # as words: 0. is not -0., 1 is not 1. or True, and None is a tensor
-    if key is not None: key = *key,*map(repr, numbers)
-    return run(wide, to, [*ts, *tensors], key)
+    if key is not None: key = *key,*map(repr, rest)
+    return run(wide, to, [*ts, *tensors], key, numbers)
 
 # %% ../../nbs/engine/40_pieces.ipynb #c9c2e481
 def _joined(parts, d, cut):
@@ -112,18 +120,19 @@ def _knobs_of_pieces(knobs, is_cut, rows, d, n):
     if not knobs: return [()]*n
     return zip(*[k.split(rows, d) if cut else [k]*n for k,cut in zip(knobs, is_cut)])
 
-def _cut(f, key, size, to, ts, knobs, uncut=()):
+def _cut(f, key, size, to, ts, knobs, uncut=(), free=None):
     """`run_into` by pieces of about `size` elements, cut along the first dim longer than 1
     that is not of `uncut`."""
     dims = [d for d in range(-to.ndim, 0) if to.shape[d] > 1 and d not in uncut]
-    if to.numel() <= size or not dims: return run_into(f, to, ts, knobs, key)
+    if to.numel() <= size or not dims: return run_into(f, to, ts, knobs, key, free)
     d = dims[0]
     rows = max(1, size*to.shape[d]//to.numel())
     is_cut = [isinstance(k, Tensor) and k.ndim >= -d and k.shape[d] > 1 for k in knobs]
     of_tensors = zip(*[t.split(rows, d) for t in (to, *ts)])
     of_knobs = _knobs_of_pieces(knobs, is_cut, rows, d, -(-to.shape[d]//rows))
     pieces = zip(of_tensors, of_knobs)
-    sums = [_cut(f, key, size, tensors[0], tensors[1:], ks, uncut) for tensors,ks in pieces]
+    sums = [_cut(f, key, size, tensors[0], tensors[1:], ks, uncut, free)
+        for tensors,ks in pieces]
     return [_joined(parts, d, cut) for parts,cut in zip(zip(*sums), is_cut)]
 
 def whole(f, ts, knobs):
@@ -152,10 +161,10 @@ def is_small(x):
     if type(x) not in PLAIN_TYPES or mode() != 'eager': return False
     return x.is_cpu and x.numel() <= min(SMALL, PIECE) and not dispatch_modes()
 
-def cut_in_pieces(f, key, ts, knobs, make=None, uncut=()):
+def cut_in_pieces(f, key, ts, knobs, make=None, uncut=(), free=None):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each
     knob a sum or None. On a GPU `make(f, x, knobs)` may make one kernel of it. `uncut`
-    are dims that must stay whole, counted from the last."""
+    are dims that must stay whole, counted from the last. The knobs from `free` on vary."""
     # all of it in one function: a small call takes longer by each function it passes
     x = ts[0]
     knobs = [k.to(wide_dtype(x.dtype)) if isinstance(k, Tensor) else k for k in knobs]
@@ -169,9 +178,9 @@ def cut_in_pieces(f, key, ts, knobs, make=None, uncut=()):
     if not (x.is_cpu and x.numel()): return whole(f, ts, knobs)
     y = torch.empty_like(x)
     size = PIECE*torch.get_num_threads()*(2 if uncut else 1)
-    if x.numel() <= size: return y,*run_into(f, y, ts, knobs, key)
+    if x.numel() <= size: return y,*run_into(f, y, ts, knobs, key, free)
     to,*given = _as_vectors(uncut, tensors, y, *ts)
-    return y,*_cut(f, key, size, to, given, knobs, uncut)
+    return y,*_cut(f, key, size, to, given, knobs, uncut, free)
 
 # %% ../../nbs/engine/40_pieces.ipynb #70f91e90
 def can_fuse(x):

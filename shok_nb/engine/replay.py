@@ -7,6 +7,7 @@ __all__ = ['no_replay']
 
 # %% ../../nbs/engine/50_replay.ipynb #d05ad19b
 import contextlib
+import math
 import operator
 import os
 import sys
@@ -28,10 +29,130 @@ from .compat import (
     stand_in,
 )
 
-# %% ../../nbs/engine/50_replay.ipynb #37107f81
+# %% ../../nbs/engine/50_replay.ipynb #45a00011
 class Untraceable(Exception):
     "The formula does something that a replay could not repeat."
 
+class Numeral(int):
+    "The place of a number among those that are noted."
+    def __repr__(self): return f'n{int(self)}'
+
+class Numbers:
+    "The numbers of a formula: how each is made, and how they compared."
+    def __init__(self):
+        self.made,self.values,self.known = [],[],{}
+        self.asked = {}             # (comparison, one, other) -> what came out
+        self.beside = None          # of an operation on a tensor that begins: its number
+
+    def __repr__(self):
+        def line(n, f, args):
+            if f is None: return f'{Numeral(n)!r} = in{args[0]}'
+            return f'{Numeral(n)!r} = {f.__name__}({", ".join(map(repr, args))})'
+        return '\n'.join([line(n, *how) for n,how in enumerate(self.made)])
+
+    def given(self, i, value):
+        "The number in the place `i` of what a formula is given, or in the tensor there."
+        return self._number(None, [i], value)
+
+    def _number(self, f, args, value):
+        "The same Number if it was made before. As words: 0. is not -0., 1 is not 1."
+        key = f,repr(args)
+        if key not in self.known:
+            self.known[key] = Numeral(len(self.made))
+            self.made.append((f, args))
+            self.values.append(value)
+        return Number(self, self.known[key])
+
+    def reckon(self, f, *args):
+        "`f` of numbers, noted."
+        given = [_place_and_value(a) for a in args]
+        return self._number(f, [p for p,_ in given], f(*[v for _,v in given]))
+
+    def ask(self, test, *args):
+        "A comparison, noted with what comes out."
+        (one, a),(other, b) = map(_place_and_value, args)
+        result = self.asked[test, one, other] = test(a, b)
+        return result
+
+    def with_tensor(self, f, *args):
+        "An operation on a tensor and a number, which may come to torch only once."
+        place, = [a.place for a in args if type(a) is Number]
+        self.beside,self.met = place,0
+        try: y = f(*[a.value if type(a) is Number else a for a in args])
+        finally: self.beside = None
+        if self.met != 1: raise Untraceable(f'{f.__name__} of a number and a tensor')
+        return y
+
+    def noted(self, args):
+        "The arguments of an operation, its number by its place."
+        if self.beside is None: return args
+        self.met += sum(type(a) is float for a in args)
+        return [self.beside if type(a) is float else a for a in args]
+
+    def read(self, n, given, held):
+        "The number `n` for what is given now; `held` are those that were made."
+        if n not in held:
+            f,args = self.made[n]
+            if f is None: held[n] = _one_number(given[args[0]])
+            else: held[n] = f(*[self._read(a, given, held) for a in args])
+        return held[n]
+
+    def _read(self, a, given, held):
+        return self.read(a, given, held) if type(a) is Numeral else a
+
+    def answers(self, given):
+        "How they compare now, up to the first that comes out otherwise; None if none does."
+        held,found = {},[]
+        for (test,*both),before in self.asked.items():
+            found.append(test(*[self._read(a, given, held) for a in both]))
+            if found[-1] != before: return tuple(found)
+
+def _one_number(k): return k.item() if isinstance(k, Tensor) else k
+
+def _place_and_value(a):
+    if type(a) is Number: return a.place,a.value
+    if type(a) in (int, float): return a,a
+    raise Untraceable(f'a number beside {type(a).__name__}')
+
+class _Maths:
+    "The functions of `math`, for a Number."
+    def __init__(self, numbers): self.numbers = numbers
+    def __getattr__(self, name):
+        f = getattr(math, name)
+        return partial(self.numbers.reckon, f) if callable(f) else f
+
+class Number:
+    "Stands for a number of a formula, which may be another in the next call."
+    __hash__:Any = None
+    def __init__(self, numbers, place): self.numbers,self.place = numbers,place
+    @property
+    def value(self): return self.numbers.values[self.place]
+    @property
+    def maths(self): return _Maths(self.numbers)
+    def __bool__(self): raise Untraceable('a number taken for a bool')
+    def __neg__(self): return self.numbers.reckon(operator.neg, self)
+    def __abs__(self): return self.numbers.reckon(operator.abs, self)
+
+def _arithmetic(f):
+    "Of a Number and another or a tensor; and the other way round."
+    def there(self, other):
+        to = self.numbers.with_tensor if isinstance(other, Tensor) else self.numbers.reckon
+        return to(f, self, other)
+    def back(self, other):
+        to = self.numbers.with_tensor if isinstance(other, Tensor) else self.numbers.reckon
+        return to(f, other, self)
+    return there,back
+
+def _comparison(f): return lambda self, other: self.numbers.ask(f, self, other)
+
+for name in 'add','sub','mul','truediv','pow':
+    there,back = _arithmetic(getattr(operator, name))
+    setattr(Number, f'__{name}__', there)
+    setattr(Number, f'__r{name}__', back)
+for name in 'lt','le','gt','ge','eq','ne':
+    setattr(Number, f'__{name}__', _comparison(getattr(operator, name)))
+
+# %% ../../nbs/engine/50_replay.ipynb #37107f81
 class Value(int):
     "The number of a value: first come the inputs, then the result of each step."
     def __repr__(self): return f'v{int(self)}'
@@ -50,7 +171,7 @@ class Trace:
     "The steps of a formula."
     def __init__(self, inputs):
         self.inputs,self.steps,self.known,self.met = inputs,[],{},[]
-        self.asked = {}             # (input, comparison, number) -> what came out
+        self.numbers = Numbers()
 
     def add(self, op, args, kwargs, result):
         "The Value of a step: of the same one if it was taken before."
@@ -98,27 +219,14 @@ class StandIn(Tensor):
             if made: return cls(made.result, v, trace)
         result = op(*[a.like if isinstance(a, cls) else a for a in args], **kwargs)
         if not isinstance(result, Tensor): raise Untraceable(f'{op} looks at the data')
-        v = trace.add(op, [_written(trace, a) for a in args], kwargs, result)
+        args = trace.numbers.noted([_written(trace, a) for a in args])
+        v = trace.add(op, args, kwargs, result)
         return cls(trace.steps[v-trace.inputs].result, v, trace)
 
-class Compared:
-    "Stands for the number of an argument, can only be compared, and the trace remembers it."
-    def __init__(self, number, value, trace):
-        self.number,self.value,self.writer = number,value,trace
-
-    def _is(self, test, other):
-        if type(other) not in (int, float): raise Untraceable('a number beside no number')
-        result = self.writer.asked[int(self.value), test, other] = test(self.number, other)
-        return result
-
-    def __lt__(self, other): return self._is(operator.lt, other)
-    def __gt__(self, other): return self._is(operator.gt, other)
-    def __bool__(self): raise Untraceable('a number taken for a bool')
-
-def compared(t)->Any:
-    "The number of a stand-in that is an argument without dimensions; any other as it is."
+def number_in(t)->Any:
+    "The Number in a stand-in that is an argument without dimensions; any other as it is."
     known = not t.like.ndim and t.value < t.writer.inputs
-    return Compared(t.like.item(), t.value, t.writer) if known else t
+    return t.writer.numbers.given(int(t.value), t.like.item()) if known else t
 
 def _written(trace, a):
     "An argument as a step holds it, which keeps no tensor of other code alive."
@@ -141,10 +249,11 @@ def _hidden(args, kwargs):
         if isinstance(a, (list, tuple)): yield from a
     yield from kwargs.values()
 
-def trace(f, ts):
-    "The Trace of `f(*ts)` and its results as Values, None where it returned None."
+def trace(f, ts, numbers=()):
+    "The Trace of `f(*ts, *numbers)` and its results as Values, None where it returned None."
     t = Trace(len(ts))
-    results = f(*[StandIn(x, Value(i), t) for i,x in enumerate(ts)])
+    free = [t.numbers.given(i, k) for i,k in enumerate(numbers, len(ts))]
+    results = f(*[StandIn(x, Value(i), t) for i,x in enumerate(ts)], *free)
     if not all(r is None or isinstance(r, StandIn) for r in results):
         raise Untraceable('a result that does not depend on the arguments')
     if any(met() is not None for met in t.met):            # its data may change later
@@ -189,17 +298,15 @@ class Program:
     registers:list  # Constants in their places, None elsewhere
     rows:dict       # Register -> (dtype, number) of its row of scratch; shape and strides
     ends:list       # Register of each result, None where there is none
-    asked:dict      # (input, comparison, number) -> what must come out
+    numbers:Numbers # How they are made, and how they must compare
+    slots:dict      # Numeral -> register of a tensor that the number is written into
     used:int = 0    # When it ran last, in pieces of all kinds
-
-    def answers(self, ts):
-        "What comes out for these inputs."
-        return tuple([test(ts[i].item(), other) for i,test,other in self.asked])
 
     def __repr__(self):
         names = {i: f'in{i}' for i in range(self.inputs)} | {self.target: 'out'}
         kinds = dict.fromkeys((torch.int32, torch.int64), 'ints')
         names |= {v: f"{kinds.get(d, 'row')}{k}" for v,((d,k),_) in self.rows.items()}
+        names |= {v: repr(n) for n,v in self.slots.items()}
         def name(r):
             if r in names: return names[r]
             return f'new{r}' if r < self.target else _const(self.registers[r])
@@ -240,6 +347,7 @@ class Plan(_Uses):
         self.target = len(self.values)
         self.registers,self.place = [None]*(self.target+1),[*range(self.target)]
         self.rows,self.owner,self.last = {},{},self.last_uses()
+        self.slots,self.holders = {},{}     # Numeral -> register, and the tensor that it held
         views = [(self.inputs+i, s) for i,s in enumerate(trace.steps) if s.is_view()]
         self.viewed = {a for _,s in views for a in s.args if type(a) is Value}
         self.turned = self.turned_by(views)
@@ -249,14 +357,15 @@ class Plan(_Uses):
         calls = [self.call(i, s) for i,s in useful]
         ends = [None if e is None else self.place[e] for e in self.ends]
         return Program(self.inputs, self.target, calls, self.registers, self.rows, ends,
-            self.trace.asked)
+            self.trace.numbers, self.slots)
 
     def call(self, i, step):
         "What step `i` does, in registers."
         v = self.inputs+i
-        args = _with_tensors(step, self.values)
+        args = _with_tensors(step, self.values, self.holder)
         given = [self.values[a] if type(a) is Value else a for a in args]
         f = None if self.stays(v, step) else _writer(step, given)
+        if not f and _has_numeral(step.args): raise Untraceable(f'{step.op} of a number')
         args = [self.register(a) for a in (args if f else step.args)]
         first = v == self.ends[0] and _alike(step.result, self.to)
         if f and first: self.place[v] = self.target
@@ -273,8 +382,19 @@ class Plan(_Uses):
     def register(self, a):
         "Where an argument is found: a value in its place, a constant in a new register."
         if type(a) is Value: return self.place[a]
+        numeral = next((n for n,t in self.holders.items() if t is a), None)
+        if numeral in self.slots: return self.slots[numeral]
         self.registers.append(a)
-        return len(self.registers)-1
+        at = len(self.registers)-1
+        if numeral is not None: self.slots[numeral] = at
+        return at
+
+    def holder(self, n):
+        "A tensor for a number."
+        if n not in self.holders:
+            number = self.trace.numbers.values[n]
+            self.holders[n] = torch.tensor(number, dtype=torch.float64, device='cpu')
+        return self.holders[n]
 
     def row(self, i, step, v):
         "A row for value `v`, and its layout, by a linear scan over the rows of its size."
@@ -340,13 +460,20 @@ def _maker(step):
     op,dtype = step.op,step.result.dtype                    # a comparison written as numbers
     return lambda *args: op(*args).to(dtype)
 
-def _with_tensors(step, values):
+def _has_numeral(args): return any(type(a) is Numeral for a in args)
+
+def _with_tensors(step, values, holder):
     "The arguments of a step, a float as the tensor that torch would make of it."
     dtype = step.result.dtype
     others = [values[a] for a in step.args if type(a) is Value]
-    if any(t.dtype != dtype or not t.ndim for t in others): return step.args
+    if any(t.dtype != dtype or not t.ndim for t in others):
+        if _has_numeral(step.args): raise Untraceable(f'{step.op} of a number')
+        return step.args
     takes = [str(argument.type) for argument in step.op._schema.arguments]
     def tensor(a, kind):
+        may_be = kind == 'Tensor' or step.op is aten.rsub.Scalar
+        if type(a) is Numeral and may_be: return holder(a)
+        if type(a) is Numeral: raise Untraceable(f'{step.op} of a number')
         if type(a) is not float or kind != 'Tensor': return a
         return torch.tensor(a, dtype=torch.float64, device='cpu')
     return [tensor(a, kind) for a,kind in zip(step.args, takes)]
@@ -376,6 +503,9 @@ class Memory:
         "Registers of a program, its calls, and which registers change between replays."
         if program in self.frames: return self.frames[program]
         registers = list(program.registers)
+        for v in program.slots.values():
+            with torch.inference_mode(False):
+                registers[v] = torch.empty((), dtype=torch.float64, device='cpu')
         for v,(row,(shape,strides)) in program.rows.items():
             registers[v] = self.row(row, shape.numel()).as_strided(shape, strides)
         still = {*program.rows, *range(program.target+1, len(registers))}
@@ -399,16 +529,19 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 
-def replay(program, to, ts):
+def replay(program, to, ts, numbers=()):
     "Run a program: its first result goes into `to`, the others are returned."
     memory = _thread.memories.pop() if _thread.memories else Memory()
     registers,calls,changing = memory.frame(program)
+    given,held = [*ts, *numbers],{}
+    for n,v in program.slots.items():
+        registers[v].fill_(program.numbers.read(n, given, held))
     registers[:program.inputs],registers[program.target] = ts,to
-    held = registers.__getitem__
+    content = registers.__getitem__
     for ready,c in calls:
         if ready: ready()
-        elif c.writes: c.f(*map(held, c.args), out=registers[c.to], **c.kwargs)
-        else: registers[c.to] = c.f(*map(held, c.args), **c.kwargs)
+        elif c.writes: c.f(*map(content, c.args), out=registers[c.to], **c.kwargs)
+        else: registers[c.to] = c.f(*map(content, c.args), **c.kwargs)
     first,*others = program.ends
     if first != program.target: to.copy_(registers[first])
     others = [None if e is None else registers[e] for e in others]
@@ -423,13 +556,20 @@ def _shifted(t):
     other = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device='cpu')
     return other.copy_(t.roll(1, -1))
 
-def prove(f, to, ts):
-    "The Program of `f(*ts)`, if it gave the same bits; raises what went wrong."
-    program = Plan(*trace(f, ts), ts, to).program()
-    for given in ts,[_shifted(t) for t in ts]:
-        y,*more = f(*given)
+def _others(program, ts, numbers):
+    "A little smaller numbers, if they compare as these do."
+    smaller = [k*(1-2**-10) for k in numbers]
+    with contextlib.suppress(ArithmeticError, ValueError):
+        if program.numbers.answers([*ts, *smaller]) is None: return smaller
+    return numbers
+
+def prove(f, to, ts, numbers=()):
+    "The Program of `f(*ts, *numbers)`, if it gave the same bits; raises what went wrong."
+    program = Plan(*trace(f, ts, numbers), ts, to).program()
+    for given,ks in (ts, numbers),([_shifted(t) for t in ts], _others(program, ts, numbers)):
+        y,*more = f(*given, *ks)
         got = torch.empty_like(to)
-        others = replay(program, got, given)
+        others = replay(program, got, given, ks)
         for i,(a,b) in enumerate(zip([y.to(to.dtype), *more], [got, *others])):
             if not same_bits(a, b): raise Untraceable(f'result {i} {_difference(a, b)}')
     return program
@@ -460,30 +600,34 @@ def _may_replay(to):
     return (_wanted and _thread.wants and can_stand_in and to.ndim > 0
         and not (function_modes() or torch.is_anomaly_enabled() or saved_tensor_hooks()))
 
-def run(f, to, ts, key=None)->Any:
-    "`f(*ts)`: the first result goes into `to`, others are returned. Replayed if `key` allows."
+def run(f, to, ts, key=None, numbers=())->Any:
+    """`f(*ts, *numbers)`: the first result goes into `to`, others are returned. Replayed if
+    `key` allows."""
     if key is not None and _may_replay(to):
         kind = [key, torch.get_default_dtype()]
         for t in (to, *ts): kind += t.dtype,t.shape,t.stride()
-        program = _fitting(tuple(kind), f, to, ts)
+        program = _fitting((*kind, len(numbers)), f, to, ts, numbers)
         if program:
             program.used = next(_clock)
-            return replay(program, to, ts)
-    y,*others = f(*ts)
+            return replay(program, to, ts, numbers)
+        if program is False and numbers:        # not for all numbers: for these
+            # as words: 0. is not -0., 1 is not 1. or True
+            return run(lambda *ts: f(*ts, *numbers), to, ts, (*key, *map(repr, numbers)))
+    y,*others = f(*ts, *numbers)
     to.copy_(y)
     return others
 
-def _fitting(kind, f, to, ts):
+def _fitting(kind, f, to, ts, numbers):
     "The Program of that kind, for numbers that compare as these do; None or False if none is."
     program = _programs.get(kind)
-    while program and program.asked:
-        answers = program.answers(ts)
-        if answers == (*program.asked.values(),): return program
+    while program and program.numbers.asked:
+        answers = program.numbers.answers([*ts, *numbers])
+        if answers is None: return program
         kind = *kind,answers
         program = _programs.get(kind)
-    return _program_if_often(kind, f, to, ts) if program is None else program
+    return _program_if_often(kind, f, to, ts, numbers) if program is None else program
 
-def _program_if_often(kind, f, to, ts):
+def _program_if_often(kind, f, to, ts, numbers):
     "A Program of work that came often enough, None if it has not, False if there can be none."
     now = next(_clock)
     if len(_seen) >= 4*_KEPT: _seen.clear()
@@ -492,7 +636,7 @@ def _program_if_often(kind, f, to, ts):
     _seen[kind] = 0                              # if it is dropped, it has to pay once more
     if len(_programs) >= _KEPT: _drop_unused(now)
     if len(_programs) >= _KEPT: return None
-    try: program = prove(f, to, ts)
+    try: program = prove(f, to, ts, numbers)
     except Exception as e:
         program = False
         if _debug: print(_refusal(kind[0], to, e), file=sys.stderr)
