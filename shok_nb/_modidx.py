@@ -2625,6 +2625,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                'shok_nb/networks/forwards.py'),
                                            'shok_nb.networks.forwards._has_changed': ( 'networks/forwards.html#_has_changed',
                                                                                        'shok_nb/networks/forwards.py'),
+                                           'shok_nb.networks.forwards._hooks_of': ( 'networks/forwards.html#_hooks_of',
+                                                                                    'shok_nb/networks/forwards.py'),
                                            'shok_nb.networks.forwards._in_place': ( 'networks/forwards.html#_in_place',
                                                                                     'shok_nb/networks/forwards.py'),
                                            'shok_nb.networks.forwards._instructions': ( 'networks/forwards.html#_instructions',
