@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
 from ..engine.arguments import (
     check_callable,
     check_choice,
@@ -238,8 +239,11 @@ def low_precision_(
         rows,layers = _rounded_layers(model, recipe, skipped, seed, rank)
         call_layers_of_encoders(model, layers)
         if not layers:
+            known = 'known are Linear, convolutions and BatchedProduct'
+            left = [f'{r.name or "it"}: {r.note}' for r in rows if r.note != 'skipped']
+            why = left[0] if left else known
             raise ValueError(f'{fn}: no layer with products to round in '
-                f'{type(model).__name__}; known are Linear, convolutions and BatchedProduct')
+                f'{type(model).__name__}; {why}')
         hooks = [model.register_load_state_dict_pre_hook(_same_recipes)]
         if recipe.draws():
             hooks.append(model.register_forward_pre_hook(_count_on))
@@ -748,10 +752,13 @@ class _Rounded(nn.Module):
     def extra_repr(self):
         layer:Any = super()
         return ', '.join([*filter(None, [layer.extra_repr()]), f'recipe={self.recipe.name}'])
-    def get_extra_state(self): return repr(self.recipe)
+    def get_extra_state(self):
+        "The recipe in words, as a tensor of their bytes: safetensors takes nothing else."
+        return torch.tensor([*repr(self.recipe).encode()], dtype=torch.uint8, device='cpu')
     def set_extra_state(self, state):
-        if state == repr(self.recipe): return
-        raise ValueError(f'load_state_dict: the state was trained with the recipe\n{state}\n'
+        told = bytes(state.tolist()).decode()
+        if told == repr(self.recipe): return
+        raise ValueError(f'load_state_dict: the state was trained with the recipe\n{told}\n'
             f'and this model has\n{self.recipe!r}')
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c00d
@@ -897,6 +904,7 @@ def _left_because(m):
     if isinstance(m, nn.MultiheadAttention): return whole_because(m) or 'shares its weights'
     if _class_of(m) not in _LAYERS:
         known = isinstance(m, (*_LAYERS,))
+        if known and parametrize.is_parametrized(m): return 'its weight is parametrized'
         return 'has a class of its own' if known else 'multiplies in one operation of torch'
     if has_own_forward(m): return 'has a forward of its own'
 
@@ -949,7 +957,7 @@ def _stacked(m):
     "Does it hold weights of stacked experts, and no layer that multiplies by them?"
     if isinstance(m, _known()): return False
     if any(isinstance(k, BatchedProduct) for k in m.children()): return False
-    if isinstance(m, nn.utils.parametrize.ParametrizationList): return False
+    if isinstance(m, parametrize.ParametrizationList): return False
     return any(p.ndim == 3 and min(p.shape) > 1 for p in m.parameters(recurse=False))
 
 def _attentions_into_layers(model, skipped):
