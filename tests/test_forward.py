@@ -351,3 +351,24 @@ def test_layers_without_a_shape_are_refused(name):
     model = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
     with pytest.raises(ValueError, match=f'{name}: 0.weight has no shape; call the model once'): PASSES[name](model)
     assert type(model[0]) is nn.LazyConv2d and model(batch()).shape == (4, 2, 6, 6) and model[0].in_channels == 3
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('calls', torch.zeros(()))
+    def forward(self, x):
+        self.calls += 1
+        return F.gelu(x)
+
+@pytest.mark.filterwarnings('ignore:.torch.jit')
+@pytest.mark.parametrize('name', PASSES)
+def test_a_scripted_module_inside(name):
+    torch.manual_seed(0)
+    model = Net(of(lambda self, x: self.act(self.c(x))+x)).eval()
+    model.b.act = torch.jit.script(Counting())
+    before = model(batch())
+    if name == 'quantize_model_': PASSES[name](model)
+    else:
+        with pytest.raises(ValueError, match=f'^{name}: the model has no graph'): PASSES[name](model)
+        assert model.b.act.calls == 1           # what refused runs wrote is taken back
+    assert (model(batch())-before).norm() < .05*before.norm()

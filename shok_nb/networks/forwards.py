@@ -452,6 +452,9 @@ def _as_ids(v):
 def _containers_of(model):
     "The containers that hold the state of a model: of its modules and of objects in them."
     for m in model.modules():
+        if isinstance(m, torch.jit.ScriptModule):       # its own are in C++
+            yield [*m.buffers(recurse=False)]
+            continue
         yield m._buffers
         for k,v in [*vars(m).items()]:
             if k in _INSIDE: continue
