@@ -1139,6 +1139,22 @@ def test_a_parametrized_layer_is_named():
     with pytest.raises(ValueError, match='in Sequential; 0: its weight is parametrized'):
         R.low_precision_(model, 'mxfp8', skip=['2'])
 
+def test_a_whole_model_under_torch_func_draws_what_its_last_call_drew():
+    model,x = made('nvfp4').train(),X
+    def loss(p): return torch.func.functional_call(model, p, (x,)).square().sum()
+    params = dict(model.named_parameters())
+    want = torch.autograd.grad(loss(params), [*params.values()])
+    counts = [m.rounding_count.item() for m in model.modules() if hasattr(m, 'rounding_count')]
+    got = torch.func.grad(loss)({k: p.detach() for k,p in params.items()})
+    assert all(torch.equal(got[k], g) for k,g in zip(params, want))
+    assert counts == [m.rounding_count.item() for m in model.modules() if hasattr(m, 'rounding_count')]
+
+@pytest.mark.parametrize('layer, shape', [(nn.Linear(32, 8), (2, 1, 32)), (nn.Conv2d(4, 8, 3), (2, 1, 4, 8, 8))])
+def test_vmap_is_refused_by_name(layer, shape):
+    model = made('mxfp8', model=nn.Sequential(layer)).eval()
+    x = torch.ones(shape)
+    with pytest.raises(RuntimeError, match='low_precision_: torch.vmap has no rule'): torch.vmap(model)(x)
+
 def test_another_recipe_loads_nothing():
     def two(recipe):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

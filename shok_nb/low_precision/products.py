@@ -596,7 +596,14 @@ def _turned(n, seed, draw, *ts):
     return [_parts(turn(_whole(t)), t) for t in ts]
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c009
-class _Product(Function):
+class _OfBatch(Function):
+    "What sums over a batch in blocks, and draws for all of it."
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        told = 'torch.vmap has no rule for a product whose blocks lie across the batch'
+        raise RuntimeError(f'low_precision_: {told}; use a loop')
+
+class _Product(_OfBatch):
     "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
     def forward(x, w, seed, own, recipe, x_=None, of_x=None, w_=None, of_w=None):
@@ -670,7 +677,7 @@ def _kernels(op, w, seed, how, forward):
     v = w.reshape(how.groups, -1, w[0].numel())
     return _rounded(op, v, -2, seed).joined().reshape(w.shape)
 
-class _Convolution(Function):
+class _Convolution(_OfBatch):
     "The same for a convolution. Operands are not turned: places do not meet in pairs."
     @staticmethod
     def forward(x, w, seed, own, recipe, how):
@@ -878,8 +885,8 @@ def _same_recipes(model, state, prefix, *args):
         if isinstance(m, _Rounded) and said is not None: m.set_extra_state(said)
 
 def _count_on(model, args):
-    "A hook: one more call in training, if not one that is computed again for backward."
-    if not model.training or in_backward(): return
+    "A hook: one more call in training, but none that is computed again or differentiated."
+    if not model.training or in_backward() or in_transform(): return
     for m in model.modules():
         if isinstance(m, _Rounded):
             m.rounding_count += 1
