@@ -173,6 +173,8 @@ def test_levels_far_apart_and_on_meta():
         R.levels_round(ROWS, [-3e38, 2e38])
     assert R.levels_round(ROWS, [-3e38, 0., 3e38]).isfinite().all()
     assert R.levels_round(ROWS.to('meta'), torch.tensor([0., 1.], device='meta')).shape == ROWS.shape
+    assert R.levels_round(ROWS.to('meta'), [0., 1.]).device.type == 'meta'
+    assert R.levels_softmax(ROWS.to('meta'), [0., 1.], 1.).device.type == 'meta'
 
 @pytest.mark.parametrize('learn', (False, True))
 def test_levels_too_far_apart_where_nobody_reads_them(learn):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
-from shok_nb import quantize_model_
+from shok_nb import equalize_, quantize_model_, rotate_, smooth_
 from shok_nb.networks.forwards import Unread
 from shok_nb.networks.operations import _read, _rewrite, place_operations
 from shok_nb.nn import remove_rounding_
@@ -304,3 +304,71 @@ def test_one_that_asks_is_exported_compiled_and_restored():
         assert torch.allclose(torch.compile(model, backend='eager', fullgraph=True)(batch(1)), y, atol=1e-6)
         remove_rounding_(model, leave_rounded=False)
         assert torch.equal(model(batch(1)), net(of(by(flag_of)))(batch(1)))
+
+WRITTEN = {'infinity': lambda self, x: (self.c(x)+x).clamp(-math.inf, 1e9),
+    'nan': lambda self, x: self.d(self.c(x)+x).nan_to_num(math.nan),
+    'a device': lambda self, x: self.c(x).to(torch.device('cpu'))+x}
+
+@pytest.mark.parametrize('name', WRITTEN)
+def test_constants_that_are_written_by_name(name):
+    model,report = quantized(of(WRITTEN[name]))
+    assert 'forward' in vars(model.b) and 'b: its forward is left' not in report.note
+    floats = net(of(WRITTEN[name]))
+    assert (model(batch())-floats(batch())).norm() < .05*floats(batch()).norm()
+    assert torch.equal(copy.deepcopy(model)(batch()), model(batch()))
+
+class Watched(Net):
+    "The first call registers a hook and takes another away, as libraries do that keep what layers give."
+    def __init__(self):
+        super().__init__(Block)
+        self.seen,self.watched = [],False
+        self.start = self.b.d.register_forward_pre_hook(lambda *args: None)
+    def forward(self, x):
+        if not self.watched:
+            self.b.c.register_forward_hook(lambda m, args, out: self.seen.append(1))
+            self.start.remove()
+            self.watched = True
+        self.seen.clear()
+        y = super().forward(x)
+        return y*len(self.seen)
+
+PASSES = {'quantize_model_': lambda m: quantize_model_(m, calibrate=[batch()]),
+    'equalize_': lambda m: equalize_(m, batch()), 'smooth_': lambda m: smooth_(m, [batch()]),
+    'rotate_': lambda m: rotate_(m, batch())}
+
+@pytest.mark.parametrize('name', PASSES)
+def test_hooks_that_the_first_call_registers_are_there_once(name):
+    torch.manual_seed(0)
+    model = Watched().eval()
+    floats = copy.deepcopy(model)
+    PASSES[name](model)
+    found = model(batch())
+    assert len(model.b.c._forward_hooks) == 1 and not model.b.d._forward_pre_hooks
+    assert (found-floats(batch())).norm() < .05*found.norm()
+
+@pytest.mark.parametrize('name', PASSES)
+def test_layers_without_a_shape_are_refused(name):
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    with pytest.raises(ValueError, match=f'{name}: 0.weight has no shape; call the model once'): PASSES[name](model)
+    assert type(model[0]) is nn.LazyConv2d and model(batch()).shape == (4, 2, 6, 6) and model[0].in_channels == 3
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('calls', torch.zeros(()))
+    def forward(self, x):
+        self.calls += 1
+        return F.gelu(x)
+
+@pytest.mark.filterwarnings('ignore:.torch.jit')
+@pytest.mark.parametrize('name', PASSES)
+def test_a_scripted_module_inside(name):
+    torch.manual_seed(0)
+    model = Net(of(lambda self, x: self.act(self.c(x))+x)).eval()
+    model.b.act = torch.jit.script(Counting())
+    before = model(batch())
+    if name == 'quantize_model_': PASSES[name](model)
+    else:
+        with pytest.raises(ValueError, match=f'^{name}: the model has no graph'): PASSES[name](model)
+        assert model.b.act.calls == 1           # what refused runs wrote is taken back
+    assert (model(batch())-before).norm() < .05*before.norm()

@@ -1122,6 +1122,39 @@ def test_encoders_call_their_layers(change, mask):
     assert m.use_nested_tensor and all(layer.activation_relu_or_gelu == 1 for layer in m.layers)
     with torch.no_grad(): assert m(x, **kw).shape == x.shape or not mask
 
+def test_a_state_holds_tensors_alone_and_the_recipe_in_words():
+    "As safetensors and averages over a state ask for."
+    model = made('nvfp4')
+    state = model.state_dict()
+    assert all(isinstance(v, torch.Tensor) for v in state.values())
+    told = [bytes(v.tolist()).decode() for k,v in state.items() if k.endswith('_extra_state')]
+    assert told and {*told} == {repr(R.RECIPES['nvfp4'])}
+    model.load_state_dict({k: v.clone() for k,v in state.items()})
+
+def test_a_parametrized_layer_is_named():
+    one = nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 8, 3))
+    model = nn.Sequential(one, nn.ReLU(), nn.Linear(8, 4))
+    rows = R.low_precision_(copy.deepcopy(model), 'mxfp8').rows
+    assert [(r.name, r.note) for r in rows if not r.recipe] == [('0', 'its weight is parametrized')]
+    with pytest.raises(ValueError, match='in Sequential; 0: its weight is parametrized'):
+        R.low_precision_(model, 'mxfp8', skip=['2'])
+
+def test_a_whole_model_under_torch_func_draws_what_its_last_call_drew():
+    model,x = made('nvfp4').train(),X
+    def loss(p): return torch.func.functional_call(model, p, (x,)).square().sum()
+    params = dict(model.named_parameters())
+    want = torch.autograd.grad(loss(params), [*params.values()])
+    counts = [m.rounding_count.item() for m in model.modules() if hasattr(m, 'rounding_count')]
+    got = torch.func.grad(loss)({k: p.detach() for k,p in params.items()})
+    assert all(torch.equal(got[k], g) for k,g in zip(params, want))
+    assert counts == [m.rounding_count.item() for m in model.modules() if hasattr(m, 'rounding_count')]
+
+@pytest.mark.parametrize('layer, shape', [(nn.Linear(32, 8), (2, 1, 32)), (nn.Conv2d(4, 8, 3), (2, 1, 4, 8, 8))])
+def test_vmap_is_refused_by_name(layer, shape):
+    model = made('mxfp8', model=nn.Sequential(layer)).eval()
+    x = torch.ones(shape)
+    with pytest.raises(RuntimeError, match='low_precision_: torch.vmap has no rule'): torch.vmap(model)(x)
+
 def test_another_recipe_loads_nothing():
     def two(recipe):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))

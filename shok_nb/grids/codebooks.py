@@ -79,7 +79,7 @@ def _check_levels(levels, x, axis, fn):
         if not isinstance(levels, (list, tuple)):
             raise TypeError(f'{fn}: levels must be a Tensor or a list of numbers, '
                 f'got {type(levels).__name__}')
-        levels = real_tensor(levels, fn, 'levels', wide_dtype(x.dtype), x.device)
+        levels = real_tensor(levels, fn, 'levels', wide_dtype(x.dtype), 'cpu').to(x.device)
     check_input(levels, fn, 'levels')
     shape = tuple(levels.shape)
     if len(shape) != (1 if axis is None else 2) or shape[-1] < 2:

@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.utils import parametrize
 from ..engine.arguments import (
     check_callable,
     check_choice,
@@ -238,8 +239,11 @@ def low_precision_(
         rows,layers = _rounded_layers(model, recipe, skipped, seed, rank)
         call_layers_of_encoders(model, layers)
         if not layers:
+            known = 'known are Linear, convolutions and BatchedProduct'
+            left = [f'{r.name or "it"}: {r.note}' for r in rows if r.note != 'skipped']
+            why = left[0] if left else known
             raise ValueError(f'{fn}: no layer with products to round in '
-                f'{type(model).__name__}; known are Linear, convolutions and BatchedProduct')
+                f'{type(model).__name__}; {why}')
         hooks = [model.register_load_state_dict_pre_hook(_same_recipes)]
         if recipe.draws():
             hooks.append(model.register_forward_pre_hook(_count_on))
@@ -592,7 +596,14 @@ def _turned(n, seed, draw, *ts):
     return [_parts(turn(_whole(t)), t) for t in ts]
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c009
-class _Product(Function):
+class _OfBatch(Function):
+    "What sums over a batch in blocks, and draws for all of it."
+    @staticmethod
+    def vmap(info, in_dims, *args):
+        told = 'torch.vmap has no rule for a product whose blocks lie across the batch'
+        raise RuntimeError(f'low_precision_: {told}; use a loop')
+
+class _Product(_OfBatch):
     "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
     def forward(x, w, seed, own, recipe, x_=None, of_x=None, w_=None, of_w=None):
@@ -666,7 +677,7 @@ def _kernels(op, w, seed, how, forward):
     v = w.reshape(how.groups, -1, w[0].numel())
     return _rounded(op, v, -2, seed).joined().reshape(w.shape)
 
-class _Convolution(Function):
+class _Convolution(_OfBatch):
     "The same for a convolution. Operands are not turned: places do not meet in pairs."
     @staticmethod
     def forward(x, w, seed, own, recipe, how):
@@ -748,10 +759,13 @@ class _Rounded(nn.Module):
     def extra_repr(self):
         layer:Any = super()
         return ', '.join([*filter(None, [layer.extra_repr()]), f'recipe={self.recipe.name}'])
-    def get_extra_state(self): return repr(self.recipe)
+    def get_extra_state(self):
+        "The recipe in words, as a tensor of their bytes: safetensors takes nothing else."
+        return torch.tensor([*repr(self.recipe).encode()], dtype=torch.uint8, device='cpu')
     def set_extra_state(self, state):
-        if state == repr(self.recipe): return
-        raise ValueError(f'load_state_dict: the state was trained with the recipe\n{state}\n'
+        told = bytes(state.tolist()).decode()
+        if told == repr(self.recipe): return
+        raise ValueError(f'load_state_dict: the state was trained with the recipe\n{told}\n'
             f'and this model has\n{self.recipe!r}')
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c00d
@@ -871,8 +885,8 @@ def _same_recipes(model, state, prefix, *args):
         if isinstance(m, _Rounded) and said is not None: m.set_extra_state(said)
 
 def _count_on(model, args):
-    "A hook: one more call in training, if not one that is computed again for backward."
-    if not model.training or in_backward(): return
+    "A hook: one more call in training, but none that is computed again or differentiated."
+    if not model.training or in_backward() or in_transform(): return
     for m in model.modules():
         if isinstance(m, _Rounded):
             m.rounding_count += 1
@@ -897,6 +911,7 @@ def _left_because(m):
     if isinstance(m, nn.MultiheadAttention): return whole_because(m) or 'shares its weights'
     if _class_of(m) not in _LAYERS:
         known = isinstance(m, (*_LAYERS,))
+        if known and parametrize.is_parametrized(m): return 'its weight is parametrized'
         return 'has a class of its own' if known else 'multiplies in one operation of torch'
     if has_own_forward(m): return 'has a forward of its own'
 
@@ -949,7 +964,7 @@ def _stacked(m):
     "Does it hold weights of stacked experts, and no layer that multiplies by them?"
     if isinstance(m, _known()): return False
     if any(isinstance(k, BatchedProduct) for k in m.children()): return False
-    if isinstance(m, nn.utils.parametrize.ParametrizationList): return False
+    if isinstance(m, parametrize.ParametrizationList): return False
     return any(p.ndim == 3 and min(p.shape) > 1 for p in m.parameters(recurse=False))
 
 def _attentions_into_layers(model, skipped):

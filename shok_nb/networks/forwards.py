@@ -14,6 +14,7 @@ import functools
 import importlib
 import inspect
 import itertools
+import math
 import operator
 import os
 import random
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 # %% ../../nbs/networks/35_forwards.ipynb #f0a50010
 class Unread(ValueError):
@@ -158,6 +160,7 @@ class _Reads:
 
 _NAMES_OF_TORCH = torch.dtype,torch.layout,torch.memory_format
 _INSIDE = {'__dict__', *vars(nn.Module())} - {'training'}
+_HOOKS = [k for k in _INSIDE if 'hooks' in k]
 
 # %% ../../nbs/networks/35_forwards.ipynb #f0a5c008
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -344,7 +347,7 @@ class _Rewritten:
         self._compile()
 
     def _compile(self):
-        known:dict[str,Any] = dict(self.functions, torch=torch)
+        known:dict[str,Any] = _NAMES | self.functions
         exec(self.source, known)
         self.run = known['forward']
         self.holders = [importlib.import_module(m) if isinstance(m, str) else m
@@ -414,12 +417,15 @@ def lengths_in_state(state):
     "Of each input of a forward: the length of a list, or 0 for a Tensor."
     return state.tolist() if state.ndim else [0]*int(state)
 
-_KNOWN = 'torch', 'device', 'inf', 'nan', 'NoneType', 'fx_pytree', 'pytree'
+# What torch.fx writes without an import; it is not copied with a model
+_NAMES = dict(torch=torch, device=torch.device, inf=math.inf, nan=math.nan,
+    NoneType=type(None))
+_UNUSED = 'fx_pytree', 'pytree'
 
 def write_forward(owner, inputs, graph, asked, layers):
     "This graph is the forward from now on; it calls these layers in `operations`."
     code = graph.python_code('self')
-    functions = {k: v for k,v in code.globals.items() if k not in _KNOWN}
+    functions = {k: v for k,v in code.globals.items() if k not in {*_NAMES, *_UNUSED}}
     owner.operations = _Operations(layers, inputs).train(owner.training)
     owner.forward = _Rewritten(owner, inputs, asked, code.src, functions)
 
@@ -446,6 +452,9 @@ def _as_ids(v):
 def _containers_of(model):
     "The containers that hold the state of a model: of its modules and of objects in them."
     for m in model.modules():
+        if isinstance(m, torch.jit.ScriptModule):       # its own are in C++
+            yield [*m.buffers(recurse=False)]
+            continue
         yield m._buffers
         for k,v in [*vars(m).items()]:
             if k in _INSIDE: continue
@@ -502,6 +511,7 @@ def as_it_was(model):
     "What forwards write to a model and to the lists and objects in it is taken back."
     held = {id(v): (v, copy.copy(v)) for v in _containers_of(model)}
     own = [(m, _attributes(m)) for m in model.modules()]
+    hooks = [(d, {**d}) for m in model.modules() for d in _hooks_of(m)]
     values = *(_values(v) for v,_ in held.values()),*(v.values() for _,v in own)
     kept = _copies(itertools.chain(*values))
     try:
@@ -511,8 +521,14 @@ def as_it_was(model):
         for m,was in own:
             for k in {*_attributes(m)} - {*was, 'forward'}: del vars(m)[k]
             vars(m).update(was)
+        for d,was in hooks: _refill(d, was)
         with torch.no_grad():
             for t,version,was in kept:
                 if _has_changed(t, version, was): _write_back(t, was)
 
 def _values(v): return v.values() if isinstance(v, dict) else v
+
+def _hooks_of(m):
+    "The dicts of its hooks; a lazy module takes its own away, as it is one no more."
+    if isinstance(m, LazyModuleMixin): return []
+    return [d for k in _HOOKS if isinstance(d := vars(m).get(k), dict)]

@@ -426,7 +426,8 @@ class _Owners(TorchFunctionMode):
     def __enter__(self):
         def enters(m, args): self.inside.append(m)
         def leaves(m, args, out): self.inside.pop()
-        self.hooks = [hook for m in self.model.modules() for hook in (
+        python = [m for m in self.model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        self.hooks = [hook for m in python for hook in (
             m.register_forward_pre_hook(enters, prepend=True),
             m.register_forward_hook(leaves, always_call=True))]
         return super().__enter__()

@@ -304,6 +304,8 @@ def _check_finite(fn, model, arg, example, outputs):
             'give numbers that are finite, as is what the model makes of them')
 
 def _check_floats(fn, model):
+    lazy = [n for n,p in model.named_parameters() if nn.parameter.is_lazy(p)]
+    if lazy: raise ValueError(f'{fn}: {lazy[0]} has no shape; call the model once')
     if not any(isinstance(m, Quantizer) for m in model.modules()): return
     raise ValueError(f'{fn}: the model is quantized; {fn} comes before quantize_model_')
 
