@@ -329,6 +329,12 @@ def test_a_state_of_another_layout_is_refused(other, learn):
     with refused(q, 'Quantizer: the state at .* has codes .*; this one has codes', RuntimeError):
         q.load_state_dict(state)
 
+@pytest.mark.parametrize('layout', [torch.zeros(3, dtype=torch.int64), torch.zeros(6)], ids=['short', 'floats'])
+def test_a_state_of_another_kind_is_refused(layout):
+    q = Quantizer().calibrate_(W)
+    with refused(q, 'Quantizer: the state at its root has another kind of state', RuntimeError):
+        q.load_state_dict(q.state_dict() | dict(layout=layout))
+
 def test_an_uncalibrated_state():
     "It has no grid, and loading it gives none."
     q,state = Quantizer(signed=None),Quantizer(signed=None).state_dict()
@@ -347,6 +353,18 @@ def test_a_format_whose_sign_the_data_may_say(format):
     assert torch.equal(twin(x), q(x)) and (q(x) < 0).any()
     with refused(twin, f'has another grid; this one has format={format}', RuntimeError):
         twin.load_state_dict(integers.state_dict())
+
+def test_blocks_that_learn_fit_no_other_grid():
+    "Other bits make it one of integers, and rows that no block divides one of its elements, as of mxfp4."
+    for format in ('nvfp4', 'mxfp4'):
+        model = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+        weights = Quantizer(format=format, learn=True, rounding=floor_ste)
+        rows = quantize_model_(copy.deepcopy(model), weights, None, ends=4).rows
+        assert [r.weights for r in rows] == ['-8 to 7', format, '-8 to 7']
+        rows = quantize_model_(model, weights, None).rows
+        assert [r.weights for r in rows] == ['e2m1', format, format]
+        first = model[0].parametrizations.weight[0]
+        assert (first.axis, first.learn, first.rounding) == (0, True, floor_ste)
 
 class MyQuantizer(Quantizer): pass
 
@@ -534,6 +552,17 @@ def test_no_rounding(rounding):
     q = Quantizer()
     with pytest.raises((TypeError, ValueError), match='^Quantizer: rounding'): q.rounding = rounding
     assert q.rounding is Quantizer().rounding
+
+def test_why_it_is_no_rounding():
+    "In the words of what looks at it first, and not as a call that fails."
+    with pytest.raises(ValueError, match='^Quantizer: rounding=f gives soft or random'):
+        Quantizer(rounding=lambda v: v)
+    with pytest.raises(TypeError, match='^Quantizer: rounding must be a function of a tensor or a layer, got Tanh'):
+        Quantizer(rounding=nn.Tanh)
+
+def test_knobs_of_a_shape_that_only_the_data_have():
+    q = Quantizer(4, rounding=Rounding(soft_round, alpha=torch.full((10,), 5.))).calibrate_(W)
+    assert not q.to_even and torch.equal(q.eval()(W), q.to_codes(W)*q.scale)
 
 # --- arguments
 @pytest.mark.parametrize('name, bad, error', [('bits', [4], TypeError), ('bits', 4., TypeError),
