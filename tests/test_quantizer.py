@@ -335,6 +335,12 @@ def test_a_state_of_another_kind_is_refused(layout):
     with refused(q, 'Quantizer: the state at its root has another kind of state', RuntimeError):
         q.load_state_dict(q.state_dict() | dict(layout=layout))
 
+def test_a_zero_point_comes_with_no_state_unasked():
+    "Neither made up where a state has none, nor taken over where a Quantizer has none."
+    for own,words in ((True, 'Missing key.* "zero_point"'), (False, 'Unexpected key.* "zero_point"')):
+        q,state = Quantizer(zero_point=own),Quantizer(zero_point=not own).calibrate_(W).state_dict()
+        with pytest.raises(RuntimeError, match=words): q.load_state_dict(state)
+
 def test_an_uncalibrated_state():
     "It has no grid, and loading it gives none."
     q,state = Quantizer(signed=None),Quantizer(signed=None).state_dict()
@@ -365,6 +371,23 @@ def test_blocks_that_learn_fit_no_other_grid():
         assert [r.weights for r in rows] == ['e2m1', format, format]
         first = model[0].parametrizations.weight[0]
         assert (first.axis, first.learn, first.rounding) == (0, True, floor_ste)
+
+def test_a_format_by_its_dtype_has_its_name():
+    q = Quantizer(format=torch.float8_e4m3fn).calibrate_(W)
+    assert q.format == 'e4m3' and q.to_codes(W).dtype == torch.float8_e4m3fn
+
+@pytest.mark.parametrize('k', [-100, 40])
+def test_nvfp4_of_any_size(k):
+    "Its scale for the whole follows the values, by powers of two."
+    x = W.reshape(-1, 16)
+    y,far = (Quantizer(format='nvfp4').calibrate_(v)(v) for v in (x, x*2.**k))
+    assert torch.equal(far, y*2.**k)
+
+def test_ties_in_blocks_of_gguf():
+    "As the format has them, away from 0, and in training as the estimator rounds."
+    x = torch.tensor([127., .5, -.5, 2.5]+28*[0.])
+    q = Quantizer(format='Q8_0', rounding=floor_ste).calibrate_(x)
+    assert q(x)[:4].tolist() == [127., 0., -1., 2.] and q.eval()(x)[:4].tolist() == [127., 1., -1., 3.]
 
 class MyQuantizer(Quantizer): pass
 
@@ -652,6 +675,17 @@ def test_activations_per_channel():
         model = layers()
         with refused(model, f'^quantize_model_: activations .*{words}'):
             quantize_model_(model, 8, q, calibrate=[X])
+
+def test_an_axis_of_one_length():
+    x = [torch.rand(2, n, 6, generator=generator()) for n in (3, 3, 5)]
+    for batches in (x[:2], x):
+        model = layers()
+        def call(): quantize_model_(model, 8, Quantizer(8, axis=1, learn=True), calibrate=batches)
+        if batches is x:
+            with refused(model, '^quantize_model_: the inputs of 0 have different lengths along axis=1'): call()
+        else:
+            call()
+            assert str(model[2].input_quantizer) == 'Quantizer(codes -128 to 127, axis=1, learns)'
 
 SMOOTH = dict(gelu=nn.GELU, silu=nn.SiLU, hardswish=nn.Hardswish, mish=nn.Mish, leaky=nn.LeakyReLU)
 PLAIN = dict(relu=nn.ReLU, softplus=nn.Softplus, tanh=nn.Tanh, none=nn.Identity)
