@@ -1,6 +1,7 @@
 "Networks that others wrote: their layers, their batches, their optimizers."
 import collections
 import dataclasses
+import gc
 import itertools
 import math
 import sys
@@ -8,6 +9,7 @@ import time
 import types
 import warnings
 from functools import partial
+from typing import Any
 import pytest
 import torch
 from estimators import generator, slow_after
@@ -284,7 +286,10 @@ def test_an_optimizer_made_before():
         warnings.simplefilter('error')
         quantize_model_(mlp(), calibrate=[x])
         other = mlp()
-        torch.optim.Adam(other.parameters())
+        lost:Any = torch.optim.Adam(other.parameters())
+        lost.own = lost                                          # in a ring, and old: a whole collection finds it
+        gc.collect()
+        del lost
         quantize_model_(other, calibrate=[x])
         fixed = mlp()
         held = torch.optim.Adam(fixed.parameters())

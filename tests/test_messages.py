@@ -65,6 +65,8 @@ def of_quantization():
     yield lambda: R.Quantizer(init=upside_down).calibrate_(W),'gives a scale that is not positive and finite'
     yield lambda: R.Quantizer(init='lsq', zero_point=True),"init='lsq' has no zero point"
     yield lambda: R.Quantizer(format='mxfp4', axis=0),'mxfp4 needs no scale of ours; leave out axis'
+    yield lambda: R.Quantizer(format='nvfp4', learn=True, axis=0),'nvfp4 says its blocks and the format of their scales'
+    yield lambda: R.Quantizer(format='mxfp4').calibrate_(W[:, :3]),'block must divide the last axis, of length 3, got'
     yield lambda: R.Quantizer(1),'bits must be in [2, 24], got 1'
     def soft(v): return R.soft_round(v, 3.)
     yield lambda: R.Quantizer(rounding=soft),'gives soft or random values in evaluation'

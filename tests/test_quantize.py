@@ -371,6 +371,13 @@ def test_transforms(name):
     check_every_mode(f, x, s, z, atol=1e-4)
     if name != 'lsq': assert torch.equal(torch.vmap(lambda t: f(t, s, z))(x.view(6, 4)).flatten(), f(x, s, z))
 
+def test_a_share_of_another_dtype():
+    x,a = torch.tensor([.3, 1.75], dtype=torch.float16),torch.tensor([.5, 1.], requires_grad=True)
+    y = alpha_blend(x, torch.round(x), a)
+    y.sum().backward()
+    assert y.dtype == x.dtype and torch.equal(y, alpha_blend(x, torch.round(x), a.detach().half()))
+    assert a.grad is not None and torch.allclose(a.grad, torch.tensor([-.3, .25]), atol=1e-3)
+
 # --- errors
 def test_no_more_than_24_bits():
     for f in (lsq_init, dorefa, dorefa_weight, quantized_bits, partial(lsq, scale=1.), partial(pact, alpha=1.)):

@@ -329,6 +329,18 @@ def test_a_state_of_another_layout_is_refused(other, learn):
     with refused(q, 'Quantizer: the state at .* has codes .*; this one has codes', RuntimeError):
         q.load_state_dict(state)
 
+@pytest.mark.parametrize('layout', [torch.zeros(3, dtype=torch.int64), torch.zeros(6)], ids=['short', 'floats'])
+def test_a_state_of_another_kind_is_refused(layout):
+    q = Quantizer().calibrate_(W)
+    with refused(q, 'Quantizer: the state at its root has another kind of state', RuntimeError):
+        q.load_state_dict(q.state_dict() | dict(layout=layout))
+
+def test_a_zero_point_comes_with_no_state_unasked():
+    "Neither made up where a state has none, nor taken over where a Quantizer has none."
+    for own,words in ((True, 'Missing key.* "zero_point"'), (False, 'Unexpected key.* "zero_point"')):
+        q,state = Quantizer(zero_point=own),Quantizer(zero_point=not own).calibrate_(W).state_dict()
+        with pytest.raises(RuntimeError, match=words): q.load_state_dict(state)
+
 def test_an_uncalibrated_state():
     "It has no grid, and loading it gives none."
     q,state = Quantizer(signed=None),Quantizer(signed=None).state_dict()
@@ -347,6 +359,35 @@ def test_a_format_whose_sign_the_data_may_say(format):
     assert torch.equal(twin(x), q(x)) and (q(x) < 0).any()
     with refused(twin, f'has another grid; this one has format={format}', RuntimeError):
         twin.load_state_dict(integers.state_dict())
+
+def test_blocks_that_learn_fit_no_other_grid():
+    "Other bits make it one of integers, and rows that no block divides one of its elements, as of mxfp4."
+    for format in ('nvfp4', 'mxfp4'):
+        model = nn.Sequential(nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+        weights = Quantizer(format=format, learn=True, rounding=floor_ste)
+        rows = quantize_model_(copy.deepcopy(model), weights, None, ends=4).rows
+        assert [r.weights for r in rows] == ['-8 to 7', format, '-8 to 7']
+        rows = quantize_model_(model, weights, None).rows
+        assert [r.weights for r in rows] == ['e2m1', format, format]
+        first = model[0].parametrizations.weight[0]
+        assert (first.axis, first.learn, first.rounding) == (0, True, floor_ste)
+
+def test_a_format_by_its_dtype_has_its_name():
+    q = Quantizer(format=torch.float8_e4m3fn).calibrate_(W)
+    assert q.format == 'e4m3' and q.to_codes(W).dtype == torch.float8_e4m3fn
+
+@pytest.mark.parametrize('k', [-100, 40])
+def test_nvfp4_of_any_size(k):
+    "Its scale for the whole follows the values, by powers of two."
+    x = W.reshape(-1, 16)
+    y,far = (Quantizer(format='nvfp4').calibrate_(v)(v) for v in (x, x*2.**k))
+    assert torch.equal(far, y*2.**k)
+
+def test_ties_in_blocks_of_gguf():
+    "As the format has them, away from 0, and in training as the estimator rounds."
+    x = torch.tensor([127., .5, -.5, 2.5]+28*[0.])
+    q = Quantizer(format='Q8_0', rounding=floor_ste).calibrate_(x)
+    assert q(x)[:4].tolist() == [127., 0., -1., 2.] and q.eval()(x)[:4].tolist() == [127., 1., -1., 3.]
 
 class MyQuantizer(Quantizer): pass
 
@@ -535,6 +576,17 @@ def test_no_rounding(rounding):
     with pytest.raises((TypeError, ValueError), match='^Quantizer: rounding'): q.rounding = rounding
     assert q.rounding is Quantizer().rounding
 
+def test_why_it_is_no_rounding():
+    "In the words of what looks at it first, and not as a call that fails."
+    with pytest.raises(ValueError, match='^Quantizer: rounding=f gives soft or random'):
+        Quantizer(rounding=lambda v: v)
+    with pytest.raises(TypeError, match='^Quantizer: rounding must be a function of a tensor or a layer, got Tanh'):
+        Quantizer(rounding=nn.Tanh)
+
+def test_knobs_of_a_shape_that_only_the_data_have():
+    q = Quantizer(4, rounding=Rounding(soft_round, alpha=torch.full((10,), 5.))).calibrate_(W)
+    assert not q.to_even and torch.equal(q.eval()(W), q.to_codes(W)*q.scale)
+
 # --- arguments
 @pytest.mark.parametrize('name, bad, error', [('bits', [4], TypeError), ('bits', 4., TypeError),
     ('bits', (0,), ValueError), ('bits', (-2**31, 1), ValueError), ('axis', 10**9, ValueError),
@@ -623,6 +675,17 @@ def test_activations_per_channel():
         model = layers()
         with refused(model, f'^quantize_model_: activations .*{words}'):
             quantize_model_(model, 8, q, calibrate=[X])
+
+def test_an_axis_of_one_length():
+    x = [torch.rand(2, n, 6, generator=generator()) for n in (3, 3, 5)]
+    for batches in (x[:2], x):
+        model = layers()
+        def call(): quantize_model_(model, 8, Quantizer(8, axis=1, learn=True), calibrate=batches)
+        if batches is x:
+            with refused(model, '^quantize_model_: the inputs of 0 have different lengths along axis=1'): call()
+        else:
+            call()
+            assert str(model[2].input_quantizer) == 'Quantizer(codes -128 to 127, axis=1, learns)'
 
 SMOOTH = dict(gelu=nn.GELU, silu=nn.SiLU, hardswish=nn.Hardswish, mish=nn.Mish, leaky=nn.LeakyReLU)
 PLAIN = dict(relu=nn.ReLU, softplus=nn.Softplus, tanh=nn.Tanh, none=nn.Identity)

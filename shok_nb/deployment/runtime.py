@@ -392,8 +392,7 @@ def _turn(graph, node):
 
 def _turned(graph, value):
     "The transpose of a constant."
-    kind = 'int4' if value.dtype.name == 'INT4' else None
-    return _constant(graph, value, value.const_value.numpy().T.copy(), 'turned', kind)
+    return _constant(graph, value, value.const_value.numpy().T.copy(), 'turned')
 
 def _put(node, value):
     "A value in place of what an operator gives."
@@ -438,7 +437,7 @@ def _as_line(norm, conv):
     "The factor of each channel, and what is added to it; None if a number is not known."
     biases = [v for v in conv.inputs[2:3] if v is not None]
     held:list[Any] = [_numbers_of(v) for v in (*norm.inputs[1:], *biases)]
-    if len(held) < 4 or any(v is None for v in held): return None
+    if any(v is None for v in held): return None
     weight,bias,mean,var,*added = (v.astype('float64') for v in held)
     factor = weight/(var+_options(norm).get('epsilon', 1e-5))**.5
     return factor,bias + (sum(added)-mean)*factor
@@ -682,7 +681,7 @@ def _zeros_of(pad):
     many,*values = map(_numbers_of, pad.inputs[1:3])
     if many is None or len(pad.inputs) > 3 and pad.inputs[3] is not None: return None
     if _options(pad).get('mode', 'constant') != 'constant': return None
-    if any(v is None or v.any() for v in values[:1]): return None
+    if any(v is None or v.any() for v in values): return None
     before,behind = many.reshape(2, -1).tolist()
     inside = before[:2] == behind[:2] == [0, 0] and min(before+behind) >= 0
     return (pad, before[2:], behind[2:]) if inside else None

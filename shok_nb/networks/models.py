@@ -288,7 +288,7 @@ def _prototype(given, what, **default):
     "A quantizer to copy, from bits or as it is."
     if given is None or isinstance(given, nn.Module): return given
     if isinstance(given, str) and given in KNOWN_FORMATS:
-        return _of_format(given, what, default)
+        return _of_format(given, default.get('axis'))
     if isinstance(given, bool) or not isinstance(given, (int, tuple)):
         got = type(given).__name__
         wanted = f'{what} must be bits, a format, a Quantizer, another module or None'
@@ -297,11 +297,10 @@ def _prototype(given, what, **default):
     code_range(f'quantize_model_: {what}', given, True)
     return Quantizer(given, **default)
 
-def _of_format(word, what, default):
+def _of_format(word, axis):
     "A quantizer of a format; one with scales of its own learns none."
-    own = dict(format=word) if word in OWN_STATE else dict(format=word, learn=default['learn'])
-    if word not in OWN_STATE and what == 'weights': own['axis'] = 0
-    return Quantizer(**own)
+    if word in OWN_STATE: return Quantizer(format=word)
+    return Quantizer(format=word, axis=axis, learn=True)
 
 def _prototypes(weights, activations, ends):
     "The quantizers to copy, checked."
@@ -714,8 +713,7 @@ def _freeze_grids(model, found, of_weights, of_inputs):
 def _attach(model, found, of_weights, of_inputs):
     "Quantizers of weights and of inputs in their places."
     training = model.training
-    names = dict(of_weights)
-    names |= {(n, 'input_quantizer'): q for n,q in of_inputs.items()}
+    names = of_weights | {(n, 'input_quantizer'): q for n,q in of_inputs.items()}
     for path,q in reversed(names.items()): q.of_a_model = dotted(*path)  # the first of several
     for (n,w),q in of_weights.items(): parametrize_weight(found[n], w, q.train(training))
     for n,q in of_inputs.items(): quantize_input(found[n], q.train(training))

@@ -415,7 +415,7 @@ def dorefa_weight(
         tensor([-1.0000,  0.3333,  1.0000])
     """
     check_count(bits, 'dorefa_weight', 'bits', 1, 24)
-    v = check_input(w, 'dorefa_weight', 'w').to(torch.promote_types(w.dtype, torch.float32))
+    v = check_input(w, 'dorefa_weight', 'w').to(wide_dtype(w.dtype))
     if bits == 1: return straight_through((sign_ste(v)*v.abs().mean()).detach(), v).to(w.dtype)
     if not v.numel(): return w
     t = torch.tanh(v)

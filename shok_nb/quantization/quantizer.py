@@ -233,7 +233,7 @@ class _IntegerGrid(_Grid):
 
     def fitting(self):
         "Of either sign, if the data decide."
-        if self.asked is not None or isinstance(self.bits, tuple): return [self.layout()]
+        if self.asked is not None: return [self.layout()]
         return [self.changed(signed=s).layout() for s in (True, False)]
 
     def unlike(self, layout):
@@ -970,11 +970,10 @@ class Quantizer(_GridTensors):
         """
         if zero_point is not None and not self.has_zero_point:
             raise ValueError('Quantizer: set_grid_ got a zero point; use zero_point=True')
-        with torch.no_grad():
-            scale = _given_scale(self, scale)
-            code = _given_zero_point(self, zero_point, scale)
-            if self.kind.powers: _check_powers(scale)
-            scale,code = _checked_pair(scale, code, self.kind, self.learn, 'set_grid_')
+        scale = _given_scale(self, scale)
+        code = _given_zero_point(self, zero_point, scale)
+        if self.kind.powers: _check_powers(scale)
+        scale,code = _checked_pair(scale, code, self.kind, self.learn, 'set_grid_')
         keep_grid_(self, scale, code, self.signed is not False)
         return self
 
