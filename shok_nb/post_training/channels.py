@@ -37,8 +37,8 @@ from ..networks.flow import (
     here_op,
     inputs_of,
     largest_gap,
+    outputs_of,
     packet,
-    tensors_of,
     tensors_within,
 )
 from ..networks.forwards import as_it_was
@@ -260,8 +260,6 @@ class Undo:
         self.steps.clear()
 
 # %% ../../nbs/post_training/40_channels.ipynb #612ae710
-def outputs_of(model, example): return [t.clone() for t in tensors_of(feed(model, example))]
-
 def _outputs_of_both(model, example):
     "In evaluation, and twice in training, each time with the same random numbers."
     found = []

@@ -20,6 +20,7 @@ from ..networks.flow import (
     in_float64,
     largest_gap,
     norm_behind,
+    outputs_of,
 )
 from ..networks.layers import LINEAR, TRANSPOSED, is_foldable_norm, is_layer
 from ..networks.models import check_batches, checked_batch, first_of
@@ -38,7 +39,6 @@ from .channels import (
     norm_multiplies,
     output_axis,
     outputs_before,
-    outputs_of,
     spread_of,
     weights_taken_twice,
     why_unfit,
