@@ -2,6 +2,7 @@
 refused, fails or is interrupted leaves every bit where it was."""
 import copy
 import math
+import sys
 import pytest
 import torch
 from estimators import look, refused, slow_after
@@ -333,7 +334,9 @@ def test_bad_input():
     bad('^smooth_: calibrate gave no batch', R.smooth_, [])
     bad('^smooth_: alpha must be in', R.smooth_, [x], 1.5)
     bad('^smooth_: nan or infinity enters 1', R.smooth_, [x, x*math.nan])
+    was = sys.gettrace()
     bad('^smooth_: the model does not take calibrate', R.smooth_, [x[:, :3]])
+    assert sys.gettrace() is was
     bad('^equalize_: the model does not take example', R.equalize_, x[:, :3])
     assert mapped(R.equalize_(nn.ReLU(), x)) == {}
 

@@ -613,7 +613,7 @@ def _check_teacher(model, teacher):
                     f'and model {own.dtype} on {own.device}; move the one to the other')
             got = 'none' if given is None else f'one of shape {tuple(given.shape)}'
             raise ValueError(f'reconstruct_: {told}; {n}.{w} has shape '
-                f'{tuple(getattr(m, w).shape)}, and in teacher there is {got}')
+                f'{tuple(own.shape)}, and in teacher there is {got}')
 
 def _without_quantizers(model):
     "A copy of a model, in floats."

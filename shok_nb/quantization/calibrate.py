@@ -394,11 +394,10 @@ class ValueObserver(_Observer):
         if self._many(): self._start()
 
     def _start(self):
-        "From now on values are counted; `rows` are the ends."
-        rows,self.rows = self.rows,[torch.stack([self.low, self.high])]
+        "From now on values are counted."
         self.sums = exact(torch.zeros(2*_HALF, device=self.low.device))
         self.counts = self.sums.long()
-        for r in rows: self._count(r)
+        for r in self.rows: self._count(r)
 
     def _widen(self, reach):
         "Bins that are so many times as wide, of the same values."
@@ -410,7 +409,7 @@ class ValueObserver(_Observer):
         self.sums = torch.zeros_like(self.sums).index_add_(0, at, self.sums)
 
     def _count(self, values):
-        "Count these values, in bins that reach as far."
+        "Count these values, in bins that reach as far; `rows` are the ends."
         self.rows = [torch.stack([self.low, self.high])]
         most = max(-self.low.item(), self.high.item())
         if not math.isfinite(most) or self.low != self.low: return       # an error later
