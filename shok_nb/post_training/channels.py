@@ -301,14 +301,14 @@ def _check_finite(fn, model, arg, example, outputs):
         raise ValueError(f'{fn}: {arg} gives nan or infinity, which proves nothing; '
             'give numbers that are finite, as is what the model makes of them')
 
-def _check_floats(fn, model):
+def check_floats(fn, model):
     if not any(isinstance(m, Quantizer) for m in model.modules()): return
     raise ValueError(f'{fn}: the model is quantized; {fn} comes before quantize_model_')
 
 # %% ../../nbs/post_training/40_channels.ipynb #612ac002
 def change_or_undo(fn, model, arg, example, change, others=()):
     "What `change` reports; everything is put back where it fails or the output is another."
-    _check_floats(fn, model)
+    check_floats(fn, model)
     called = {m: n or '(model)' for n,m in model.named_modules()}
     names = {m: n for m,n in called.items()
         if is_layer(m) or is_channel_norm(m) or isinstance(m, others)}

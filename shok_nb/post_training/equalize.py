@@ -32,6 +32,7 @@ from .channels import (
     change_or_undo,
     channel_readers,
     channels_of,
+    check_floats,
     grouped_weight,
     largest_inputs,
     layers_in,
@@ -43,7 +44,6 @@ from .channels import (
     weights_taken_twice,
     why_unfit,
 )
-from ..quantization.quantizer import Quantizer
 
 # %% ../../nbs/post_training/20_equalize.ipynb #61a1bd75
 def _smoothed(source, names, seen, alpha, undo):
@@ -129,9 +129,9 @@ def equalize_(
     check_model(model, 'equalize_')
     check_choice(relu6, 'equalize_', 'relu6', ('keep', 'relu'))
     example = call_of_example('equalize_', model, example)
+    check_floats('equalize_', model)
     undo = Undo()
     try:
-        if any(isinstance(m, Quantizer) for m in model.modules()): relu6 = 'keep'
         note = _without_relu6(model, example, undo) if relu6 == 'relu' else ''
         report = _equalized(model, example)
     except BaseException:
