@@ -123,6 +123,17 @@ NOTES = {TrainingHead: 'in training aux reads it', FlagHead: 'aux could read it 
 def test_what_may_read_is_named(make):
     assert NOTES[make] in notes(R.equalize_(make(), drawn(6, 8)))['a']
 
+class Asks(Net):
+    "A value decides in training: no graph can be made there."
+    def forward(self, x):
+        if self.training and x.mean() > 1e9: raise ValueError('diverged')
+        return super().forward(x)
+
+@pytest.mark.parametrize('name', ['equalize_', 'smooth_', 'rotate_'])
+def test_no_graph_in_training_is_told(name):
+    note = changed(name, Asks(), drawn(6, 8)).note
+    assert note.startswith('no graph in training (') and note.endswith('): two runs there were compared')
+
 def test_dropout_and_statistics_stay_out_of_it():
     "They change values in training and not what reads them; statistics, counts and random numbers stay."
     model = DropsPath()

@@ -137,7 +137,7 @@ def equalize_(
     except BaseException:
         undo()
         raise
-    return LayerReport(report.rows, note)
+    return LayerReport(report.rows, '; '.join(filter(None, (note, report.note))))
 
 def _equalized(model, example):
     "The same, once it is known what stands between the layers."
