@@ -134,6 +134,29 @@ def test_no_graph_in_training_is_told(name):
     note = changed(name, Asks(), drawn(6, 8)).note
     assert note.startswith('no graph in training (') and note.endswith('): two runs there were compared')
 
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8, 8),nn.Linear(8, 3)
+
+class Flips(Pair):
+    "In training channels come in the opposite order."
+    def forward(self, x):
+        h = self.a(x).relu()
+        if self.training: h = h.flip(-1)
+        return self.b(h)
+
+class Refines(Pair):
+    "In evaluation alone it adds something."
+    def forward(self, x):
+        y = x[:, :3]
+        if not self.training: y = y + self.b(self.a(x).relu())
+        return y
+
+def test_layers_that_do_otherwise_in_training():
+    assert notes(R.equalize_(Flips(), drawn(6, 8)))['a'] == 'in training channels have other places'
+    assert mapped(R.equalize_(Refines(), drawn(6, 8))) == {'a': 'b'}
+
 def test_dropout_and_statistics_stay_out_of_it():
     "They change values in training and not what reads them; statistics, counts and random numbers stay."
     model = DropsPath()
