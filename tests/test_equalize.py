@@ -2,6 +2,8 @@
 refused, fails or is interrupted leaves every bit where it was."""
 import copy
 import math
+import sys
+from functools import partial
 import pytest
 import torch
 from estimators import look, refused, slow_after
@@ -333,8 +335,13 @@ def test_bad_input():
     bad('^smooth_: calibrate gave no batch', R.smooth_, [])
     bad('^smooth_: alpha must be in', R.smooth_, [x], 1.5)
     bad('^smooth_: nan or infinity enters 1', R.smooth_, [x, x*math.nan])
+    was = sys.gettrace()
     bad('^smooth_: the model does not take calibrate', R.smooth_, [x[:, :3]])
+    assert sys.gettrace() is was
     bad('^equalize_: the model does not take example', R.equalize_, x[:, :3])
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU6(), nn.Linear(4, 2))
+    R.quantize_model_(model)                      # without batches: it cannot run
+    bad('^equalize_: the model is quantized', partial(R.equalize_, relu6='relu'), x)
     assert mapped(R.equalize_(nn.ReLU(), x)) == {}
 
 class Asks(nn.Module):

@@ -194,6 +194,29 @@ def test_a_histogram_is_of_all_values(scale):
     relu = seen_of(*(p.relu() for p in parts)).joined()
     assert relu.amin() == 0 and abs((relu < 1e-3*relu.amax()).float().mean()-.5) < .02
 
+def test_histograms_are_joined():
+    "They are that of all values; with infinity, which is an error later, its ends."
+    parts = [torch.randn(300_000, generator=generator(i))*(1+i) for i in range(3)]
+    seen,whole = calibrate.ValueObserver(),seen_of(*parts)
+    for p in parts: seen.join(seen_of(p))
+    assert torch.equal(seen.counts, whole.counts) and torch.equal(seen.joined(), whole.joined())
+    odd,other = (seen_of(torch.full((300_000,), math.inf)) for _ in range(2))
+    odd.join(other)
+    assert not odd.joined().isfinite().any()
+
+def test_rows_that_are_too_many_get_fewer(monkeypatch):
+    "Both ends of each column stay, those of another observer too; few rows are kept as they are."
+    monkeypatch.setattr(calibrate, '_KEPT', 64)
+    parts = [torch.randn(10, 4, generator=generator(i)) for i in range(9)]
+    few,seen,other = (calibrate.ColumnObserver() for _ in range(3))
+    few.add(parts[0])
+    for p in parts[:6]: seen.add(p)
+    for p in parts[6:]: other.add(p)
+    seen.join(other)
+    found,every = seen.joined(),torch.cat(parts)
+    assert torch.equal(few.joined(), parts[0]) and seen.every > 1 and len(found) <= 64//4+2
+    assert torch.equal(found.amin(0), every.amin(0)) and torch.equal(found.amax(0), every.amax(0))
+
 LONG_TAILED = dict(exp=torch.exp, cubed=lambda x: x**3, outlier=lambda x: torch.where(x == x.amax(), 60., x))
 @pytest.mark.parametrize('kw', [dict(), dict(init='sample'), dict(zero_point=True)], ids=str)
 @pytest.mark.parametrize('kind', LONG_TAILED)

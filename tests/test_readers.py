@@ -123,6 +123,40 @@ NOTES = {TrainingHead: 'in training aux reads it', FlagHead: 'aux could read it 
 def test_what_may_read_is_named(make):
     assert NOTES[make] in notes(R.equalize_(make(), drawn(6, 8)))['a']
 
+class Asks(Net):
+    "A value decides in training: no graph can be made there."
+    def forward(self, x):
+        if self.training and x.mean() > 1e9: raise ValueError('diverged')
+        return super().forward(x)
+
+@pytest.mark.parametrize('name', ['equalize_', 'smooth_', 'rotate_'])
+def test_no_graph_in_training_is_told(name):
+    note = changed(name, Asks(), drawn(6, 8)).note
+    assert note.startswith('no graph in training (') and note.endswith('): two runs there were compared')
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(8, 8),nn.Linear(8, 3)
+
+class Flips(Pair):
+    "In training channels come in the opposite order."
+    def forward(self, x):
+        h = self.a(x).relu()
+        if self.training: h = h.flip(-1)
+        return self.b(h)
+
+class Refines(Pair):
+    "In evaluation alone it adds something."
+    def forward(self, x):
+        y = x[:, :3]
+        if not self.training: y = y + self.b(self.a(x).relu())
+        return y
+
+def test_layers_that_do_otherwise_in_training():
+    assert notes(R.equalize_(Flips(), drawn(6, 8)))['a'] == 'in training channels have other places'
+    assert mapped(R.equalize_(Refines(), drawn(6, 8))) == {'a': 'b'}
+
 def test_dropout_and_statistics_stay_out_of_it():
     "They change values in training and not what reads them; statistics, counts and random numbers stay."
     model = DropsPath()

@@ -474,6 +474,17 @@ def test_batches_are_sums():
         found.append(model[0].weight.detach())
     for other in found[1:]: torch.testing.assert_close(found[0], other, rtol=1e-5, atol=0)
 
+def test_sums_are_those_of_all_rows():
+    "Collected without the means, which `whole` puts back for a layer without a bias."
+    x,w = correlated(60, 6, dtype=torch.float64)+3,matrix(4, 6, dtype=torch.float64)
+    wanted,shifted = x+.1*matrix(60, 6, 2, torch.float64)+.2,torch.arange(4.).double()
+    sums = reconstruct._Sums(w, shifted)
+    for some in (slice(0, 7), slice(7, 60)): sums.add(x[some], wanted[some])
+    r,whole = (x-wanted)@w.mT+shifted,sums.whole()
+    torch.testing.assert_close((whole.gram, whole.pull), (x.mT@x, x.mT@r))
+    torch.testing.assert_close(sums.error(w, False), r.square().sum(0))
+    torch.testing.assert_close(sums.error(w, True), (r-r.mean(0)).square().sum(0))
+
 def test_experts_whose_tokens_differ_have_targets_of_their_own():
     floats,model,x = made('experts', 2, 4)
     report = R.reconstruct_(model, [x])

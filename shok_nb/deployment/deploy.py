@@ -30,7 +30,6 @@ from .integer_operations import (
 )
 from .proof import (
     Differs,
-    outputs_of,
     prove,
     recorded,
     repeatable,
@@ -443,8 +442,7 @@ def _still_called(model, example, made):
             if was is not None: hooks.append(was.register_forward_pre_hook(old(m)))
         hooks.append(one.layer.register_forward_pre_hook(new(m)))
     outputs,failed = None,None
-    try:
-        with repeatable(model): outputs = outputs_of(model, example)
+    try: outputs = run_again(model, example)
     except Exception as e: failed = e
     finally:
         for h in hooks: h.remove()

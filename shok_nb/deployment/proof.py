@@ -31,15 +31,12 @@ def repeatable(model):
     kernels = torch.backends.cudnn.flags(deterministic=True, allow_tf32=False)
     with seeded(model), kernels: yield
 
-def outputs_of(model, example)->Any:
-    "Copies of the tensors that a model gives; None if they cannot be looked into."
-    out = feed(model, example)
-    try: return [t.clone() for t in tensors_of(out)]
-    except TypeError: return None
-
-def run_again(model, example):
-    "What it gives in such a run."
-    with repeatable(model): return outputs_of(model, example)
+def run_again(model, example)->Any:
+    "Copies of what a model gives in such a run; None if that cannot be looked into."
+    with repeatable(model):
+        out = feed(model, example)
+        try: return [t.clone() for t in tensors_of(out)]
+        except TypeError: return None
 
 def _entered(args, kwargs): return [*args, *kwargs.values()]
 
@@ -54,8 +51,7 @@ def recorded(model, example, layers):
         made.outputs.clear()
         before = made.old.register_forward_pre_hook(enters, prepend=True, with_kwargs=True)
         hooks += [before, (made.norm or made.old).register_forward_hook(leaves)]
-    try:
-        with repeatable(model): return outputs_of(model, example)
+    try: return run_again(model, example)
     finally:
         for h in hooks: h.remove()
 
@@ -144,8 +140,7 @@ def prove(model, example, layers, outputs):
     for made in layers:
         hook = made.layer.register_forward_hook(judge(made), with_kwargs=True)
         hooks.append(hook)
-    try:
-        with repeatable(model): found = outputs_of(model, example)
+    try: found = run_again(model, example)
     finally:
         for h in hooks: h.remove()
     if outputs is None: return

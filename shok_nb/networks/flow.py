@@ -340,6 +340,8 @@ def tensors_of(tree)->Any:
     elif not isinstance(tree, (*_PLAIN, torch.dtype, torch.device)):
         raise TypeError(f'an output of type {type(tree).__name__}')
 
+def outputs_of(model, example): return [t.clone() for t in tensors_of(feed(model, example))]
+
 def where_same(a, b):
     "Where two tensors are equal, or nan both."
     return (a == b) | ((a != a) & (b != b))

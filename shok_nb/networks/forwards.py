@@ -119,7 +119,7 @@ class _Reads:
         "What is written to this container, or to one in it, is found and taken back."
         if isinstance(v, (dict, list, set)): self.held.append((v, copy.copy(v), _picture(v)))
         if isinstance(v, (dict, list, tuple)):
-            for w in v.values() if isinstance(v, dict) else v: self.hold(w)
+            for w in _values(v): self.hold(w)
 
     def remember(self, holder, path, value, names):
         "The value that was read here, or what is read from it by these names."

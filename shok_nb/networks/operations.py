@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from ..engine.arguments import check_count, what_came
-from .flow import NoFlow, feed, flow_of, largest_gap, seeded, tensors_of
+from .flow import NoFlow, flow_of, largest_gap, outputs_of, seeded
 from .forwards import (
     Unread,
     as_it_was,
@@ -404,7 +404,7 @@ def _run_watched(model, example, modules, watch):
     "The outputs of a model, with a function called on what enters each of these modules."
     hooks = [m.register_forward_pre_hook(watch, with_kwargs=True) for m in modules]
     try:
-        with seeded(model): return [t.clone() for t in tensors_of(feed(model, example))]
+        with seeded(model): return outputs_of(model, example)
     finally:
         for h in hooks: h.remove()
 

@@ -37,8 +37,8 @@ from ..networks.flow import (
     here_op,
     inputs_of,
     largest_gap,
+    outputs_of,
     packet,
-    tensors_of,
     tensors_within,
 )
 from ..networks.forwards import as_it_was
@@ -260,8 +260,6 @@ class Undo:
         self.steps.clear()
 
 # %% ../../nbs/post_training/40_channels.ipynb #612ae710
-def outputs_of(model, example): return [t.clone() for t in tensors_of(feed(model, example))]
-
 def _outputs_of_both(model, example):
     "In evaluation, and twice in training, each time with the same random numbers."
     found = []
@@ -303,7 +301,7 @@ def _check_finite(fn, model, arg, example, outputs):
         raise ValueError(f'{fn}: {arg} gives nan or infinity, which proves nothing; '
             'give numbers that are finite, as is what the model makes of them')
 
-def _check_floats(fn, model):
+def check_floats(fn, model):
     lazy = [n for n,p in model.named_parameters() if nn.parameter.is_lazy(p)]
     if lazy: raise ValueError(f'{fn}: {lazy[0]} has no shape; call the model once')
     if not any(isinstance(m, Quantizer) for m in model.modules()): return
@@ -312,7 +310,7 @@ def _check_floats(fn, model):
 # %% ../../nbs/post_training/40_channels.ipynb #612ac002
 def change_or_undo(fn, model, arg, example, change, others=()):
     "What `change` reports; everything is put back where it fails or the output is another."
-    _check_floats(fn, model)
+    check_floats(fn, model)
     called = {m: n or '(model)' for n,m in model.named_modules()}
     names = {m: n for m,n in called.items()
         if is_layer(m) or is_channel_norm(m) or isinstance(m, others)}

@@ -20,6 +20,7 @@ from ..networks.flow import (
     in_float64,
     largest_gap,
     norm_behind,
+    outputs_of,
 )
 from ..networks.layers import LINEAR, TRANSPOSED, is_foldable_norm, is_layer
 from ..networks.models import check_batches, checked_batch, first_of
@@ -31,6 +32,7 @@ from .channels import (
     change_or_undo,
     channel_readers,
     channels_of,
+    check_floats,
     grouped_weight,
     largest_inputs,
     layers_in,
@@ -38,12 +40,10 @@ from .channels import (
     norm_multiplies,
     output_axis,
     outputs_before,
-    outputs_of,
     spread_of,
     weights_taken_twice,
     why_unfit,
 )
-from ..quantization.quantizer import Quantizer
 
 # %% ../../nbs/post_training/20_equalize.ipynb #61a1bd75
 def _smoothed(source, names, seen, alpha, undo):
@@ -129,15 +129,15 @@ def equalize_(
     check_model(model, 'equalize_')
     check_choice(relu6, 'equalize_', 'relu6', ('keep', 'relu'))
     example = call_of_example('equalize_', model, example)
+    check_floats('equalize_', model)
     undo = Undo()
     try:
-        if any(isinstance(m, Quantizer) for m in model.modules()): relu6 = 'keep'
         note = _without_relu6(model, example, undo) if relu6 == 'relu' else ''
         report = _equalized(model, example)
     except BaseException:
         undo()
         raise
-    return LayerReport(report.rows, note)
+    return LayerReport(report.rows, '; '.join(filter(None, (note, report.note))))
 
 def _equalized(model, example):
     "The same, once it is known what stands between the layers."

@@ -33,6 +33,7 @@ from ..networks.flow import (
     evaluating,
     feed,
     in_float64,
+    outputs_of,
     tensors_of,
 )
 from ..networks.foreign_layers import take_apart
@@ -40,7 +41,6 @@ from ..networks.layers import CELLS
 from ..networks.models import check_batches, checked_batch
 from ..networks.operations import module_named
 from ..nn import remove_rounding_
-from .channels import outputs_of
 from .closest import coordinate_descent, damped_gram, gptq
 from .matrices import (
     maker_of,
@@ -613,7 +613,7 @@ def _check_teacher(model, teacher):
                     f'and model {own.dtype} on {own.device}; move the one to the other')
             got = 'none' if given is None else f'one of shape {tuple(given.shape)}'
             raise ValueError(f'reconstruct_: {told}; {n}.{w} has shape '
-                f'{tuple(getattr(m, w).shape)}, and in teacher there is {got}')
+                f'{tuple(own.shape)}, and in teacher there is {got}')
 
 def _without_quantizers(model):
     "A copy of a model, in floats."

@@ -394,28 +394,26 @@ class ValueObserver(_Observer):
         if self._many(): self._start()
 
     def _start(self):
-        "From now on values are counted; `rows` are the ends."
-        rows,self.rows = self.rows,[torch.stack([self.low, self.high])]
+        "From now on values are counted."
         self.sums = exact(torch.zeros(2*_HALF, device=self.low.device))
         self.counts = self.sums.long()
-        for r in rows: self._count(r)
+        for r in self.rows: self._count(r)
 
     def _widen(self, reach):
         "Bins that are so many times as wide, of the same values."
+        if reach <= self.reach: return
         times,self.reach = reach/max(self.reach, reach*2.**-40),reach
-        if times <= 1: return
         at = torch.arange(-_HALF, _HALF, device=self.counts.device)/times
         at = at.floor().long() + _HALF
         self.counts = torch.zeros_like(self.counts).index_add_(0, at, self.counts)
         self.sums = torch.zeros_like(self.sums).index_add_(0, at, self.sums)
 
     def _count(self, values):
-        "Count these values, in bins that reach as far."
+        "Count these values, in bins that reach as far; `rows` are the ends."
         self.rows = [torch.stack([self.low, self.high])]
         most = max(-self.low.item(), self.high.item())
         if not math.isfinite(most) or self.low != self.low: return       # an error later
-        reach = 2.**max(math.frexp(most)[1], -100)
-        if reach > self.reach: self._widen(reach)
+        self._widen(2.**max(math.frexp(most)[1], -100))
         for v in values.flatten().split(_COUNTED):
             v = v.to(self.counts.device, wide_dtype(v.dtype))
             at = (v*(_HALF/self.reach)).floor().clamp(-_HALF, _HALF-1).long() + _HALF
