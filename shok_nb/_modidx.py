@@ -3176,6 +3176,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                               'shok_nb/post_training/channels.py'),
                                                 'shok_nb.post_training.channels._shared': ( 'post_training/channels.html#_shared',
                                                                                             'shok_nb/post_training/channels.py'),
+                                                'shok_nb.post_training.channels._written': ( 'post_training/channels.html#_written',
+                                                                                             'shok_nb/post_training/channels.py'),
                                                 'shok_nb.post_training.channels.beside_inputs': ( 'post_training/channels.html#beside_inputs',
                                                                                                   'shok_nb/post_training/channels.py'),
                                                 'shok_nb.post_training.channels.beside_outputs': ( 'post_training/channels.html#beside_outputs',

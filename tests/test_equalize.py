@@ -379,6 +379,31 @@ def test_constants_of_code_are_no_values():
     report = R.equalize_(model, x)
     assert notes(report)['a'] == 'h is used in Words.forward, of which a part did not run'
 
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a,self.b = nn.Linear(4, 8),nn.Linear(8, 2)
+    def forward(self, x): return self.b(F.relu(self.a(x))) + F.relu(self.a(x)).sum()
+
+class Over(Plain):
+    "Takes the place of a forward that would keep the layers apart."
+    def forward(self, x): return self.b(F.relu(self.a(x)))
+
+class Above(Plain):
+    def forward(self, x, plain=False):
+        if plain: return super().forward(x)
+        return self.b(F.relu(self.a(x)))
+
+class Named(Plain):
+    def forward(self, x, plain=False): return Plain.forward(self, x) if plain else self.b(F.relu(self.a(x)))
+
+@pytest.mark.parametrize('kind', (Over, Above, Named))
+def test_a_forward_that_another_takes_the_place_of(kind):
+    "It cannot run, unless the class speaks of the one above."
+    report = R.equalize_(kind(), drawn(3, 4))
+    if kind is Over: assert mapped(report) == dict(a='b')
+    else: assert notes(report)['a'] == f'b is used in {kind.__name__}.forward, of which a part did not run'
+
 class Managed(nn.Module):
     "What a library gives each model: its methods name the table, and no run of the model calls them."
     __module__ = 'transformers.modeling_utils'

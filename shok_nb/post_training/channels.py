@@ -415,20 +415,29 @@ def _of_a_library(kind):
         return False
     return top in ('transformers', 'lightning', 'pytorch_lightning')
 
-def _functions(m):
-    "What the class of a module, as far as it is the model's own, has written down."
-    for kind in type(m).__mro__:
-        if _of_a_library(kind): continue
-        for name,f in vars(kind).items():
-            if not callable(f) or name.strip('_').startswith(_NO_FORWARD): continue
-            f = inspect.unwrap(f)
-            if inspect.isfunction(f): yield name,f
-
 def _codes(code):
     "A function's code and that of what it defines inside."
     yield code
     for c in code.co_consts:
         if inspect.iscode(c): yield from _codes(c)
+
+def _written(kind):
+    "What a class, as far as it is the model's own, has written down."
+    if _of_a_library(kind): return
+    for name,f in vars(kind).items():
+        if not callable(f) or name.strip('_').startswith(_NO_FORWARD): continue
+        f = inspect.unwrap(f)
+        if inspect.isfunction(f): yield name,f
+
+def _functions(m):
+    """What the classes of a module have written down, the nearest first. What another takes
+    the place of is left out if nothing of them speaks of the class it is of."""
+    found = [(kind, name, f) for kind in type(m).__mro__ for name,f in _written(kind)]
+    said = {n for *_,f in found for c in _codes(f.__code__) for n in c.co_names}
+    taken = set()
+    for kind,name,f in found:
+        if name not in taken or not said.isdisjoint(('super', kind.__name__)): yield name,f
+        taken.add(name)
 
 # %% ../../nbs/post_training/40_channels.ipynb #5d0bc005
 def _both_of(instruction, place, names):
