@@ -242,8 +242,9 @@ def test_what_is_kept():
     assert saved(lambda: plain(x)) == saved(lambda: plain(x, step=.5)) == saved(lambda: plain(x, step=s)) == []
     assert saved(lambda: cubic(x)) == [(4,)]
     assert saved(lambda: plain(x, step=torch.ones(4))) == []
-    for t in (x, x.detach()):                             # of a step its size, and for the sign itself
-        assert sorted(saved(lambda: plain(t, step=leaf(.5)))) == [(), (), (4,)]
+    for t in (x, x.detach()):                             # of a step its size, and for its sign itself if it has one
+        assert sorted(saved(lambda: plain(t, step=leaf(.5)))) == [(), (4,)]
+        assert sorted(saved(lambda: plain(t, step=leaf(-.5)))) == [(), (), (4,)]
     assert saved(lambda: plain(x.detach(), step=s)) == saved(lambda: cubic(x.detach())) == []
     with torch.no_grad(): assert not cubic(x).requires_grad and saved(lambda: cubic(x)) == []
 

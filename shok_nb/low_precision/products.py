@@ -714,6 +714,19 @@ def _dtype_of(x):
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
+if not hasattr(torch.ops.shok_nb, 'number'):     # once, though this may be loaded again
+    def _same(n:Tensor)->Tensor: return n.clone()
+    op = torch.library.custom_op('shok_nb::number', _same, mutates_args=())
+    op.register_fake(torch.empty_like)
+
+# torch computes again in backward what it may, here from a count that has moved on by then
+_kept_number = torch.ops.shok_nb.number.default
+
+class _Call:
+    """Is a model being called, which has counted for its layers? In an object beside them:
+    Dynamo breaks the graph where a module changes."""
+    runs = False
+
 class _Rounded(nn.Module):
     "What the layers have in common."
     not_for_files = 'rounding_seed','rounding_count','_extra_state'
@@ -727,7 +740,7 @@ class _Rounded(nn.Module):
         near = seed if isinstance(self, BatchedProduct) else self.weight
         self.register_buffer('rounding_seed', seed.to(near.device))
         self.register_buffer('rounding_count', torch.zeros_like(self.rounding_seed))
-        self.whole_again,self.is_counted = _plain_again,False
+        self.whole_again,self.outer = _plain_again,_Call()
     def _apply(self, fn, recurse=True):
         "On the way from the meta device, such as `to_empty`, the seed is written anew."
         had_none = self.rounding_seed.is_meta
@@ -738,8 +751,14 @@ class _Rounded(nn.Module):
         return self
     def count_alone(self):
         "One more call, where the model is not called itself, but a method or a part of it."
-        if self.is_counted or not self.training or not self.recipe.draws(): return
-        if not in_backward() and not in_transform(): self.rounding_count += 1
+        if self.outer.runs or not self.training or not self.recipe.draws(): return
+        if not in_backward() and not in_transform(): self.count_on()
+    def count_on(self):
+        "The next call. Compiled code gets its number by an operation that it does once."
+        local = self.rounding_count
+        if hasattr(local, 'placements'): local = local.to_local()
+        if torch.compiler.is_compiling(): local.copy_(_kept_number(local+1))
+        else: local += 1
     def drawn_by(self, device):
         "The seeds of this call: of weights, and of what each process has for itself."
         both:Any = self.rounding_seed,self.rounding_count
@@ -876,7 +895,7 @@ def _becomes(m, kind):
 def _plain_again(m):
     "This layer is one of torch."
     _becomes(m, vars(m).pop('plain_class'))
-    del m.recipe,m.rounding_rank,m.rounding_seed,m.rounding_count,m.first_seed,m.is_counted
+    del m.recipe,m.rounding_rank,m.rounding_seed,m.rounding_count,m.first_seed,m.outer
 
 def _same_recipes(model, state, prefix, *args):
     "A hook: a state of another recipe is refused before anything of it is loaded."
@@ -889,13 +908,13 @@ def _count_on(model, args):
     if not model.training or in_backward() or in_transform(): return
     for m in model.modules():
         if isinstance(m, _Rounded):
-            m.rounding_count += 1
-            m.is_counted = True
+            m.count_on()
+            m.outer.runs = True
 
 def _counted(model, args, out):
     "A hook: what is called from now on is another call."
     for m in model.modules():
-        if isinstance(m, _Rounded): m.is_counted = False
+        if isinstance(m, _Rounded): m.outer.runs = False
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570030
 class LowPrecision(NamedTuple):
