@@ -269,6 +269,7 @@ ARITHMETIC = [lambda v, k: v*k, lambda v, k: k*v, lambda v, k: v+k, lambda v, k:
     lambda v, k: v*k**2, lambda v, k: v*2**k,
     lambda v, k: v*(1/k-k), lambda v, k: v*maths(k).exp(maths(k).pi/k), lambda v, k: (v*k+k)*k - k/(v*v+k),
     lambda v, k: v*k*k + v*k - (k*k)*v, lambda v, k: v*min(max(k, .5), 3.), lambda v, k: v*1. + k*1. - (v*k)/1.,
+    lambda v, k: v*k if isinstance(k, float) else v,
     lambda v, k: v if k <= 2 else v+k if k < 3 else v*k, lambda v, k: -v if k >= 1 and k != 5 else v-k]
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64, torch.float16))

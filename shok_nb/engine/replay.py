@@ -124,6 +124,7 @@ class _Maths:
 class Number:
     "Stands for a number of a formula, which may be another in the next call."
     __hash__:Any = None
+    __class__:Any = property(lambda self: float)            # who asks goes the way of a float
     def __init__(self, numbers, place): self.numbers,self.place = numbers,place
     @property
     def value(self): return self.numbers.values[self.place]
