@@ -32,7 +32,7 @@ from shok_nb import (
 from shok_nb.catalog import catalog
 from shok_nb.engine import pieces, replay
 from shok_nb.engine.core import estimator
-from shok_nb.engine.parts import maths
+from shok_nb.engine.parts import as_scalar, maths
 from shok_nb.engine.pieces import looked_at
 from shok_nb.engine.replay import no_replay
 from shok_nb.engine.staircases import staircase
@@ -270,6 +270,7 @@ ARITHMETIC = [lambda v, k: v*k, lambda v, k: k*v, lambda v, k: v+k, lambda v, k:
     lambda v, k: v*(1/k-k), lambda v, k: v*maths(k).exp(maths(k).pi/k), lambda v, k: (v*k+k)*k - k/(v*v+k),
     lambda v, k: v*k*k + v*k - (k*k)*v, lambda v, k: v*min(max(k, .5), 3.), lambda v, k: v*1. + k*1. - (v*k)/1.,
     lambda v, k: v*k if isinstance(k, float) else v,
+    lambda v, k: v*torch.exp(as_scalar(k, v)) - as_scalar(k, v), lambda v, k: v*as_scalar(k*2, v).clamp(min=.5),
     lambda v, k: v if k <= 2 else v+k if k < 3 else v*k, lambda v, k: -v if k >= 1 and k != 5 else v-k]
 
 @pytest.mark.parametrize('dtype', (torch.float32, torch.float64, torch.float16))

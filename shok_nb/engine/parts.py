@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from .compat import broadcast_shapes, constant, mode
 from .pieces import PLAIN_TYPES, looked_at
+from .replay import Number
 
 # %% ../../nbs/engine/90_parts.ipynb #459e0776
 def either(eager, compiled):
@@ -78,6 +79,7 @@ def name_of(f):
 def as_scalar(k, v):
     "A knob as a tensor in the dtype of `v`; a number becomes a tensor on the CPU."
     if isinstance(k, Tensor): return k.to(v.dtype)
+    if type(k) is Number: return k.as_tensor(v.dtype)
     return torch.full((), k, dtype=v.dtype, device='cpu')
 
 def unless_inf(a, k):

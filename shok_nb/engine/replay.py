@@ -39,8 +39,9 @@ class Numeral(int):
 
 class Numbers:
     "The numbers of a formula: how each is made, and how they compared."
-    def __init__(self):
+    def __init__(self, tensor=None):
         self.made,self.values,self.known = [],[],{}
+        self.tensor = tensor        # makes one of a place, a number and a dtype
         self.asked = {}             # (comparison, one, other) -> what came out
         self.beside = None          # of an operation on a tensor that begins: its number
 
@@ -130,6 +131,7 @@ class Number:
     def value(self): return self.numbers.values[self.place]
     @property
     def maths(self): return _Maths(self.numbers)
+    def as_tensor(self, dtype): return self.numbers.tensor(self.place, self.value, dtype)
     def __bool__(self): raise Untraceable('a number taken for a bool')
     def __neg__(self): return self.numbers.reckon(operator.neg, self)
     def __abs__(self): return self.numbers.reckon(operator.abs, self)
@@ -172,7 +174,13 @@ class Trace:
     "The steps of a formula."
     def __init__(self, inputs):
         self.inputs,self.steps,self.known,self.met = inputs,[],{},[]
-        self.numbers = Numbers()
+        self.numbers = Numbers(self.tensor_of)
+
+    def tensor_of(self, place, number, dtype):
+        "A number as a tensor without dimensions."
+        like = torch.tensor(number, dtype=dtype, device='cpu')
+        v = self.add(aten.scalar_tensor.default, [place], dict(dtype=dtype), like)
+        return StandIn(like, v, self)
 
     def add(self, op, args, kwargs, result):
         "The Value of a step: of the same one if it was taken before."
@@ -433,7 +441,8 @@ def _copy(t, *, out, **_): return out.copy_(t)
 def _rsub(t, k, alpha=1, *, out): return torch.sub(k, t, alpha=alpha, out=out)
 def _between(*args, out): return aten.hardtanh_backward.grad_input(*args, grad_input=out)
 # torch: no `out=`, or slow, or of another name
-_OWN = {aten._to_copy.default: _copy, aten.rsub.Scalar: _rsub,
+_OWN = {aten._to_copy.default: _copy, aten.scalar_tensor.default: _copy,
+    aten.rsub.Scalar: _rsub,
     aten.hardtanh_backward.default: _between}
 
 def _outs(op):
@@ -472,7 +481,7 @@ def _with_tensors(step, values, holder):
         return step.args
     takes = [str(argument.type) for argument in step.op._schema.arguments]
     def tensor(a, kind):
-        may_be = kind == 'Tensor' or step.op is aten.rsub.Scalar
+        may_be = kind == 'Tensor' or step.op in (aten.rsub.Scalar, aten.scalar_tensor.default)
         if type(a) is Numeral and may_be: return holder(a)
         if type(a) is Numeral: raise Untraceable(f'{step.op} of a number')
         if type(a) is not float or kind != 'Tensor': return a
