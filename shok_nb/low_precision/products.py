@@ -715,9 +715,9 @@ def _dtype_of(x):
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 if not hasattr(torch.ops.shok_nb, 'number'):     # once, though this may be loaded again
-    def _same(n:Tensor)->Tensor: return n.clone()
-    op = torch.library.custom_op('shok_nb::number', _same, mutates_args=())
-    op.register_fake(torch.empty_like)
+    def _next(n:Tensor)->Tensor: return n.clone()
+    once = torch.library.custom_op('shok_nb::number', _next, mutates_args=())
+    once.register_fake(torch.empty_like)
 
 # torch computes again in backward what it may, here from a count that has moved on by then
 _kept_number = torch.ops.shok_nb.number.default
@@ -755,7 +755,7 @@ class _Rounded(nn.Module):
         if not in_backward() and not in_transform(): self.count_on()
     def count_on(self):
         "The next call. Compiled code gets its number by an operation that it does once."
-        local = self.rounding_count
+        local:Any = self.rounding_count
         if hasattr(local, 'placements'): local = local.to_local()
         if torch.compiler.is_compiling(): local.copy_(_kept_number(local+1))
         else: local += 1
