@@ -162,7 +162,7 @@ def test_dropout_and_statistics_stay_out_of_it():
     model = DropsPath()
     model.count,state = [1],torch.get_rng_state()
     was = {k: t.clone() for k,t in model.named_buffers()}
-    assert mapped(R.smooth_(model, [drawn(6, 8)])) == {'norm': 'a', 'b': 'head'}
+    assert mapped(R.smooth_(model, [drawn(6, 8)])) == {'norm': 'a', 'batch': 'b', 'b': 'head'}
     assert all(torch.equal(t, was[k]) for k,t in model.named_buffers())
     assert torch.equal(torch.get_rng_state(), state) and model.training
 

@@ -28,6 +28,7 @@ from ..engine.arguments import (
 )
 from ..engine.compat import in_backward, in_transform
 from ..engine.grid import Grid
+from ..engine.parts import either
 from ..engine.pieces import cut_in_pieces, wide_dtype
 from ..engine.random import fold_in, takes_seed, toss_up, uniform_like
 from ..engine.report import LayerReport
@@ -721,6 +722,7 @@ if not hasattr(torch.ops.shok_nb, 'number'):     # once, though this may be load
 
 # torch computes again in backward what it may, here from a count that has moved on by then
 _kept_number = torch.ops.shok_nb.number.default
+_next_number = either(lambda n: n+1, lambda n: _kept_number(n+1))
 
 class _Call:
     """Is a model being called, which has counted for its layers? In an object beside them:
@@ -757,8 +759,7 @@ class _Rounded(nn.Module):
         "The next call. Compiled code gets its number by an operation that it does once."
         local:Any = self.rounding_count
         if hasattr(local, 'placements'): local = local.to_local()
-        if torch.compiler.is_compiling(): local.copy_(_kept_number(local+1))
-        else: local += 1
+        local.copy_(_next_number(local))
     def drawn_by(self, device):
         "The seeds of this call: of weights, and of what each process has for itself."
         both:Any = self.rounding_seed,self.rounding_count
