@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from .compat import broadcast_shapes, mode
 from .grid import Grid
-from .pieces import PLAIN_TYPES, WHOLE_FLOATS, looked_at, wide_dtype
+from .pieces import PLAIN_TYPES, WHOLE_FLOATS, is_seen_between, wide_dtype
 
 # %% ../../nbs/engine/80_arguments.ipynb #e2eed36c
 COMMON = dict(
@@ -189,8 +189,7 @@ def check_step(
     """
     step = check_knob(step, x, fn, 'step', open=True)
     if not isinstance(step, Tensor): return step
-    number = looked_at(step)
-    return step if type(number) is float and number > 0 else step.abs()
+    return step if is_seen_between(step, 0., math.inf) else step.abs()
 
 # %% ../../nbs/engine/80_arguments.ipynb #b4784507
 def check_count(

@@ -44,9 +44,9 @@ from .pieces import (
     cut_in_pieces,
     for_cpu,
     fused_kernel,
+    is_seen_between,
     is_small,
     join_tensors,
-    looked_at,
     read,
     split_tensors,
     whole,
@@ -311,11 +311,6 @@ def _in_order(op, knobs, named):
     if wrong: raise TypeError(f'{op.name}: {wrong}')
     return tuple([given[n] for n in names])
 
-def _is_seen_in(k, low, high):
-    "Is this a tensor of one number, which may be read, well inside the range?"
-    number = looked_at(k)
-    return type(number) is float and low < number < high
-
 def _accepted(op, x, rest, how):
     """`step`, `offset` and the knobs, in range and fit for `x`; is one of them a tensor, and
     does one learn?"""
@@ -326,7 +321,7 @@ def _accepted(op, x, rest, how):
             else: k = check_knob(k, x, op.name, arg, **_for_number(kw))
             unread = how == 'export' and op.single       # a graph would hold it for nothing
             may_be_out = i > 1 and isinstance(k, Tensor) and not unread
-            if may_be_out and not _is_seen_in(k, low, high): k = back_in_range(k, **kw)
+            if may_be_out and not is_seen_between(k, low, high): k = back_in_range(k, **kw)
             if how == 'eager' and i > 1: k = as_number(k)
             if isinstance(k, Tensor): tensors,learns = True,learns or k.requires_grad
         good.append(k)

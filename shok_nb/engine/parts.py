@@ -67,6 +67,10 @@ def sign_of(v):
     "1 or -1, never 0, and nan where `v` is."
     return 2*v.floor().clamp(-1, 0) + 1
 
+def from_tie(v):
+    "`v` minus the middle of its cell, which is a tie; 0 at infinity."
+    return nan_to_zero(v - (v.floor()+.5))
+
 def addcmul(a, b, c, value=1):
     "`torch.addcmul`, which nested tensors do not have."
     return a + value*b*c if c.is_nested else torch.addcmul(a, b, c, value=value)
@@ -165,8 +169,8 @@ def maths(
         >>> maths(2.).exp(2.)
         7.38905609893065
     """
-    if type(k) is float: return math
-    return torch if isinstance(k, Tensor) else getattr(k, 'maths', math)
+    if type(k) is Number: return k.maths
+    return torch if isinstance(k, Tensor) else math
 
 # %% ../../nbs/engine/90_parts.ipynb #b2537294
 def is_followed(*args):

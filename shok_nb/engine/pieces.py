@@ -42,19 +42,23 @@ def _is_one_number(k):
     "Is this a tensor of one number on a CPU, where reading it stalls nothing?"
     return type(k) in PLAIN_TYPES and not k.ndim and k.is_cpu
 
-def as_number(k):
-    "A constant 0-d CPU tensor as a float, anything else as it is."
-    return k.item() if _is_one_number(k) and not k.requires_grad else k
-
 def read(k):
     "The number in a tensor of one on a CPU, where nothing follows it; anything else as it is."
     return k.item() if _is_one_number(k) else k
 
+def as_number(k):
+    "A constant 0-d CPU tensor as a float, anything else as it is."
+    return k if isinstance(k, Tensor) and k.requires_grad else read(k)
+
 def looked_at(k):
     "The number in a tensor that eager code may read on a CPU, anything else as it is."
     if type(k) is StandIn: return number_in(k)
-    seen = _is_one_number(k) and mode() == 'eager' and not dispatch_modes()
-    return k.item() if seen else k
+    return read(k) if mode() == 'eager' and not dispatch_modes() else k
+
+def is_seen_between(k, low, high):
+    "Is this a tensor of one number, which may be read, between these?"
+    number = looked_at(k)
+    return type(number) is float and low < number < high
 
 def _narrow(y, dtype):
     "`y` in that dtype."

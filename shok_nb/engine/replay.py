@@ -65,7 +65,8 @@ class Numbers:
         return Number(self, self.known[key])
 
     def reckon(self, f, *args):
-        "`f` of numbers, noted."
+        "`f` of numbers, noted; or of one and a tensor."
+        if any(isinstance(a, Tensor) for a in args): return self.with_tensor(f, *args)
         given = [_place_and_value(a) for a in args]
         return self._number(f, [p for p,_ in given], f(*[v for _,v in given]))
 
@@ -91,24 +92,22 @@ class Numbers:
         return [self.beside if type(a) is float else a for a in args]
 
     def read(self, n, given, held):
-        "The number `n` for what is given now; `held` are those that were made."
+        "A Numeral's number for what is given now; `held` are those that were made."
+        if type(n) is not Numeral: return n
         if n not in held:
             f,args = self.made[n]
-            if f is None: held[n] = _one_number(given[args[0]])
-            else: held[n] = f(*[self._read(a, given, held) for a in args])
+            if f: held[n] = f(*[self.read(a, given, held) for a in args])
+            else:
+                k = given[args[0]]
+                held[n] = k.item() if isinstance(k, Tensor) else k
         return held[n]
-
-    def _read(self, a, given, held):
-        return self.read(a, given, held) if type(a) is Numeral else a
 
     def answers(self, given):
         "How they compare now, up to the first that comes out otherwise; None if none does."
         held,found = {},[]
         for (test,*both),before in self.asked.items():
-            found.append(test(*[self._read(a, given, held) for a in both]))
+            found.append(test(*[self.read(a, given, held) for a in both]))
             if found[-1] != before: return tuple(found)
-
-def _one_number(k): return k.item() if isinstance(k, Tensor) else k
 
 def _place_and_value(a):
     if type(a) is Number: return a.place,a.value
@@ -138,12 +137,8 @@ class Number:
 
 def _arithmetic(f):
     "Of a Number and another or a tensor; and the other way round."
-    def there(self, other):
-        to = self.numbers.with_tensor if isinstance(other, Tensor) else self.numbers.reckon
-        return to(f, self, other)
-    def back(self, other):
-        to = self.numbers.with_tensor if isinstance(other, Tensor) else self.numbers.reckon
-        return to(f, other, self)
+    def there(self, other): return self.numbers.reckon(f, self, other)
+    def back(self, other): return self.numbers.reckon(f, other, self)
     return there,back
 
 def _comparison(f): return lambda self, other: self.numbers.ask(f, self, other)
@@ -442,8 +437,7 @@ def _rsub(t, k, alpha=1, *, out): return torch.sub(k, t, alpha=alpha, out=out)
 def _between(*args, out): return aten.hardtanh_backward.grad_input(*args, grad_input=out)
 # torch: no `out=`, or slow, or of another name
 _OWN = {aten._to_copy.default: _copy, aten.scalar_tensor.default: _copy,
-    aten.rsub.Scalar: _rsub,
-    aten.hardtanh_backward.default: _between}
+    aten.rsub.Scalar: _rsub, aten.hardtanh_backward.default: _between}
 
 def _outs(op):
     "The forms of `op` that write into given memory, the one called sooner first."
@@ -543,9 +537,10 @@ def replay(program, to, ts, numbers=()):
     "Run a program: its first result goes into `to`, the others are returned."
     memory = _thread.memories.pop() if _thread.memories else Memory()
     registers,calls,changing = memory.frame(program)
-    given,held = [*ts, *numbers],{}
-    for n,v in program.slots.items():
-        registers[v].fill_(program.numbers.read(n, given, held))
+    if program.slots:
+        given,held = [*ts, *numbers],{}
+        for n,v in program.slots.items():
+            registers[v].fill_(program.numbers.read(n, given, held))
     registers[:program.inputs],registers[program.target] = ts,to
     content = registers.__getitem__
     for ready,c in calls:

@@ -12,9 +12,9 @@ from torch import Tensor
 from ..engine.arguments import check_input
 from ..engine.parts import (
     addcmul,
+    from_tie,
     is_followed,
     maths,
-    nan_to_zero,
     saturate,
     unless_inf,
     worked_out_once,
@@ -92,7 +92,7 @@ def _series_by_alpha(r, a):
 def _learns(curve, unit=1):
     "Give it the derivative by its knob, alpha times `unit`, from the slope in q."
     def by_knob(v, slope, k):
-        r = nan_to_zero(v - (v.floor()+.5))                 # from the tie; 0 at infinity
+        r = from_tie(v)
         def closed(r, a):
             end = 4*maths(a).sinh(_at_most(a, _large(r.dtype))/2)**2
             a = _at_most(a, 1e30)                           # inf*0 at a tie would be nan

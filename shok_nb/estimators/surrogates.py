@@ -19,9 +19,9 @@ from ..engine.parts import (
     cached,
     clamp_nested,
     finite,
+    from_tie,
     indicator,
     maths,
-    nan_to_zero,
     pi,
     within,
 )
@@ -122,11 +122,11 @@ def _dsq(levels):
         step = spacing(lower, upper)
         return _cell.composite(_kept(v, lower, upper), step, lower, a)
     def by_alpha(v, slope, a, lower, upper):
-        "From the slope: the curve is m + tanh(k*r)/(2-2*alpha), r is counted from the tie."
+        "From the slope: the curve is m + tanh(k*r)/(2-2*alpha)."
         w,_,step = grid(v, lower, upper)
         a = _apart(a, w)
         k = _sharp(a)
-        r = nan_to_zero(w - (w.floor()+.5))
+        r = from_tie(w)
         inside = torch.tanh(k*r)*within(v, lower, upper)    # at the ends nothing is learned
         return inside*(step*.5/(1-a)**2) - r*slope*(2*step/(k*a*(2-a)))
     op = estimator('dsq_round', value, slope, plain, near=False,

@@ -26,7 +26,7 @@ from ..engine.arguments import (
     check_model,
     what_came,
 )
-from ..engine.compat import in_backward, in_transform
+from ..engine.compat import in_backward, in_transform, own_operation
 from ..engine.grid import Grid
 from ..engine.parts import either
 from ..engine.pieces import cut_in_pieces, wide_dtype
@@ -715,14 +715,13 @@ def _dtype_of(x):
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
-if not hasattr(torch.ops.shok_nb, 'number'):     # once, though this may be loaded again
-    def _next(n:Tensor)->Tensor: return n.clone()
-    once = torch.library.custom_op('shok_nb::number', _next, mutates_args=())
-    once.register_fake(torch.empty_like)
+def _next(n:Tensor)->Tensor: return n+1
 
-# torch computes again in backward what it may, here from a count that has moved on by then
-_kept_number = torch.ops.shok_nb.number.default
-_next_number = either(lambda n: n+1, lambda n: _kept_number(n+1))
+# torch leaves to backward what forward does not need, and the count has moved on by then: what
+# compiled code does once, in an operation of its own, is kept
+_next_number = either(_next, own_operation('next_number', _next))
+
+def _local(t)->Any: return t.to_local() if hasattr(t, 'placements') else t
 
 class _Call:
     """Is a model being called, which has counted for its layers? In an object beside them:
@@ -757,13 +756,11 @@ class _Rounded(nn.Module):
         if not in_backward() and not in_transform(): self.count_on()
     def count_on(self):
         "The next call. Compiled code gets its number by an operation that it does once."
-        local:Any = self.rounding_count
-        if hasattr(local, 'placements'): local = local.to_local()
+        local = _local(self.rounding_count)
         local.copy_(_next_number(local))
     def drawn_by(self, device):
         "The seeds of this call: of weights, and of what each process has for itself."
-        both:Any = self.rounding_seed,self.rounding_count
-        seed,count = (t.to_local() if hasattr(t, 'placements') else t for t in both)
+        seed,count = map(_local, (self.rounding_seed, self.rounding_count))
         seed = fold_in(seed, count) if self.recipe.draws() else seed.clone()
         rank = self.rounding_rank
         # two tensors: Dynamo gives a Function each tensor once

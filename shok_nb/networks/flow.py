@@ -27,18 +27,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from ..engine.compat import exact, has_float64, may_compile, undisturbed
+from ..engine.compat import (
+    exact,
+    has_float64,
+    may_compile,
+    own_operation,
+    undisturbed,
+)
 from .layers import has_own_forward
 
 # %% ../../nbs/networks/30_flow.ipynb #59e00006
-if not hasattr(torch.ops.shok_nb, 'here'):       # once, though this may be loaded again
-    @torch.library.custom_op('shok_nb::here', mutates_args=())
-    def _(x:Tensor, place:int)->Tensor: return x.clone()
+def _here(x:Tensor, place:int)->Tensor: return x.clone()
 
-    @_.register_fake
-    def _(x, place): return torch.empty_like(x)
-
-here_op = torch.ops.shok_nb.here.default
+here_op = own_operation('here', _here)
 
 @contextmanager
 def _marked(modules):

@@ -456,6 +456,7 @@ class _Code:
         self.below = {m: {*m.modules()} for m in model.modules()}
         self.names = {m: n or '(model)' for n,m in model.named_modules()}
         self.functions = [(m, n, f) for m in self.names for n,f in _functions(m)]
+        self.nearest = {(m, n): f for m,n,f in reversed(self.functions)}
         self.known = {c for *_,f in self.functions for c in _codes(f.__code__)}
 
     @contextmanager
@@ -527,7 +528,7 @@ class _Code:
 
     def behind(self, m, name, seen):
         "The modules that a method names; None where its source is not there."
-        f = next((g for k,g in _functions(m) if k == name), None)
+        f = self.nearest.get((m, name))
         tree = self.source(f) if f else None
         if tree is None: return None
         return set().union(*(p for _,p,_ in self.touches(m, f, tree, (*seen, (m, name)))))
