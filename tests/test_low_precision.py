@@ -237,6 +237,28 @@ def test_a_step_that_fails_moves_nothing():
     assert equal(before, params) and opt.iteration == 1
     assert all(opt.state[p][k] is v for p,was in zip(params, states) for k,v in was.items())
 
+def test_a_step_stays_in_its_memory():
+    "Parameters and states of bfloat16 are written where they are, with the values of a cast; autograd notices."
+    w = nn.Parameter(torch.randn(300, 200, generator=torch.Generator().manual_seed(0)).bfloat16())
+    columns = nn.Parameter(torch.zeros(200, 300, dtype=torch.bfloat16).T)        # not one run of memory
+    params = [w, columns]
+    opt = R.RoundedOptimizer(params, ADAMW, states=torch.bfloat16, seed=5)
+    give_gradients(params, 0)
+    opt.step()
+    kept = {id(t): t.data_ptr() for p in params for t in (p, *opt.state[p].values())}
+    again = copy.deepcopy(opt)
+    others = again.param_groups[0]['params']
+    for p in others: again.state[p] = {k: v.t().contiguous().t() if v.ndim else v for k,v in again.state[p].items()}
+    others[0].data = others[0].data.t().contiguous().t()                        # so that it takes the other way
+    saved = (w*w).sum(),(columns*columns).sum()
+    for both in (params, others): give_gradients(both, 1)
+    opt.step()
+    again.step()
+    assert equal(params, others) and equal(opt.state[w].values(), again.state[others[0]].values())
+    assert all(t.data_ptr() == kept[id(t)] for t in (w, columns, opt.state[w]['exp_avg'], opt.state[w]['exp_avg_sq']))
+    for y in saved:
+        with pytest.raises(RuntimeError, match='modified by an inplace operation'): y.backward()
+
 def test_a_copy_takes_its_own_steps():
     "A scheduler of torch puts a step of the original in its place, which a copy must not take along."
     params = some()

@@ -13,16 +13,19 @@ from estimators import FLOATS, back, generator, grouped, kept, leaves, near, sam
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 from shok_nb import (
+    ceil_ste,
     cubic_round,
     dorefa,
     dsq_round,
     fake_quantize,
+    floor_ste,
     fourier_round,
     pact,
     quantized_bits,
     round_ste,
     soft_round,
     stochastic_round,
+    trunc_ste,
     uniform_noise,
 )
 from shok_nb.catalog import catalog
@@ -248,6 +251,27 @@ def test_a_small_tensor_has_the_same_bits(r, f, monkeypatch):
                 with monkeypatch.context() as m:
                     m.setattr(pieces, 'SMALL', -1)
                     for a,b in zip(here, both(partial(f, **on), x, g)): assert same(a, b)
+
+@pytest.mark.parametrize('f', (round_ste, floor_ste, ceil_ste, trunc_ste), ids=lambda f: f.__name__)
+def test_a_small_step_of_slope_one_is_a_copy(f):
+    """Which autograd follows: no Python in backward, `x` stays, and what comes after is as with a Function, in dtypes,
+    layouts, batches of gradients, and where the result is changed in place."""
+    for dtype in FLOATS:
+        v = sample(60, dtype).view(6, 10)
+        for x in (v, v.t(), v[::2, 1:], v[0, 0], v[:1].expand(4, 10)):
+            x = x.detach().requires_grad_()
+            before = x.detach().clone()
+            y = f(x)
+            assert 'Clone' in y.grad_fn.name() and same(y.detach(), f(x.detach())) and same(x.detach(), before)
+            g = torch.randn(3, *y.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+            assert torch.autograd.grad(y, x, g, is_grads_batched=True, retain_graph=True)[0].equal(g)
+            w = g[0].clone().requires_grad_()
+            once, = torch.autograd.grad(f(x).mul(2.), x, w, create_graph=True)
+            assert torch.autograd.grad(once.sum(), w)[0].eq(2).all()
+            assert same(y.add_(1.).detach(), f(x.detach())+1)
+            assert torch.autograd.grad(y, x, g[1])[0].equal(g[1])
+    x = torch.ones(2**14+1, requires_grad=True)
+    assert 'Clone' in f(x[1:]).grad_fn.name() and 'Straight' in f(x).grad_fn.name()
 
 def test_small_results_are_their_own():
     "A formula that returns what it took returns a copy, as it does in pieces."

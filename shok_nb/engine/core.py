@@ -158,7 +158,19 @@ def _read(rest, x):
 
 # without torch's search for transforms: eager code has made it
 _evaluate,_numbers = quick_apply(_Evaluate),quick_apply(_Numbers)
-_small,_straight = quick_apply(_Small),quick_apply(_Straight)
+_small,_by_function = quick_apply(_Small),quick_apply(_Straight)
+
+_IN_PLACE:dict[Any, Callable] = {torch.round: torch.round_, torch.floor: torch.floor_,
+    torch.ceil: torch.ceil_, torch.trunc: torch.trunc_}
+
+def _straight(x, op, grid, knobs):
+    """Slope 1, where nothing else learns. One operation changes a copy that autograd follows,
+    where it does not look: in backward no Python runs. Beyond 2**14 copying takes longer."""
+    change = None if grid else _IN_PLACE.get(op.value)
+    if change is None or x.numel() > 2**14: return _by_function(x, op, grid, knobs)
+    y = x.clone()
+    change(y.detach())
+    return y
 
 def _of_numbers(step, offset):
     "Both if they are floats well inside their ranges, nothing for the common grid, or None."
@@ -497,7 +509,7 @@ class estimator:
         """
         if named or len(knobs) != len(self.names): knobs = _in_order(self, knobs, named)
         straight,grid = _straight_way(self, x),_of_numbers(step, offset)
-        if straight and grid is not None and _are_common(knobs, self.common):
+        if straight and grid is not None and (not knobs or _are_common(knobs, self.common)):
             return straight(x, self, grid, knobs)
         check_input(x, self.name)
         how = mode()

@@ -163,7 +163,8 @@ def is_small(x):
     """Is it in eager code on a CPU, and so small that cutting it, or looking for a replay,
     takes longer?"""
     if type(x) not in PLAIN_TYPES or mode() != 'eager': return False
-    return x.is_cpu and x.numel() <= min(SMALL, PIECE) and not dispatch_modes()
+    n = x.numel()
+    return n <= SMALL and n <= PIECE and x.is_cpu and not dispatch_modes()
 
 def cut_in_pieces(f, key, ts, knobs, make=None, uncut=(), free=None):
     """`f(*ts, *knobs)` in float32 or float64: a result in the dtype of `ts[0]`, then for each

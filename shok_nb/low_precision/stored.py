@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from ..engine.arguments import (
     check_callable,
     check_count,
@@ -25,42 +26,47 @@ from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
 # %% ../../nbs/low_precision/10_stored.ipynb #10570009
 _MOST = torch.finfo(torch.bfloat16).max
 
-def _all_within(some, mine):
-    "Are all smaller than the largest bfloat16? `mine` are their bits."
-    if not isinstance(mine, Tensor):                        # whole numbers of NumPy are faster
-        return mine.max() < 0x7F7F0000 and mine.view('uint32').max() < 0xFF7F0000
+def _add_tensors(some, to, bits):
+    "Into `to` the upper halves of `some` and its bits. Are all below the largest bfloat16?"
+    mine = some.view(torch.int32)
+    # the bits, turned around where `x` is positive: up is up
+    turned = (~mine >> 31 ^ bits) & 0xFFFF
+    to.view(torch.int16).copy_(mine+turned >> 16)
     low,high = some.aminmax()
     return -_MOST < low and high < _MOST
 
-def _carried(x, seed):
-    "`x` with random bits added below those of bfloat16, which keeps the upper half of each."
-    v = x.contiguous().view(-1)
-    y = torch.empty(v.shape, dtype=torch.bfloat16, device='cpu')
-    words:Any = v.view(torch.int32)
-    uppers:Any = y.view(torch.int16)
+def _add_arrays(some, to, bits):
+    "The same by NumPy: the lower half and its bits carry if it is larger than what they lack."
+    mine = some.numpy().view('int32')
+    upper,lower = (mine >> 16).astype('int16'),mine.astype('uint16')
+    bits ^= (upper >> 15).view('uint16')
+    to.view(torch.int16).numpy()[:] = upper + (lower > bits).view('int8')
+    return upper.max() < 0x7F7F and upper.view('uint16').max() < 0xFF7F
+
+def _carried(x, seed, y):
+    """`x` with random bits added below those of bfloat16, which keeps the upper half of each:
+    in the memory of `y`."""
+    v,y = x.contiguous().view(-1),y.view(-1)
     for i,j,bits in quarters_in_pieces(v, seed):
-        if isinstance(words, Tensor) and not isinstance(bits, Tensor):
-            words,uppers = words.numpy(),uppers.numpy()
-        mine = words[i:j]
-        # the bits, turned around where `x` is positive: up is up
-        more = ~mine
-        more >>= 31
-        more ^= bits
-        more &= 0xFFFF
-        more += mine
-        more >>= 16
-        uppers[i:j] = more
         some,to = v[i:j],y[i:j]
-        if _all_within(some, mine): continue
+        add = _add_tensors if isinstance(bits, Tensor) else _add_arrays
+        if add(some, to, bits): continue
         held = torch.where(torch.isfinite(some), some.clamp(-_MOST, _MOST), some)
         to.copy_(torch.where(some.abs() < _MOST, to, held.bfloat16()))
-    return y.view(x.shape)
 
 def _adds_bits(x, dtype, seed, random_bits):
     "Is it a plain float32 tensor on a CPU, to become bfloat16 by a seed and 16 bits?"
     if dtype != torch.bfloat16 or seed is None or random_bits != 16: return False
     if x.dtype != torch.float32 or not x.is_cpu or torch.jit.is_tracing(): return False
     return is_ordinary(x, seed)
+
+def _cast_into(y, x, seed):
+    "`stochastic_cast(x, y.dtype, seed=seed)` in the memory of `y`, if it is one run: was it?"
+    one_run = is_ordinary(y) and y.is_contiguous() and not y.is_inference()
+    if y.shape != x.shape or not (one_run and _adds_bits(x, y.dtype, seed, 16)): return False
+    _carried(x, seed, y)
+    increment_version(y)                                    # autograd does not see NumPy write
+    return True
 
 # %% ../../nbs/low_precision/10_stored.ipynb #1057c002
 def stochastic_cast(
@@ -102,7 +108,10 @@ def stochastic_cast(
     if random_bits is not None: check_count(random_bits, fn, 'random_bits', 1, 23)
     cuts_half = seed is not None and dtype == torch.bfloat16 and x.dtype != torch.float64
     if random_bits is None and cuts_half: random_bits = 16
-    if _adds_bits(x, dtype, seed, random_bits): return _carried(x, seed)
+    if _adds_bits(x, dtype, seed, random_bits):
+        y = torch.empty(x.shape, dtype=dtype, device='cpu')
+        _carried(x, seed, y)
+        return y
     wide = x.to(wide_dtype(x.dtype))
     y = float_round(wide, dtype, stochastic_round, generator=generator, seed=seed,
         random_bits=random_bits)
@@ -190,13 +199,15 @@ class _Storage:
         name = None if self.format is None else repr(self.format)
         return dict(format=name, states=self.states, rounding=named_rounding(self.rounding))
 
-    def _cast(self, v, dtype, format, seed):
-        "`v` in a dtype, of the numbers of a format; None: of all that the dtype has."
+    def _cast(self, v, dtype, format, seed, to=None):
+        """`v` in a dtype, of the numbers of a format; None: of all that the dtype has. In the
+        memory of `to` if it fits there."""
         plain = FORMAT_NAMES.get(dtype)
         format = plain if format is None else format
         if format is None: return v.to(dtype)
         draws:Any = dict(seed=fold_in(*seed)) if self.draws else {}
         if self.rounding is stochastic_round and format == plain:
+            if to is not None and to.dtype == dtype and _cast_into(to, v, **draws): return to
             y:Any = stochastic_cast(v, dtype, **draws)
         else:
             y = float_round(v, format, self.rounding, **draws)
@@ -204,15 +215,16 @@ class _Storage:
         if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
         return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
 
-    def store(self, p, t, state, seed, i):
-        "`p`, the parameter `i`, keeps `t` in its memory; `state` becomes small."
+    def store(self, p, t, state, seed, i, old):
+        "`p`, the parameter `i`, keeps `t` in its memory; `state` becomes small, as `old` was."
         if t.dtype != p.dtype or self.format is not None:
-            p.copy_(self._cast(t, p.dtype, self.format, (seed, i << 8)))
+            y = self._cast(t, p.dtype, self.format, (seed, i << 8), p)
+            if y is not p: p.copy_(y)
         if self.states is None: return
         for part,(k,v) in enumerate([*state.items()], 1):
             if not _is_state(v, p): continue
             if self.states.itemsize == 1: v,state[f'{k}_scale'] = _by_rows(v, self.states)
-            state[k] = self._cast(v, self.states, None, (seed, i << 8 | part))
+            state[k] = self._cast(v, self.states, None, (seed, i << 8 | part), old.get(k))
 
 def _widened(p, states):
     "A copy of `p` with its gradient in float32; its state is there in float32, `p` has none."
@@ -415,7 +427,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
         for p,t in wide.items():
             if t in self.inner.state: self.inner.state[p] = self.inner.state.pop(t)
         for i,p in some:
-            self.storage.store(p, wide[p], self.inner.state.get(p, {}), self.now, i)
+            now,old = self.inner.state.get(p, {}),states.get(p, {})
+            self.storage.store(p, wide[p], now, self.now, i, old)
 
     def _own(self)->dict[str,Any]:
         "What decides the draws."
