@@ -65,7 +65,7 @@ gpu: $(VENV)/ready    ## What only a CUDA GPU can check, and the benchmarks ther
 
 study: $(VENV)/ready    ## Every estimator on tasks whose best result is known, at most 65 minutes, resumes; ARGS="--only lattice --quick"
 	OMP_NUM_THREADS=1 $(PY) bench/study.py $(ARGS)
-	$(if $(ARGS),,$(PY) bench/programs.py && $(PY) bench/tokenizers.py && $(PY) bench/low_precision.py)
+	$(if $(ARGS),,$(PY) bench/programs.py && $(PY) bench/tokens.py && $(PY) bench/low_precision.py)
 
 measure: $(VENV)/ready    ## Sizes of pages, calls and files, beside those of the last release; ARGS="--save" at a release
 	@$(PY) bench/measure.py $(ARGS)

@@ -1,8 +1,8 @@
 """Tokenizers at equal bits: the autoencoder of nbs/quantization/60_tokenizers.ipynb with each of them, from five seeds.
 
-    .venv/bin/python bench/tokenizers.py
+    .venv/bin/python bench/tokens.py
 
-bench/tokenizers.json holds a row for each tokenizer and seed: the squared error on digits that were not trained on, and
+bench/tokens.json holds a row for each tokenizer and seed: the squared error on digits that were not trained on, and
 how the 256 codes are used. The network and its training are the page's own cells. What is done already is not done
 again, and two processes work. `make study` runs it too. It takes about five minutes."""
 import os
@@ -18,7 +18,7 @@ from jobs import names_of, run  # noqa: E402
 sys.path[:] = [p for p in sys.path if Path(p).resolve() != HERE]                # or this is `tokenizers`
 import torch  # noqa: E402
 
-TABLE = Path(__file__).with_name('tokenizers.json')
+TABLE = Path(__file__).with_name('tokens.json')
 PAGE = Path(__file__).parents[1]/'nbs'/'quantization'/'60_tokenizers.ipynb'
 CELLS = 'imports','digits','autoencoder'                        # their ids
 SEEDS = range(1, 6)                                         # what was chosen by hand was chosen with seed 0
