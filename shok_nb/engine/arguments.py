@@ -216,6 +216,7 @@ def check_count(
         >>> check_count(8, 'my_round', 'bits', 1, 24)
         8
     """
+    if type(k) is int and lo <= k <= hi and -2**64 < k < 2**64: return k
     if isinstance(k, bool) or not isinstance(k, numbers.Integral):
         raise TypeError(f'{fn}: {arg} must be an int, got {type(k).__name__}')
     n = int(k)

@@ -48,6 +48,7 @@ from ..estimators.surrogates import (
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #0118bb80
 def _zero_code(z, x, qmin, qmax):
     "The code nearest to the zero point, and how far from it that lies: 0 for a code."
+    if type(z) is float and z == 0. and qmin <= 0 <= qmax: return 0.,0
     if isinstance(z, Tensor) and z.dtype in WHOLE_DTYPES: return z.to(wide_dtype(x.dtype)),0
     z = check_knob(z, x, 'fake_quantize', 'zero_point', qmin, qmax)
     if not isinstance(z, Tensor): return float(round(z)),z-round(z)
