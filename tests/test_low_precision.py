@@ -1,6 +1,7 @@
 """Training in few bits: stored weights, and the operands of products, against a second way to write them."""
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 import shok_nb as R
+from shok_nb.engine import pieces
 from shok_nb.engine.random import fold_in, uniform_like
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=.1)
@@ -1236,3 +1238,84 @@ def test_second_derivatives_are_refused():
     model,x = made('fp8'),X.clone().requires_grad_()
     g, = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match='once_differentiable'): g.sum().backward()
+
+# --- memory that is used again
+def steps(layer, n, *shape, dtype=torch.float32):
+    "Results and gradients of a few steps."
+    g,found = generator(),[]
+    for _ in range(n):
+        x = torch.randn(*shape, generator=g).to(dtype).requires_grad_()
+        y = layer(x)
+        found += [y.detach(), *torch.autograd.grad(y, (x, layer.weight), torch.randn(y.shape, generator=g).to(dtype))]
+    return found
+
+@pytest.mark.parametrize('recipe', R.RECIPES)
+def test_memory_that_is_used_again_changes_no_bit(recipe, monkeypatch):
+    "With and without, in rows and turned, in half precision; and what comes back is ordinary memory."
+    layer = nn.Linear(640, 512, bias=False)
+    R.low_precision_(layer, recipe, seed=1)
+    for dtype in (torch.float32, torch.bfloat16):
+        low,results = copy.deepcopy(layer).to(dtype),[]
+        for least in (pieces.LEAST, 1<<62):
+            monkeypatch.setattr(pieces, 'LEAST', least)
+            results.append(steps(copy.deepcopy(low), 3, 576, 640, dtype=dtype))
+            for t in results[-1]: t.untyped_storage().resize_(t.nbytes)
+        assert all(equal(a, b) for a,b in zip(*results))
+
+@pytest.mark.parametrize('recipe', R.RECIPES)
+def test_a_step_asks_for_no_new_memory(recipe):
+    "The third step and all that follow: each of its blocks was there before, and waits again."
+    layer = nn.Linear(512, 512, bias=False)
+    R.low_precision_(layer, recipe)
+    pieces.give_all_back()
+    steps(layer, 2, 512, 512)
+    places = waiting()
+    assert len(places) > 1
+    steps(layer, 2, 512, 512)
+    assert waiting() == places
+    pieces.give_all_back()
+
+def waiting(): return {b.data_ptr() for blocks in pieces._waiting for b in blocks}
+
+def held(k, n=1<<18): return pieces.reusing(lambda: pieces.room_like(torch.empty(n)).fill_(k))()
+
+@pytest.mark.parametrize('keep', [lambda t: t[:3], lambda t: t.numpy()[:3], lambda t: t.untyped_storage(),
+    lambda t: torch.from_dlpack(t), lambda t: (t.view(512, 512)*nn.Parameter(torch.ones(512))).grad_fn, nn.Parameter])
+def test_memory_is_kept_while_something_shows_it(keep):
+    "A view, an array, a storage, a graph: none of them sees another value, and then the block is free."
+    t = held(1.)
+    place,kept = t.data_ptr(),keep(t)
+    del t
+    others = [held(2.) for _ in range(3)]
+    assert place not in [o.data_ptr() for o in others]
+    if isinstance(kept, torch.Tensor): assert (kept == 1).all()
+    del kept, others
+    assert place in [o.data_ptr() for o in [held(3.) for _ in range(4)]]
+
+def test_memory_waits_up_to_a_bound():
+    "128 MB; with more the system gets all of it. Small results and those outside are not held."
+    pieces.give_all_back()
+    def waits(): return sum(b.numel() for blocks in pieces._waiting for b in blocks)
+    some = [held(0., 1<<22) for _ in range(8)]              # 16 MB each
+    del some
+    assert waits() == pieces.MOST == 1<<27
+    more = [held(0., 1<<22) for _ in range(9)]
+    del more
+    assert waits() == 0
+    held(0., (1<<18)-1)
+    pieces.room_like(torch.empty(1<<18))
+    assert waits() == 0
+    held(0., (1<<18)+1)
+    assert waits() == 1<<21
+    pieces.give_all_back()
+
+def test_threads_never_share_memory():
+    "Each fills its tensors with a number of its own, and finds it there."
+    def work(k):
+        for i in range(100):
+            a,b = held(k+.25),held(k+i)
+            assert (a == k+.25).all() and (b == k+i).all()
+            yield
+    def through(k): return len([*work(k)])
+    with ThreadPoolExecutor(4) as pool: assert [*pool.map(through, range(0, 4000, 1000))] == [100]*4
+    pieces.give_all_back()

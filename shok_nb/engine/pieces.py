@@ -6,7 +6,11 @@
 __all__ = []
 
 # %% ../../nbs/engine/40_pieces.ipynb #4f3cfdec
+import math
+import threading
 import warnings
+import weakref
+from functools import lru_cache, wraps
 import torch
 from torch import Tensor
 from .compat import (
@@ -92,6 +96,62 @@ def is_ordinary(*ts):
         if type(t) not in PLAIN_TYPES or t.layout != torch.strided: return False
         if t.requires_grad and records or batched(t) or empty(t) or t.is_neg(): return False
     return True
+
+# %% ../../nbs/engine/40_pieces.ipynb #683dd656
+LEAST,MOST = 1<<20,1<<27                    # bytes of a block, and of all that wait
+
+class _Thread(threading.local):
+    "Does this thread make results in memory that is used again?"
+    reuses = False
+
+_thread,_waiting = _Thread(),[[] for _ in range(64)]    # blocks by the logarithm of their size
+
+def _give_back(block):
+    "This block waits for the next use. When too many bytes wait, the system gets all."
+    _waiting[(block.numel()-1).bit_length()].append(block)
+    if sum(len(blocks) << i for i,blocks in enumerate(_waiting)) > MOST: give_all_back()
+
+def give_all_back():
+    "The system gets the memory of all blocks that wait."
+    for blocks in _waiting: blocks.clear()
+
+@lru_cache
+def _has_arrays():
+    "Can torch share memory with NumPy?"
+    try: torch.empty(1, device='cpu').numpy()
+    except RuntimeError: return False
+    return True
+
+def _used_again(shape, dtype):
+    "A tensor in a block that waited, or in a new one. When nothing shows it, it waits again."
+    n = math.prod(shape)*dtype.itemsize
+    size = (n-1).bit_length()
+    try: block = _waiting[size].pop()
+    except IndexError: block = torch.empty(1 << size, dtype=torch.uint8, device='cpu')
+    # each use has an array of its own, which the storage of the tensor keeps
+    array = block[:n].view(dtype).view(shape).numpy()
+    weakref.finalize(array, _give_back, block).atexit = False
+    return torch.from_numpy(array)
+
+def room(shape, dtype, device):
+    "A contiguous tensor without values, in memory that is used again if that is wanted."
+    n = math.prod(shape)*dtype.itemsize if _thread.reuses and device.type == 'cpu' else 0
+    again = n >= LEAST and dtype in (torch.float32, torch.float64) and _has_arrays()
+    if again: return _used_again(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=device)
+
+def room_like(x):
+    "The same laid out as `x`; what has gaps, or is turned, is not used again."
+    return room(x.shape, x.dtype, x.device) if x.is_contiguous() else torch.empty_like(x)
+
+def reusing(f):
+    "`f`, whose large results and those of what it calls are in memory that is used again."
+    @wraps(f)
+    def inside(*args):
+        before,_thread.reuses = _thread.reuses,True
+        try: return f(*args)
+        finally: _thread.reuses = before
+    return inside
 
 # %% ../../nbs/engine/40_pieces.ipynb #ddc859aa
 _ANY = Label('any')                         # stands for a number in a key
@@ -181,7 +241,7 @@ def cut_in_pieces(f, key, ts, knobs, make=None, uncut=(), free=None):
         to,*given = _as_vectors(uncut, tensors, y, *ts)
         return y,*kernel(to, given, knobs)
     if not (x.is_cpu and x.numel()): return whole(f, ts, knobs)
-    y = torch.empty_like(x)
+    y = room_like(x)
     size = PIECE*torch.get_num_threads()*(2 if uncut else 1)
     if x.numel() <= size: return y,*run_into(f, y, ts, knobs, key, free)
     to,*given = _as_vectors(uncut, tensors, y, *ts)

@@ -29,6 +29,7 @@ from .pieces import (
     PIECE,
     PLAIN_TYPES,
     is_ordinary,
+    room,
     wide_dtype,
 )
 
@@ -254,7 +255,7 @@ def _in_order(x, seed, draw, dtype, random_bits):
     if floats and x.is_cpu and seed.is_cpu and x.numel() <= _FEW and _arrays():
         return _few(x, seed, draw)
     each,numbers = _streams(draw, dtype, random_bits)
-    u:Any = torch.empty(x.numel(), dtype=dtype, device=x.device)
+    u:Any = room((x.numel(),), dtype, x.device)
     for i,j,*bits in bits_in_pieces(x, seed, each, numbers):
         if type(bits[0]) is Tensor: u[i:j] = _fraction(dtype, each, *bits)
         else: _write_fraction(u.numpy()[i:j], dtype, each, *bits)

@@ -29,7 +29,14 @@ from ..engine.arguments import (
 from ..engine.compat import in_backward, in_transform, own_operation
 from ..engine.grid import Grid
 from ..engine.parts import either
-from ..engine.pieces import cut_in_pieces, wide_dtype
+from ..engine.pieces import (
+    cut_in_pieces,
+    is_ordinary,
+    reusing,
+    room,
+    room_like,
+    wide_dtype,
+)
 from ..engine.random import fold_in, takes_seed, toss_up, uniform_like
 from ..engine.report import LayerReport
 from ..estimators.ste import round_ste
@@ -301,6 +308,12 @@ class BatchedProduct(nn.Module):
         return x @ w
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570016
+def _dense(t, dtype):
+    "Contiguous, in that dtype: a copy is in memory that is used again."
+    if t.dtype == dtype and t.is_contiguous(): return t
+    if not is_ordinary(t): return t.to(dtype).contiguous()
+    return room(t.shape, dtype, t.device).copy_(t)
+
 def _in_rows(t, dim):
     "The summed axis last."
     return t if dim == -1 else t.mT
@@ -309,6 +322,15 @@ def _padded(v, rows, columns):
     "Zeros behind the last row and column, up to whole blocks."
     right,below = -v.shape[-1] % columns,-v.shape[-2] % rows
     return F.pad(v, (0, right, 0, below)) if right or below else v
+
+def _groups(v, n, *shape):
+    "Rows in groups of `n`, filled up."
+    t = _padded(v, 1, n)
+    if t.shape[1] != n: t = _dense(t, t.dtype)
+    return t.reshape(-1, *shape or [n])
+
+def _divided(t, size):
+    return torch.div(t, size, out=room_like(t)) if is_ordinary(t, size) else t/size
 
 def _tiles(v, op, dim):
     "Matrices whose blocks have dims of their own, and which dims these are."
@@ -368,9 +390,10 @@ def _by_nvfp4(v, op, dim, knobs):
         if both: return best_quantize(t, grids, rounding, **knobs)
         return nvfp4_quantize(t, rounding, **kind, **knobs)
     if op.outer:
-        t = _padded(v, 1, op.outer).reshape(-1, op.outer)
+        t = _groups(v, op.outer)
         size = _largest(t, 1, True).clamp(min=1e-30)/most
-        return (fit(t/size, op.rounding)*size).view(v.shape[0], -1)[:, :v.shape[1]],None
+        y = fit(_divided(t, size), op.rounding).mul_(size)
+        return y.view(v.shape[0], -1)[:, :v.shape[1]],None
     size = _largest(v).clamp(min=1e-30)/most
     t = _padded(v, 16, 16) if square else v
     y = fit(t, _over(size, op.rounding))
@@ -394,7 +417,7 @@ def _no_shorter(t, own, u):
 def _by_eden(v, op, seed):
     "The same of matrices, in pieces of whole groups."
     n,m = v.shape
-    t = _padded(v, 1, op.eden).reshape(-1, op.eden//16, 16)
+    t = _groups(v, op.eden, op.eden//16, 16)
     own = (_largest(t)*_FIT).clamp(min=1e-30)/256            # up to 448 they may grow
     u = uniform_like(t[..., :1], seed=seed)
     y,*_ = cut_in_pieces(_no_shorter, ('eden',), [t], [own, u], uncut=(-2, -1))
@@ -448,20 +471,22 @@ def _parts(y, t):
 def _rounded(op, t, dim, seed):
     """Matrices as an operand of a product that sums over `dim`, the last or the one before;
     in float32 at least."""
-    wide = t.to(wide_dtype(t.dtype))
-    if op is None or not t.numel(): return Scaled(wide)
-    values,scale = _matrices(op, _whole(wide), dim, seed)
-    return Scaled(_parts(values, wide), _parts(scale, wide))
+    if op is None or not t.numel(): return Scaled(t.to(wide_dtype(t.dtype)))
+    values,scale = _matrices(op, _whole(t), dim, seed)
+    return Scaled(_parts(values, t), _parts(scale, t))
 
-
-def _matrices(op, t, dim, seed):
-    "The same of float32 that is here."
-    if not (op.eden or op.outer): return _on_grid(t.contiguous(), op, dim, seed)
+def _of_matrices(op, t, dim, seed):
+    "The same of numbers that are here."
+    dtype = wide_dtype(t.dtype)
+    if not (op.eden or op.outer): return _on_grid(_dense(t, dtype), op, dim, seed)
+    t = t.to(dtype)
     # groups of blocks are cut from one row after the other
     rows = _in_rows(t, dim)
     v = rows.reshape(-1, rows.shape[-1])
     y,scale = _by_eden(v, op, seed) if op.eden else _on_grid(v, op, -1, seed)
     return _in_rows(y.reshape(rows.shape), dim),scale
+
+_matrices = either(reusing(_of_matrices), _of_matrices)
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570017
 def _tile_of(block):
@@ -584,7 +609,7 @@ def _hadamard(n, like):
     while len(h) < n: h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
     return h*n**-.5
 
-def _turned(n, seed, draw, *ts):
+def _by_hadamard(n, seed, draw, *ts):
     "The axis before the last in blocks of `n`, with random signs, times a Hadamard matrix."
     signs = torch.empty(n, device=ts[0].device, dtype=wide_dtype(ts[0].dtype))
     signs = torch.where(uniform_like(signs, seed=seed, draw=draw) < .5, 1., -1.)
@@ -593,8 +618,12 @@ def _turned(n, seed, draw, *ts):
     def turn(t):
         v = _padded(t.to(signs.dtype), n, 1)
         if not v.numel(): return v
-        return (h @ v.view(*v.shape[:-2], -1, n, v.shape[-1])).view(v.shape)
+        blocks = v.view(*v.shape[:-2], -1, n, v.shape[-1])
+        if not is_ordinary(v): return (h @ blocks).view(v.shape)
+        return torch.matmul(h, blocks, out=room(blocks.shape, v.dtype, v.device)).view(v.shape)
     return [_parts(turn(_whole(t)), t) for t in ts]
+
+_turned = either(reusing(_by_hadamard), _by_hadamard)
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c009
 class _OfBatch(Function):
