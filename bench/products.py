@@ -20,6 +20,7 @@ import torch  # noqa: E402
 from jobs import run  # noqa: E402
 import shok_nb as R  # noqa: E402
 from bench import Cpu  # noqa: E402
+from shok_nb.engine.pieces import give_all_back  # noqa: E402
 
 TABLE = Path(__file__).with_name('products.json')
 SIZE,CALLS = 1024,9
@@ -73,6 +74,7 @@ def memory(optimizer):
     "Bytes for each number: of parameter and states, and the most that a step adds (what NumPy holds is not seen)."
     params = [p for g in optimizer.param_groups for p in g['params']]
     held = params + [v for p in params for v in optimizer.state[p].values() if isinstance(v, torch.Tensor)]
+    give_all_back()                                         # or what the step before has left is not counted
     held,added = sum(t.nbytes for t in held),Cpu().peak(optimizer.step)
     return [round(n/sum(p.numel() for p in params), 1) for n in (held, added)]
 

@@ -261,6 +261,26 @@ def test_a_step_stays_in_its_memory():
     for y in saved:
         with pytest.raises(RuntimeError, match='modified by an inplace operation'): y.backward()
 
+def test_an_update_asks_for_no_new_memory():
+    "What it widens is where the step before has widened, and nowhere that anybody still sees."
+    from bench import Cpu
+    from shok_nb.engine import pieces
+    w = nn.Parameter(torch.ones(2**18, dtype=torch.bfloat16))
+    opt = R.RoundedOptimizer([w], partial(torch.optim.AdamW, lr=1e-3, fused=True), states=torch.bfloat16)
+    seen = []
+    opt.inner.register_step_post_hook(lambda inner, *_: seen.append(inner.param_groups[0]['params'][0].detach()))
+    for i in range(3):
+        w.grad = torch.full_like(w, i-1.)
+        opt.step()
+    first,second,third = seen
+    assert len({t.data_ptr() for t in seen}) == 3 and first.ne(second).any() and second.ne(third).any()
+    seen.clear()
+    del first,second,third
+    opt.step()
+    seen.clear()
+    assert Cpu().peak(opt.step) < w.numel()/2
+    pieces.give_all_back()
+
 def test_a_copy_takes_its_own_steps():
     "A scheduler of torch puts a step of the original in its place, which a copy must not take along."
     params = some()

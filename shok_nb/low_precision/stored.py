@@ -18,7 +18,8 @@ from ..engine.arguments import (
     check_input,
     what_came,
 )
-from ..engine.pieces import is_ordinary, wide_dtype
+from ..engine.parts import either
+from ..engine.pieces import is_ordinary, reusing, room, wide_dtype
 from ..engine.random import check_random, fold_in, quarters_in_pieces, takes_seed
 from ..estimators.stochastic import stochastic_round
 from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
@@ -226,18 +227,25 @@ class _Storage:
             if self.states.itemsize == 1: v,state[f'{k}_scale'] = _by_rows(v, self.states)
             state[k] = self._cast(v, self.states, None, (seed, i << 8 | part), old.get(k))
 
-def _widened(p, states):
+def _wide(v, dtype):
+    "`v` in that dtype: a copy is in memory that is used again."
+    if v.dtype == dtype or not (is_ordinary(v) and v.is_contiguous()): return v.to(dtype)
+    return room(v.shape, dtype, v.device).copy_(v)
+
+def _in_float32(p, states):
     "A copy of `p` with its gradient in float32; its state is there in float32, `p` has none."
     wide = wide_dtype(p.dtype)
-    t = p.detach().to(wide)
-    t.grad = p.grad.to(wide)
+    t = _wide(p.detach(), wide)
+    t.grad = _wide(p.grad, wide)
     if p not in states: return t
     state = states[t] = {**states[p]}
     for k,v in states.pop(p).items():
         if not _is_state(v, p): continue
         scale = state.pop(f'{k}_scale', None)
-        state[k] = v.to(wide) if scale is None else v.to(wide)*scale.unsqueeze(-1)
+        state[k] = _wide(v, wide) if scale is None else v.to(wide)*scale.unsqueeze(-1)
     return t
+
+_widened = either(reusing(_in_float32), _in_float32)
 
 # %% ../../nbs/low_precision/10_stored.ipynb #10570015
 class RoundedOptimizer(torch.optim.Optimizer):
