@@ -736,10 +736,14 @@ def test_larger_scratch_leaves_no_smaller():
     (lambda x: (x*2).view(torch.int32).view(torch.float32) - x, 'out = mul(in0, 2)'),
     (lambda x: torch.mm(x*2, x), 'row0 = mul(in0, 2)'),                     # read after the result has begun
     (lambda x: (x*2).sum(-1, keepdim=True) - x, 'out = mul(in0, 2)'),
-    (lambda x: (x*2).t(), 'new1 = mul(in0, 2)')])                           # a view is the result
+    (lambda x: (x*2).t(), 'new1 = mul(in0, 2)'),                            # a view is the result
+    # bits that are the result
+    (lambda x: (x.view(torch.int32) ^ 1).view(torch.float32),
+        'new1 = view(in0)\nnew2 = view(out)\nnew2 = bitwise_xor(new1, 1)')])
 def test_what_lives_in_the_memory_of_the_result(f, line):
     "What is of no use any more when the result is written, or is overwritten by it in place."
-    assert repr(replay.program_of(f, torch.randn(6, 6, generator=generator()))).splitlines()[0] == line
+    text = repr(replay.program_of(f, torch.randn(6, 6, generator=generator()))).replace(', torch.int32', '')
+    assert text.startswith(line)
 
 def test_a_row_of_one_size_serves_all_types():
     "Integers and floats of four bytes share one; float64 has another."

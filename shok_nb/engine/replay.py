@@ -356,24 +356,49 @@ class Plan(_Uses):
         self.shown = {a for _,s in views for a in s.args
             if type(a) is Value and s.op not in _QUICK}
         self.turned = self.turned_by(views)
+        self.beneath = self.seen_as_result()
 
     def program(self):
         useful = [(i, s) for i,s in enumerate(self.trace.steps) if self.inputs+i in self.last]
-        calls = [self.call(i, s) for i,s in useful]
+        calls = [c for i,s in useful for c in self.calls(i, s)]
         ends = [None if e is None else self.place[e] for e in self.ends]
         return Program(self.inputs, self.target, calls, self.registers, self.rows, ends,
             self.trace.numbers, self.slots)
 
-    def call(self, i, step):
-        "What step `i` does, in registers."
+    def seen_as_result(self):
+        "The value whose bits are the first result, in another dtype, and nothing else."
+        step = self.trace.step(self.ends[0])
+        if step is None or step.op is not aten.view.dtype: return None
+        if not _alike(step.result, self.to) or self.ends.count(self.ends[0]) > 1: return None
+        u = step.args[0]
+        uses = [a for s in self.trace.steps for a in s.args if type(a) is Value and a == u]
+        made = self.trace.step(u)
+        alone = len(uses) == 1 and u not in self.ends
+        return u if alone and made and not made.is_view() else None
+
+    def calls(self, i, step):
+        "What step `i` does, in registers: where its bits are the result, in memory seen so."
         v = self.inputs+i
+        if v == self.ends[0] and self.beneath is not None: return []
+        call = self.call(i, step, v)
+        if v != self.beneath: return [call]
+        if not call.writes:
+            self.beneath = None
+            return [call]
+        self.place[self.ends[0]] = self.target
+        args = [self.target, self.register(step.result.dtype)]
+        return [Call('view', Tensor.view, args, {}, self.place[v], False, True), call]
+
+    def call(self, i, step, v):
+        "The same of one that is not skipped."
         args = _with_tensors(step, self.values, self.holder)
         given = [self.values[a] if type(a) is Value else a for a in args]
         f = None if self.stays(v, step) else _writer(step, given)
         if not f and _has_numeral(step.args): raise Untraceable(f'{step.op} of a number')
         args = [self.register(a) for a in (args if f else step.args)]
         first = v == self.ends[0] and _alike(step.result, self.to)
-        if f: self.put(v, _RESULT if first else self.row(i, step, v), step)
+        if f and v == self.beneath: self.owner[_RESULT] = self.ends[0]
+        elif f: self.put(v, _RESULT if first else self.row(i, step, v), step)
         name = step.op.overloadpacket.__name__
         kind = dict(writes=f is not None, views=step.is_view())
         return Call(name, f or _maker(step), args, step.kwargs, self.place[v], **kind)
@@ -381,6 +406,7 @@ class Plan(_Uses):
     def stays(self, v, step):
         "Must this value be its own tensor: seen outside, or a view?"
         outlives = v in self.viewed and self.last[v] == len(self.trace.steps)
+        if v == self.beneath: return False
         return outlives or v in self.ends[1:] or step.is_view()
 
     def register(self, a):
@@ -427,7 +453,7 @@ class Plan(_Uses):
 
     def may_be_result(self, v, step):
         "May value `v` live where the first result will be: is it not used after that is made?"
-        i = self.ends[0]-self.inputs
+        i = (self.ends[0] if self.beneath is None else self.beneath)-self.inputs
         if i < 0 or v in self.shown or not _alike(step.result, self.to): return False
         return self.last[v] < i or self.overwrites(v, i, self.trace.steps[i])
 
