@@ -22,6 +22,7 @@ import shok_nb as R
 from shok_nb.engine.grid import Grid
 from shok_nb.engine.replay import no_replay
 from shok_nb.grids import floats
+from shok_nb.grids.best import _chosen
 
 
 def same(a, b): return bool(((a == b) & (a.signbit() == b.signbit()) | a.isnan() & b.isnan()).all())
@@ -945,3 +946,34 @@ def test_blocks_along_any_dim(name, shape):
         if x.shape[dim] % 16: continue
         want = ALONG[name](x.movedim(dim, -1).contiguous(), dim=-1).movedim(-1, dim)
         assert same(ALONG[name](x, dim=dim), want) and same(ALONG[name](x, dim=dim-x.ndim), want), dim
+
+@pytest.mark.parametrize('format, dtype', [('bfloat16', torch.bfloat16), ('float16', torch.float16)])
+@pytest.mark.parametrize('saturate', [True, False])
+def test_a_cast_of_torch_rounds_to_the_nearest(format, dtype, saturate):
+    """In eager code torch's own cast is the rounding: the bits of the formula for every upper half of a pattern with
+    lower halves about and at a tie, with subnormals, infinity, nan and what lies beyond the largest."""
+    top = torch.arange(-2**15, 2**15, dtype=torch.int32) << 16
+    low = torch.tensor([0, 1, 0xFFF, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+    x = (top[:, None] | low).view(torch.float32)
+    grid = floats.grid_of(floats.FORMATS[format], saturate)
+    assert (grid.cast(x) is dtype) == floats._casts_all(dtype) and grid.cast(x.double()) is None
+    want,got = Grid.nearest(grid, x),grid.nearest(x)
+    assert ((want == got) & (want.signbit() == got.signbit()) | want.isnan() & got.isnan()).all()
+    other = dict(bfloat16=R.FloatFormat(8, 7, largest=1.5*2.**127), float16=R.FloatFormat(5, 10, signed_zero=False))[format]
+    assert floats.grid_of(other, saturate).cast(x) is None
+
+def test_a_processor_that_takes_subnormals_for_zero_casts_nothing(monkeypatch):
+    "Then the formula rounds, as it does everywhere else."
+    x = torch.tensor([2.**-133*1.4, -2.**-130, 1.01])
+    want = R.float_round(x, 'bfloat16')
+    monkeypatch.setattr(floats, '_casts_all', lambda dtype: False)
+    assert torch.equal(R.float_round(x, 'bfloat16'), want) and want[0] == 2.**-133
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+def test_a_choice_by_the_bits(dtype):
+    "It is torch's `where`, with a bool for each block: -0 and nan keep their bits. What learns is chosen by torch."
+    a = torch.tensor([[0., -0., torch.inf, 1.], [torch.nan, -2., 3., -0.]], dtype=dtype)
+    b,mask = -a.flip(1),torch.tensor([[True], [False]])
+    ints = {torch.float32: torch.int32, torch.float64: torch.int64}[dtype]
+    for m in (mask, ~mask): assert torch.equal(_chosen(m, a, b).view(ints), torch.where(m, a, b).view(ints))
+    assert _chosen(mask, a.clone().requires_grad_(), b).grad_fn is not None

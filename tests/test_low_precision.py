@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import shok_nb as R
 from shok_nb.engine import pieces
 from shok_nb.engine.random import fold_in, uniform_like
+from shok_nb.low_precision import products
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=.1)
 
@@ -1339,3 +1340,42 @@ def test_threads_never_share_memory():
     def through(k): return len([*work(k)])
     with ThreadPoolExecutor(4) as pool: assert [*pool.map(through, range(0, 4000, 1000))] == [100]*4
     pieces.give_all_back()
+
+# --- what is rounded once
+@pytest.mark.parametrize('recipe', R.RECIPES)
+def test_what_is_rounded_once_has_the_same_bits(recipe, monkeypatch):
+    "As where each product rounds for itself: results and gradients, also where an input learns nothing."
+    layer = nn.Linear(96, 48, bias=False)
+    R.low_precision_(layer, recipe, seed=1)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        low,results = copy.deepcopy(layer).to(dtype),[]
+        for once in (vars(R.RECIPES[recipe])['once'], (False, False, False)):
+            monkeypatch.setitem(vars(low.recipe), 'once', once)
+            results.append(steps(copy.deepcopy(low), 2, 64, 96, dtype=dtype))
+            x = torch.randn(32, 96, generator=generator()).to(dtype)
+            one = copy.deepcopy(low)
+            results[-1] += torch.autograd.grad(one(x).square().sum(), one.weight)
+        assert all(equal(a, b) for a,b in zip(*results))
+
+@pytest.mark.parametrize('recipe, n', [('bfloat16', 3), ('fp8', 3), ('fp8_row', 6), ('fp8_block', 5), ('mxfp8', 6),
+    ('nvfp4', 5), ('luq', 4), ('quartet_ii', 6)])
+def test_how_often_a_step_rounds(recipe, n, monkeypatch):
+    "Once for each of x, w and g whose numbers do not depend on the axis that is summed, nor on a draw or a turn."
+    seen = []
+    def counted(op, t, *args, rounded=products._rounded):
+        seen.append(op)
+        return rounded(op, t, *args)
+    monkeypatch.setattr(products, '_rounded', counted)
+    layer = nn.Linear(64, 64, bias=False)
+    R.low_precision_(layer, recipe)
+    steps(layer, 1, 64, 64)
+    assert len(seen) == n
+
+def test_a_rounding_of_your_own_is_called_for_each_product():
+    "It may draw: nothing of it is taken twice."
+    def mine(x, *, step): return R.round_ste(x, step=step)
+    op = R.Operand('bfloat16', rounding=mine)
+    assert vars(R.Recipe('mine', (op, op), (op, op), (op, op)))['once'] == (False, False, False)
+    op = R.Operand('bfloat16')
+    assert vars(R.Recipe('mine', (op, op), (op, op), (op, op), hadamard=16))['once'] == (False, True, False)
+    assert vars(R.Recipe('mine', (op, op), (op, op), (op, op), requantize=True))['once'] == (False, False, True)

@@ -649,10 +649,11 @@ def test_every_row_is_replayed(r, f):
     assert all(c.writes or c.name == 'view' for c in program.calls)
 
 def test_scratch_of_a_program():
-    "A chain needs one row, however long; comparisons that become numbers are never bools, which are slow."
+    """A chain needs the memory of its result alone, however long, and one row for what is kept; comparisons that become
+    numbers are never bools, which are slow."""
     def chain(x): return x + ((x.sin().cos().tan() > .5) & (x < 2)).to(x.dtype).exp().log().sin()
     program = replay.program_of(chain, torch.randn(50, generator=generator()))
-    assert {row for row,_ in program.rows.values()} == {(torch.float32, 0), (torch.float32, 1)}
+    assert {row for row,_ in program.rows.values()} == {(4, 0)}
 
 def graph_of_views(rng, x):
     "A result and another one: of operations on what came before, of which many are views in the same or another order."
@@ -691,11 +692,11 @@ def test_a_step_that_is_taken_twice():
     def f(x): return (x-x.amax(-1, keepdim=True))*(x-x.amax(-1, keepdim=True)) + x.copysign(0.)*x.copysign(-0.)
     program = replay.program_of(f, torch.randn(4, 8, generator=generator()))
     assert [c.name for c in program.calls] == ['amax', 'sub', 'mul', 'copysign', 'copysign', 'mul', 'add']
-    assert all(c.writes for c in program.calls) and program.rows[1][1] == ((4, 1), (1, 1))
+    assert all(c.writes for c in program.calls) and program.rows[1][1] == (torch.float32, (4, 1), (1, 1))
 
 def test_a_program_can_be_read():
     text = repr(replay.program_of(lambda x: torch.round(x)*2 - x, torch.randn(5)))
-    assert text.splitlines() == ['row0 = round(in0)', 'row0 = mul(row0, 2)', 'out = sub(row0, in0)']
+    assert text.splitlines() == ['out = round(in0)', 'out = mul(out, 2)', 'out = sub(out, in0)']
 
 @pytest.mark.parametrize('f, says', [
     (lambda x: x*torch.ones(5), 'no argument'),
@@ -723,9 +724,30 @@ def test_unproved_is_not_used(early, monkeypatch):
 
 def test_larger_scratch_leaves_no_smaller():
     "Registers cut from rows that are replaced would keep them."
-    memory,row = replay.Memory(), (torch.float32, 0)
-    first = memory.row(row, 10)
+    memory,row = replay.Memory(), (4, 0)
+    first = memory.row(row, torch.float32, 10)
     memory.frames['a program'] = first
-    assert memory.row(row, 5) is first and memory.frames
-    assert memory.row(row, 100).numel() == 100 and not memory.frames
-    with torch.device('meta'): assert memory.row(row, 1000).is_cpu
+    assert memory.row(row, torch.int32, 5).data_ptr() == first.data_ptr() and memory.frames
+    assert memory.row(row, torch.float32, 100).numel() == 100 and not memory.frames
+    with torch.device('meta'): assert memory.row(row, torch.float32, 1000).is_cpu
+
+@pytest.mark.parametrize('f, line', [
+    (lambda x: (x*2).t() - x, 'row0 = mul(in0, 2)'),                        # turned when the result is written
+    (lambda x: (x*2).view(torch.int32).view(torch.float32) - x, 'out = mul(in0, 2)'),
+    (lambda x: torch.mm(x*2, x), 'row0 = mul(in0, 2)'),                     # read after the result has begun
+    (lambda x: (x*2).sum(-1, keepdim=True) - x, 'out = mul(in0, 2)'),
+    (lambda x: (x*2).t(), 'new1 = mul(in0, 2)'),                            # a view is the result
+    # bits that are the result
+    (lambda x: (x.view(torch.int32) ^ 1).view(torch.float32),
+        'new1 = view(in0)\nnew2 = view(out)\nnew2 = bitwise_xor(new1, 1)')])
+def test_what_lives_in_the_memory_of_the_result(f, line):
+    "What is of no use any more when the result is written, or is overwritten by it in place."
+    text = repr(replay.program_of(f, torch.randn(6, 6, generator=generator()))).replace(', torch.int32', '')
+    assert text.startswith(line)
+
+def test_a_row_of_one_size_serves_all_types():
+    "Integers and floats of four bytes share one; float64 has another."
+    def f(x): return (((x*2).view(torch.int32) & 0x7F800000).view(torch.float32).sin() - x).t() + (x.double()*3).float()
+    program = replay.program_of(f, torch.randn(6, 6, generator=generator()))
+    assert {row[0] for row,_ in program.rows.values()} == {4, 8}
+    assert len({row for row,_ in program.rows.values()}) < len({(row, laid[0]) for row,laid in program.rows.values()})

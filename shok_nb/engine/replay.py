@@ -300,7 +300,7 @@ class Program:
     target:int      # This one the tensor that the first result goes to
     calls:list      # Of Call
     registers:list  # Constants in their places, None elsewhere
-    rows:dict       # Register -> (dtype, number) of its row of scratch; shape and strides
+    rows:dict       # Register -> (bytes of one, number) of its row; dtype, shape, strides
     ends:list       # Register of each result, None where there is none
     numbers:Numbers # How they are made, and how they must compare
     slots:dict      # Numeral -> register of a tensor that the number is written into
@@ -308,8 +308,7 @@ class Program:
 
     def __repr__(self):
         names = {i: f'in{i}' for i in range(self.inputs)} | {self.target: 'out'}
-        kinds = dict.fromkeys((torch.int32, torch.int64), 'ints')
-        names |= {v: f"{kinds.get(d, 'row')}{k}" for v,((d,k),_) in self.rows.items()}
+        names |= {v: f"{'row' if n > 1 else 'bits'}{k}" for v,((n,k),_) in self.rows.items()}
         names |= {v: repr(n) for n,v in self.slots.items()}
         def name(r):
             if r in names: return names[r]
@@ -354,26 +353,52 @@ class Plan(_Uses):
         self.slots,self.holders = {},{}     # Numeral -> register, and the tensor that it held
         views = [(self.inputs+i, s) for i,s in enumerate(trace.steps) if s.is_view()]
         self.viewed = {a for _,s in views for a in s.args if type(a) is Value}
+        self.shown = {a for _,s in views for a in s.args
+            if type(a) is Value and s.op not in _QUICK}
         self.turned = self.turned_by(views)
+        self.beneath = self.seen_as_result()
 
     def program(self):
         useful = [(i, s) for i,s in enumerate(self.trace.steps) if self.inputs+i in self.last]
-        calls = [self.call(i, s) for i,s in useful]
+        calls = [c for i,s in useful for c in self.calls(i, s)]
         ends = [None if e is None else self.place[e] for e in self.ends]
         return Program(self.inputs, self.target, calls, self.registers, self.rows, ends,
             self.trace.numbers, self.slots)
 
-    def call(self, i, step):
-        "What step `i` does, in registers."
+    def seen_as_result(self):
+        "The value whose bits are the first result, in another dtype, and nothing else."
+        step = self.trace.step(self.ends[0])
+        if step is None or step.op is not aten.view.dtype: return None
+        if not _alike(step.result, self.to) or self.ends.count(self.ends[0]) > 1: return None
+        u = step.args[0]
+        uses = [a for s in self.trace.steps for a in s.args if type(a) is Value and a == u]
+        made = self.trace.step(u)
+        alone = len(uses) == 1 and u not in self.ends
+        return u if alone and made and not made.is_view() else None
+
+    def calls(self, i, step):
+        "What step `i` does, in registers: where its bits are the result, in memory seen so."
         v = self.inputs+i
+        if v == self.ends[0] and self.beneath is not None: return []
+        call = self.call(i, step, v)
+        if v != self.beneath: return [call]
+        if not call.writes:
+            self.beneath = None
+            return [call]
+        self.place[self.ends[0]] = self.target
+        args = [self.target, self.register(step.result.dtype)]
+        return [Call('view', Tensor.view, args, {}, self.place[v], False, True), call]
+
+    def call(self, i, step, v):
+        "The same of one that is not skipped."
         args = _with_tensors(step, self.values, self.holder)
         given = [self.values[a] if type(a) is Value else a for a in args]
         f = None if self.stays(v, step) else _writer(step, given)
         if not f and _has_numeral(step.args): raise Untraceable(f'{step.op} of a number')
         args = [self.register(a) for a in (args if f else step.args)]
         first = v == self.ends[0] and _alike(step.result, self.to)
-        if f and first: self.place[v] = self.target
-        elif f: self.rows[v] = self.row(i, step, v)
+        if f and v == self.beneath: self.owner[_RESULT] = self.ends[0]
+        elif f: self.put(v, _RESULT if first else self.row(i, step, v), step)
         name = step.op.overloadpacket.__name__
         kind = dict(writes=f is not None, views=step.is_view())
         return Call(name, f or _maker(step), args, step.kwargs, self.place[v], **kind)
@@ -381,6 +406,7 @@ class Plan(_Uses):
     def stays(self, v, step):
         "Must this value be its own tensor: seen outside, or a view?"
         outlives = v in self.viewed and self.last[v] == len(self.trace.steps)
+        if v == self.beneath: return False
         return outlives or v in self.ends[1:] or step.is_view()
 
     def register(self, a):
@@ -400,21 +426,40 @@ class Plan(_Uses):
             self.holders[n] = torch.tensor(number, dtype=torch.float64, device='cpu')
         return self.holders[n]
 
-    def row(self, i, step, v):
-        "A row for value `v`, and its layout, by a linear scan over the rows of its size."
-        dtype,laid = step.result.dtype,(step.result.shape, step.result.stride())
-        may_overwrite = torch.Tag.pointwise in step.op.tags
-        def free(row, u):
-            if row[0] != dtype or self.rows[u][1][0].numel() != laid[0].numel(): return False
-            if self.last[u] < i: return True
-            if self.last[u] > i or u in self.turned: return False
-            return may_overwrite and self.rows[u][1] == laid
-        found = [row for row,u in self.owner.items() if free(row, u)]
-        new = dtype,sum(row[0] == dtype for row in self.owner)
-        # the last used is still in the cache
-        row = max(found, key=lambda row: self.last[self.owner[row]], default=new)
+    def put(self, v, row, step):
+        "Let value `v` live in that row."
         self.owner[row] = v
-        return row,laid
+        if row == _RESULT: self.place[v] = self.target
+        else: self.rows[v] = row,(step.result.dtype, *_laid(step.result))
+
+    def row(self, i, step, v):
+        "A row for value `v`, by a linear scan over those of its size and the result's memory."
+        y,may = step.result,self.may_be_result(v, step)
+        def free(row, u):
+            t = self.values[u]
+            if (t.itemsize, t.numel()) != (y.itemsize, y.numel()): return False
+            if row == _RESULT and not may: return False
+            return self.last[u] < i or self.overwrites(u, i, step) and _laid(t) == _laid(y)
+        found = [row for row,u in self.owner.items() if free(row, u)]
+        new = y.itemsize,sum(row[0] == y.itemsize for row in self.owner)
+        if may and _RESULT not in self.owner: new = _RESULT
+        # the last used is still in the cache
+        return max(found, key=lambda row: self.last[self.owner[row]], default=new)
+
+    def overwrites(self, u, i, step):
+        "Is step `i` the last to use value `u`, each element of it in the place of the result?"
+        pointwise = torch.Tag.pointwise in step.op.tags
+        return self.last[u] == i and u not in self.turned and pointwise
+
+    def may_be_result(self, v, step):
+        "May value `v` live where the first result will be: is it not used after that is made?"
+        i = (self.ends[0] if self.beneath is None else self.beneath)-self.inputs
+        if i < 0 or v in self.shown or not _alike(step.result, self.to): return False
+        return self.last[v] < i or self.overwrites(v, i, self.trace.steps[i])
+
+_RESULT = None,0                            # in the place of a row: what the caller gets
+
+def _laid(t): return t.shape,t.stride()
 
 def _in_place(a, b):
     "Is each element of `a` where that of `b` is?"
@@ -439,6 +484,9 @@ def _between(*args, out): return aten.hardtanh_backward.grad_input(*args, grad_i
 _OWN = {aten._to_copy.default: _copy, aten.scalar_tensor.default: _copy,
     aten.rsub.Scalar: _rsub, aten.hardtanh_backward.default: _between}
 
+# views that are made at each replay in little time: their memory may change
+_QUICK = {aten.view.dtype: Tensor.view}
+
 def _outs(op):
     "The forms of `op` that write into given memory, the one called sooner first."
     if op in _OWN: return [_OWN[op]]
@@ -460,7 +508,7 @@ def _writer(step, args):
 
 def _maker(step):
     "What returns the traced result as a new tensor."
-    if step.op.overloadpacket not in _TESTS: return step.op
+    if step.op.overloadpacket not in _TESTS: return _QUICK.get(step.op, step.op)
     op,dtype = step.op,step.result.dtype                    # a comparison written as numbers
     return lambda *args: op(*args).to(dtype)
 
@@ -495,13 +543,14 @@ class Memory:
     "Rows of scratch, and for each program its registers cut from them."
     def __init__(self): self.rows,self.frames = {},{}
 
-    def row(self, row, n):
-        "At least `n` elements of scratch."
-        if row not in self.rows or self.rows[row].numel() < n:
-            self.frames.clear()                             # they would keep the smaller one
-            with torch.inference_mode(False):
-                self.rows[row] = torch.empty(n, dtype=row[0], device='cpu')
-        return self.rows[row]
+    def row(self, row, dtype, n):
+        "At least `n` elements of scratch, in that dtype."
+        n = n*dtype.itemsize
+        with torch.inference_mode(False):
+            if row not in self.rows or self.rows[row].numel() < n:
+                self.frames.clear()                         # they would keep the smaller one
+                self.rows[row] = torch.empty(n, dtype=torch.uint8, device='cpu')
+            return self.rows[row][:n].view(dtype)
 
     def frame(self, program):
         "Registers of a program, its calls, and which registers change between replays."
@@ -510,8 +559,8 @@ class Memory:
         for v in program.slots.values():
             with torch.inference_mode(False):
                 registers[v] = torch.empty((), dtype=torch.float64, device='cpu')
-        for v,(row,(shape,strides)) in program.rows.items():
-            registers[v] = self.row(row, shape.numel()).as_strided(shape, strides)
+        for v,(row,(dtype,shape,strides)) in program.rows.items():
+            registers[v] = self.row(row, dtype, shape.numel()).as_strided(shape, strides)
         still = {*program.rows, *range(program.target+1, len(registers))}
         calls = []
         for c in program.calls:                     # a view of scratch is made once
@@ -606,8 +655,8 @@ def _may_replay(to):
         and not (function_modes() or torch.is_anomaly_enabled() or saved_tensor_hooks()))
 
 def run(f, to, ts, key=None, numbers=())->Any:
-    """`f(*ts, *numbers)`: the first result goes into `to`, others are returned. Replayed if
-    `key` allows."""
+    """`f(*ts, *numbers)`: the first result goes into `to`, memory of its own, others are
+    returned. Replayed if `key` allows."""
     if key is not None and _may_replay(to):
         kind = [key, torch.get_default_dtype()]
         for t in (to, *ts): kind += t.dtype,t.shape,t.stride()

@@ -9,6 +9,7 @@ __all__ = ['FORMATS', 'FloatFormat', 'ulp', 'float_round']
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, get_args
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from ..engine.arguments import (
     check_flag,
     check_knob,
 )
+from ..engine.compat import dispatch_modes, mode
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
 from ..engine.pieces import for_cpu, wide_dtype
 from ..estimators.ste import round_ste
@@ -113,6 +115,19 @@ def _span(dtype):
     return (2.**-149, 2.**127) if dtype == torch.float32 else (2.**-1074, 2.**1023)
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00016
+# mantissa, finest and coarsest step, largest, -0: of the formats that torch casts to
+_CASTS = {(7, 2.**-133, 2.**120, torch.finfo(torch.bfloat16).max, True): torch.bfloat16,
+    (10, 2.**-24, 2.**5, torch.finfo(torch.float16).max, True): torch.float16}
+
+@lru_cache
+def _casts_all(dtype):
+    "Does this processor cast as IEEE 754 says, subnormals too? Some take these for 0."
+    bits = torch.arange(0, 2**31, 2**14-1, device='cpu').to(torch.int32)
+    x = bits.view(torch.float32)
+    grid = grid_of(FORMATS[FORMAT_NAMES[dtype]], saturate=False)
+    want,got = Grid.nearest(grid, x),x.to(dtype).to(x.dtype)
+    return bool(((want == got) | (want != want) & (got != got)).all())
+
 @dataclass(frozen=True)
 class FloatGrid(Grid):
     "The grid of a float format."
@@ -138,8 +153,19 @@ class FloatGrid(Grid):
         if self.largest % self.coarsest: return False
         return self.finest >= 2.**-126 and self.coarsest <= 2.**79
 
+    def cast(self, x):
+        "The dtype that torch itself would round `x` to, in two operations, or None."
+        known = self.mantissa, self.finest, self.coarsest, self.largest, self.signed_zero
+        dtype = _CASTS.get(known) if x.dtype == torch.float32 and x.is_cpu else None
+        if dtype is None or self.over not in (self.largest, math.inf): return None
+        watched = mode() != 'eager' or dispatch_modes()
+        return None if watched or not _casts_all(dtype) else dtype
+
     def nearest(self, x, own=0.)->Any:
         "Added to a number whose neighbours are a step apart, a value is rounded to a step."
+        if dtype := self.cast(x):
+            near = x.clamp(-self.largest, self.largest) if self.over == self.largest else x
+            return near.to(dtype).to(x.dtype)
         if not self.is_summed(x): return super().nearest(x, own)
         bits,size = FLOAT_BITS[x.dtype][1],x.abs().clamp(max=self.largest)
         far = _by_sums(size, self.mantissa-bits).clamp(min=self.finest*2.**bits)

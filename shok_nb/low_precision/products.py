@@ -161,6 +161,7 @@ class Recipe:
             _check_operands(getattr(self, arg), arg)
         object.__setattr__(self, 'turns', _lengths(self.hadamard))
         check_flag(self.requantize, 'Recipe', 'requantize')
+        object.__setattr__(self, 'once', _once(self))
     def products(self):
         """Name, and both operands, of each product.
 
@@ -539,6 +540,20 @@ def _check_operands(pair, arg):
     wanted = f'{arg} must be a tuple of two Operands, or None in place of one'
     raise TypeError(f'Recipe: {wanted}, got {pair!r}')
 
+def _same_both_ways(a, b):
+    "Do both operands round to the same numbers, whichever axis is summed?"
+    if a is None or a != b or a.rounding is not round_ste or a.outer or a.eden: return False
+    return a.block in (None, 'tensor') or a.tile is not None and a.tile[0] == a.tile[1]
+
+def _once(r):
+    "Of x, w and g: do both products that have it take the same numbers, rounded once?"
+    (x,w),(g,w_),(g_,x_) = r.forward,r.input_gradient,r.weight_gradient
+    of_dx,of_dw = vars(r)['turns']
+    kept = not r.requantize
+    return (kept and not of_dw and _same_both_ways(x, x_),
+        kept and not of_dx and _same_both_ways(w, w_),
+        not of_dx and not of_dw and _same_both_ways(g, g_))
+
 def _lengths(hadamard):
     "Of the transforms of dx and of dw."
     if isinstance(hadamard, tuple) and len(hadamard) == 2: both = hadamard
@@ -637,45 +652,49 @@ class _Product(_OfBatch):
     "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
     def forward(x, w, seed, own, recipe, x_=None, of_x=None, w_=None, of_w=None):
-        if x_ is None or w_ is None: both = _operands(x, w, seed, own, recipe)
-        else: both = Scaled(x_, of_x),Scaled(w_, of_w)
-        return _times(both[0], both[1].mT).to(x.dtype)
+        a,b = recipe.forward
+        a = _rounded(a, x, -1, own) if x_ is None else Scaled(x_, of_x)
+        b = _rounded(b, w, -1, seed+1) if w_ is None else Scaled(w_, of_w)
+        return _times(a, b.mT).to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x,w,seed,own,ctx.recipe,*both = inputs
+        x,w,seed,own,ctx.recipe,x_,of_x,w_,of_w = inputs
         ctx.dtypes = x.dtype,w.dtype
-        ctx.save_for_backward(*((x, None, w, None) if both[0] is None else both), seed, own)
+        x,w = x if x_ is None else x_,w if w_ is None else w_
+        ctx.save_for_backward(x, of_x, w, of_w, seed, own)
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         (x,of_x,w,of_w,seed,own),r,dtypes = ctx.saved_tensors,ctx.recipe,ctx.dtypes
-        dx = dw = None
+        dx = dw = g_ = None
+        once = vars(r)['once']
         if ctx.needs_input_grad[0]:
             a,b = r.input_gradient
             if r.turns[0]:
                 g_,w = _turned(r.turns[0], seed, 2, g.mT, w)
                 g_ = _rounded(a, g_, -2, own+2).mT
             else: g_ = _rounded(a, g, -1, own+2)
-            w_ = _rounded(b, w, -2, seed+3)
+            if once[1]: w_,of_w = Scaled(w, of_w),None
+            else: w_ = _rounded(b, w, -2, seed+3)
             dx = _times(g_, w_, of_w).to(dtypes[0])
         if ctx.needs_input_grad[1]:
             a,b = r.weight_gradient
             if r.turns[1]: g,x = _turned(r.turns[1], seed, 1, g, x)
-            g_,x_ = _rounded(a, g, -2, own+4).mT,_rounded(b, x, -2, own+5)
-            dw = _times(g_, x_, of_x).to(dtypes[1])
+            if g_ is None or not once[2]: g_ = _rounded(a, g, -2, own+4)
+            if once[0]: x_,of_x = Scaled(x, of_x),None
+            else: x_ = _rounded(b, x, -2, own+5)
+            dw = _times(g_.mT, x_, of_x).to(dtypes[1])
         return dx,dw,*[None]*(len(ctx.needs_input_grad)-2)
 
-def _operands(x, w, seed, own, recipe):
-    "Both operands of forward."
-    a,b = recipe.forward
-    return _rounded(a, x, -1, own),_rounded(b, w, -1, seed+1)
-
 def _multiply(x, w, seed, own, recipe):
-    "The product. What backward rounds once more is rounded once, and kept."
-    none = [None]*4
-    if not recipe.requantize: return _Product.apply(x, w, seed, own, recipe, *none)
-    with torch.no_grad(): both = _operands(x, w, seed, own, recipe)
-    kept = [t for operand in both for t in operand.for_backward()]
+    "The product. What backward takes as it is, or rounds once more, is rounded once and kept."
+    kept = []
+    of_x,of_w,_ = vars(recipe)['once']
+    for op,t,s,once in zip(recipe.forward, (x, w), (own, seed+1), (of_x, of_w)):
+        if not (once or recipe.requantize): kept += None,None
+        else:
+            with torch.no_grad(): y = _rounded(op, t, -1, s)
+            kept += y if once else y.for_backward()
     return _Product.apply(x, w, seed, own, recipe, *kept)
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c00b
