@@ -169,6 +169,7 @@ def _one_by_one(x, seed, draw, dtype, random_bits):
 class _Arrays(NamedTuple):
     np:Any          # NumPy
     counts:Any      # The first counts
+    mixed:Any       # and the same after the first step of the mix, but for the key
     mix:list        # The numbers of the mix
     word:Any        # dtype of a word
     parts:dict      # and of its halves and quarters
@@ -182,9 +183,10 @@ def _arrays()->Any:
         torch.from_numpy(np.zeros(1))
     except (ImportError, RuntimeError): return None
     counts = np.arange(PIECE//2, dtype='uint64')*np.uint64(_GOLDEN)
+    mixed = counts ^ counts >> np.uint64(_MIX[0])
     word,half,quarter,signed = map(np.dtype, ('uint64', 'uint32', 'uint16', 'int32'))
     mix = [np.array(n, dtype=word) for n in _MIX]
-    return _Arrays(np, counts, mix, word, {2: half, 4: quarter}, signed)
+    return _Arrays(np, counts, mixed, mix, word, {2: half, 4: quarter}, signed)
 
 def _little(words, each):
     "`words` so that in memory the lowest part of each comes first."
@@ -195,13 +197,16 @@ def _little(words, each):
 
 def _in_arrays(keys, each, start, stop, room):
     """Parts `start` to `stop` of the words of a stream, at most `PIECE` of them, by NumPy:
-    `split_mix` in the memory of `room`, since to ask for more takes as long."""
-    np,counts,(first,factor,second,other,last),kind,parts,_ = _arrays()
+    `split_mix` in the memory of `room`, since to ask for more takes as long. Its first step
+    has no carry, so of counts that are known it is known, and of the key a number."""
+    np,counts,mixed,(first,factor,second,other,last),kind,parts,_ = _arrays()
     word,moved = room[:, :-((start-stop)//each)]
-    counts = counts[:len(word)]
-    if start: counts = np.add(counts, np.uint64(_times(start//each, _GOLDEN)), out=word)
-    np.bitwise_xor(counts, np.array(keys[0], kind), out=word)
-    word ^= np.right_shift(word, first, out=moved)
+    key = keys[0]
+    if start:
+        np.add(counts[:len(word)], np.uint64(_times(start//each, _GOLDEN)), out=word)
+        word ^= np.array(key, kind)
+        word ^= np.right_shift(word, first, out=moved)
+    else: np.bitwise_xor(mixed[:len(word)], np.array(key ^ key >> _MIX[0], kind), out=word)
     word *= factor
     word ^= np.array(keys[1], kind)
     word ^= np.right_shift(word, second, out=moved)
