@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from .compat import broadcast_shapes, constant, mode
-from .pieces import PLAIN_TYPES, looked_at
+from .pieces import PLAIN_TYPES, for_cpu, looked_at
 from .replay import Number
 
 # %% ../../nbs/engine/90_parts.ipynb #459e0776
@@ -56,6 +56,14 @@ def _in_memory(*coefficients):
     return torch.stack(coefficients)
 
 worked_out_once = either(_as_they_are, _in_memory)      # two of them or more
+
+def as_sum(t):
+    "`t` as a sum, which Inductor works out before it is used, and not again at each place."
+    return torch.stack([t, torch.zeros_like(t)]).cumsum(0)[0]
+
+def for_block(t):
+    "What a block shares: in code for a CPU its elements load it, or each works it out."
+    return as_sum(t) if for_cpu(t) else t
 
 # %% ../../nbs/engine/90_parts.ipynb #bec286d8
 def nearest_and_error(v):

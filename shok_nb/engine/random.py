@@ -24,7 +24,7 @@ from .arguments import (
 )
 from .compat import mode
 from .grid import is_default_grid
-from .parts import either, maths, pick
+from .parts import as_sum, either, maths, pick
 from .pieces import (
     PIECE,
     PLAIN_TYPES,
@@ -149,8 +149,7 @@ def _streams(draw, dtype, random_bits):
 # %% ../../nbs/engine/60_random.ipynb #5b14c005
 def _beforehand(*numbers):
     "These as sums, which Inductor works out once and not for each element."
-    row = torch.stack(numbers)
-    return torch.stack([row, torch.zeros_like(row)]).cumsum(0)[0].unbind()
+    return as_sum(torch.stack(numbers)).unbind()
 
 def _one_by_one(x, seed, draw, dtype, random_bits):
     "As one formula: each element makes a word and takes its part."

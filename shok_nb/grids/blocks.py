@@ -19,7 +19,7 @@ from ..engine.arguments import (
     check_knob,
 )
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
-from ..engine.parts import either, is_followed
+from ..engine.parts import either, for_block, is_followed
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from .floats import (
@@ -107,7 +107,7 @@ class MXGrid(Grid):
         else:
             p,q = power('floor'),power('ceil')
             p = torch.where(self.error(x, q) < self.error(x, p), q, p)
-        return _with_bad(p, amax)
+        return for_block(_with_bad(p, amax))
 
     def error(self, x, p):
         return sum_squares(self.element.nearest(_over(x, p))*p - x, self.along)
@@ -148,7 +148,7 @@ class NVFP4Grid(Grid):
             # what is a scale but for last digits stays: a block on its grid is divided
             short = scale*(1+4*torch.finfo(x.dtype).eps) < amax
             scale = scale + at*2.**-f.mantissa*short.to(at.dtype)
-        return _with_bad(scale, largest)
+        return for_block(_with_bad(scale, largest))
 
     def both_ways(self, x, own):
         "What leads to the elements of each block, and back."
