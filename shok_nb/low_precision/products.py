@@ -28,7 +28,7 @@ from ..engine.arguments import (
 )
 from ..engine.compat import in_backward, in_transform, own_operation
 from ..engine.grid import Grid
-from ..engine.parts import either
+from ..engine.parts import either, for_block
 from ..engine.pieces import (
     cut_in_pieces,
     is_ordinary,
@@ -315,20 +315,20 @@ def _dense(t, dtype):
     if not is_ordinary(t): return t.to(dtype).contiguous()
     return room(t.shape, dtype, t.device).copy_(t)
 
-def _in_rows(t, dim):
-    "The summed axis last."
-    return t if dim == -1 else t.mT
-
 def _padded(v, rows, columns):
     "Zeros behind the last row and column, up to whole blocks."
     right,below = -v.shape[-1] % columns,-v.shape[-2] % rows
     return F.pad(v, (0, right, 0, below)) if right or below else v
 
-def _groups(v, n, *shape):
-    "Rows in groups of `n`, filled up."
-    t = _padded(v, 1, n)
-    if t.shape[1] != n: t = _dense(t, t.dtype)
-    return t.reshape(-1, *shape or [n])
+def _in_groups(v, n, dim):
+    """Matrices in groups of `n` along `dim`, filled up, and these in blocks of 16; in which
+    dims these are counted, and a function that undoes it."""
+    rows,columns = v.shape[-2:]
+    if dim == -1:
+        def row(y): return y.flatten(-3)[..., :columns]
+        return _padded(v, 1, n).unflatten(-1, (-1, n//16, 16)),(-2, -1),row
+    def column(y): return y.flatten(-4, -2)[..., :rows, :]
+    return _padded(v, n, 1).unflatten(-2, (-1, n//16, 16)),(-3, -2),column
 
 def _divided(t, size):
     return torch.div(t, size, out=room_like(t)) if is_ordinary(t, size) else t/size
@@ -384,17 +384,17 @@ def _by_nvfp4(v, op, dim, knobs):
     "Blocks of NVFP4, or the better of two kinds of them, with a scale of the tensor or more."
     square,both = op.tile == (16, 16),op.format == '4/6'
     most = 1536 if both else 2688
-    kind = dict(scale='nearest' if op.scale is None else op.scale, square=square)
+    kind:dict[str,Any] = dict(scale=op.scale or 'nearest', square=square)
     if not square: kind |= dict(dim=dim, pad=True)
-    grids = [partial(nvfp4_quantize, top=top, **kind) for top in (6., 4.)]
     def fit(t, rounding):
-        if both: return best_quantize(t, grids, rounding, **knobs)
-        return nvfp4_quantize(t, rounding, **kind, **knobs)
+        if not both: return nvfp4_quantize(t, rounding, **kind, **knobs)
+        grids = [partial(nvfp4_quantize, top=top, **kind) for top in (6., 4.)]
+        return best_quantize(t, grids, rounding, **knobs)
     if op.outer:
-        t = _groups(v, op.outer)
-        size = _largest(t, 1, True).clamp(min=1e-30)/most
-        y = fit(_divided(t, size), op.rounding).mul_(size)
-        return y.view(v.shape[0], -1)[:, :v.shape[1]],None
+        t,dims,back = _in_groups(v, op.outer, dim)
+        kind['dim'] = dims[1]
+        size = for_block(_largest(t, dims, True).clamp(min=1e-30)/most)
+        return back(fit(_divided(t, size), op.rounding).mul_(size)),None
     size = _largest(v).clamp(min=1e-30)/most
     t = _padded(v, 16, 16) if square else v
     y = fit(t, _over(size, op.rounding))
@@ -404,30 +404,31 @@ def _by_nvfp4(v, op, dim, knobs):
 _E4M3,_E2M1 = grid_of(FORMATS['e4m3']),grid_of(FORMATS['e2m1'])
 _FIT = 17/16*.93/6                                          # of a block's largest: its scale
 
-def _no_shorter(t, own, u):
+def _no_shorter(dims, t, own, u):
     """Elements to the nearest, and what they err along each turned group is put into its
     block scales, which are rounded at random: then no group is too long or too short."""
-    scale = _E4M3.nearest(largest_of(t)*_FIT/own)
-    scale = torch.where(scale == 0, 1., scale)
+    scale = _E4M3.nearest(largest_of(t, dims[1:])*_FIT/own)
+    scale = for_block(torch.where(scale == 0, 1., scale))
     y = _E2M1.nearest(t/(scale*own))
-    along = (t*(y*scale*own)).sum((1, 2), keepdim=True)
-    more = torch.where(along > 0, t.square().sum((1, 2), keepdim=True)/along, 1.)
+    along = (t*(y*scale*own)).sum(dims, keepdim=True)
+    more = torch.where(along > 0, t.square().sum(dims, keepdim=True)/along, 1.)
     cells = _E4M3.cells(scale*more)
-    return y*cells.value(toss_up(cells.v, u)),None,None
+    return y*for_block(cells.value(toss_up(cells.v, u))),None,None
 
-def _by_eden(v, op, seed):
+def _by_eden(v, op, dim, seed):
     "The same of matrices, in pieces of whole groups."
-    n,m = v.shape
-    t = _groups(v, op.eden, op.eden//16, 16)
+    t,dims,back = _in_groups(v, op.eden, dim)
     own = (_largest(t)*_FIT).clamp(min=1e-30)/256            # up to 448 they may grow
-    u = uniform_like(t[..., :1], seed=seed)
-    y,*_ = cut_in_pieces(_no_shorter, ('eden',), [t], [own, u], uncut=(-2, -1))
-    return y.view(n, -1)[:, :m],own
+    u = uniform_like(t.narrow(dims[1], 0, 1), seed=seed)
+    f = partial(_no_shorter, dims)
+    y,*_ = cut_in_pieces(f, ('eden', dims), [t], [own, u], uncut=dims)
+    return back(y),own
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c006
 def _on_grid(v, op, dim, seed):
     "Matrices, their blocks along `dim`: nothing is moved in memory. And a scale, or None."
     knobs = dict(seed=seed) if op.draws else {}
+    if op.eden: return _by_eden(v, op, dim, seed)
     if op.format in ('nvfp4', '4/6'): return _by_nvfp4(v, op, dim, knobs)
     if op.block is None: return float_round(v, op.format, op.rounding, **knobs),None
     if op.scale in (None, 'sawb'): return _by_floats(v, op, dim, knobs)
@@ -478,14 +479,7 @@ def _rounded(op, t, dim, seed):
 
 def _of_matrices(op, t, dim, seed):
     "The same of numbers that are here."
-    dtype = wide_dtype(t.dtype)
-    if not (op.eden or op.outer): return _on_grid(_dense(t, dtype), op, dim, seed)
-    t = t.to(dtype)
-    # groups of blocks are cut from one row after the other
-    rows = _in_rows(t, dim)
-    v = rows.reshape(-1, rows.shape[-1])
-    y,scale = _by_eden(v, op, seed) if op.eden else _on_grid(v, op, -1, seed)
-    return _in_rows(y.reshape(rows.shape), dim),scale
+    return _on_grid(_dense(t, wide_dtype(t.dtype)), op, dim, seed)
 
 _matrices = either(reusing(_of_matrices), _of_matrices)
 
