@@ -1337,3 +1337,20 @@ def test_a_rounding_of_your_own_is_called_for_each_product():
     op = R.Operand('bfloat16')
     assert vars(R.Recipe('mine', (op, op), (op, op), (op, op), hadamard=16))['once'] == (False, True, False)
     assert vars(R.Recipe('mine', (op, op), (op, op), (op, op), requantize=True))['once'] == (False, False, True)
+
+def test_compiled_code_for_a_cpu_calls_what_eager_code_runs_for_eden(monkeypatch):
+    "EDEN is one operation there: the same bits, not compiled, and with a shape and strides that the compiler is told."
+    calls = []
+    def counted(*args, called=products.cut_in_pieces, **kw):
+        calls.append(torch.compiler.is_compiling())
+        return called(*args, **kw)
+    layer = nn.Linear(256, 128, bias=False)
+    R.low_precision_(layer, 'quartet_ii', seed=1)
+    eager = steps(copy.deepcopy(layer), 1, 192, 256)
+    compiled = torch.compile(copy.deepcopy(layer), backend='aot_eager')
+    compiled.weight = compiled._orig_mod.weight
+    monkeypatch.setattr(products, 'cut_in_pieces', counted)
+    assert all(equal(a, b) for a,b in zip(steps(compiled, 1, 192, 256), eager)) and calls == [False]*4
+    t,own = torch.randn(6, 8, 16, generator=generator()),torch.tensor(.1)
+    torch.library.opcheck(torch.ops.shok_nb.eden.default, (t, own, torch.tensor(3)),
+        test_utils=('test_schema', 'test_faketensor'))

@@ -31,10 +31,10 @@ from ..engine.grid import Grid
 from ..engine.parts import either
 from ..engine.pieces import (
     cut_in_pieces,
+    for_cpu,
     is_ordinary,
     reusing,
     room,
-    room_like,
     wide_dtype,
 )
 from ..engine.random import fold_in, takes_seed, toss_up, uniform_like
@@ -330,9 +330,6 @@ def _groups(v, n, *shape):
     if t.shape[1] != n: t = _dense(t, t.dtype)
     return t.reshape(-1, *shape or [n])
 
-def _divided(t, size):
-    return torch.div(t, size, out=room_like(t)) if is_ordinary(t, size) else t/size
-
 def _tiles(v, op, dim):
     "Matrices whose blocks have dims of their own, and which dims these are."
     if op.block == 'tensor': return v,tuple(range(v.ndim))
@@ -393,7 +390,7 @@ def _by_nvfp4(v, op, dim, knobs):
     if op.outer:
         t = _groups(v, op.outer)
         size = _largest(t, 1, True).clamp(min=1e-30)/most
-        y = fit(_divided(t, size), op.rounding).mul_(size)
+        y = fit(t, _over(size[..., None], op.rounding)).mul_(size)
         return y.view(v.shape[0], -1)[:, :v.shape[1]],None
     size = _largest(v).clamp(min=1e-30)/most
     t = _padded(v, 16, 16) if square else v
@@ -415,14 +412,21 @@ def _no_shorter(t, own, u):
     cells = _E4M3.cells(scale*more)
     return y*cells.value(toss_up(cells.v, u)),None,None
 
+def _of_groups(t:Tensor, own:Tensor, seed:Tensor)->Tensor:
+    "All groups of blocks, in pieces."
+    u = uniform_like(t[..., :1], seed=seed)
+    return cut_in_pieces(_no_shorter, ('eden',), [t], [own, u], uncut=(-2, -1))[0]
+
+_eden_as_operation = own_operation('eden', reusing(_of_groups))
+
 def _by_eden(v, op, seed):
     "The same of matrices, in pieces of whole groups."
     n,m = v.shape
     t = _groups(v, op.eden, op.eden//16, 16)
     own = (_largest(t)*_FIT).clamp(min=1e-30)/256            # up to 448 they may grow
-    u = uniform_like(t[..., :1], seed=seed)
-    y,*_ = cut_in_pieces(_no_shorter, ('eden',), [t], [own, u], uncut=(-2, -1))
-    return y.view(n, -1)[:, :m],own
+    # what a compiler makes of it for a CPU takes three times as long
+    rounded = _eden_as_operation if for_cpu(t) else _of_groups
+    return rounded(t, own, seed).view(n, -1)[:, :m],own
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c006
 def _on_grid(v, op, dim, seed):
