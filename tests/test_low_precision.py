@@ -1351,6 +1351,7 @@ def test_compiled_code_for_a_cpu_calls_what_eager_code_runs_for_eden(monkeypatch
     compiled.weight = compiled._orig_mod.weight
     monkeypatch.setattr(products, 'cut_in_pieces', counted)
     assert all(equal(a, b) for a,b in zip(steps(compiled, 1, 192, 256), eager)) and calls == [False]*4
-    t,own = torch.randn(6, 8, 16, generator=generator()),torch.tensor(.1)
-    torch.library.opcheck(torch.ops.shok_nb.eden.default, (t, own, torch.tensor(3)),
-        test_utils=('test_schema', 'test_faketensor'))
+    v,own = torch.randn(300, 5, generator=generator()),torch.tensor(.1)
+    for t in (v, v.mT, torch.randn(128, 3, generator=generator()).mT):
+        torch.library.opcheck(torch.ops.shok_nb.eden.default, (t, own, torch.tensor(3), 128),
+            test_utils=('test_schema', 'test_faketensor'))

@@ -412,21 +412,28 @@ def _no_shorter(t, own, u):
     cells = _E4M3.cells(scale*more)
     return y*cells.value(toss_up(cells.v, u)),None,None
 
-def _of_groups(t:Tensor, own:Tensor, seed:Tensor)->Tensor:
+def _by_groups(v, own, seed, eden):
     "All groups of blocks, in pieces."
+    t = _groups(v, eden, eden//16, 16)
     u = uniform_like(t[..., :1], seed=seed)
     return cut_in_pieces(_no_shorter, ('eden',), [t], [own, u], uncut=(-2, -1))[0]
 
-_eden_as_operation = own_operation('eden', reusing(_of_groups))
+def _in_order(v:Tensor, own:Tensor, seed:Tensor, eden:int)->Tensor:
+    "The same as an operation, whose result is contiguous."
+    return reusing(_by_groups)(v, own, seed, eden).contiguous()
+
+def _shape_of_groups(v, own, seed, eden):
+    return v.new_empty(v.shape[0]*-(-v.shape[1]//eden), eden//16, 16)
+
+_eden_as_operation = own_operation('eden', _in_order, _shape_of_groups)
 
 def _by_eden(v, op, seed):
     "The same of matrices, in pieces of whole groups."
     n,m = v.shape
-    t = _groups(v, op.eden, op.eden//16, 16)
-    own = (_largest(t)*_FIT).clamp(min=1e-30)/256            # up to 448 they may grow
+    own = (_largest(v)*_FIT).clamp(min=1e-30)/256            # up to 448 they may grow
     # what a compiler makes of it for a CPU takes three times as long
-    rounded = _eden_as_operation if for_cpu(t) else _of_groups
-    return rounded(t, own, seed).view(n, -1)[:, :m],own
+    rounded = _eden_as_operation if for_cpu(v) else _by_groups
+    return rounded(v, own, seed, op.eden).view(n, -1)[:, :m],own
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c006
 def _on_grid(v, op, dim, seed):
