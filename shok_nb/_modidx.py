@@ -1037,7 +1037,6 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'shok_nb.engine.pieces._knobs_of_pieces': ( 'engine/pieces.html#_knobs_of_pieces',
                                                                                    'shok_nb/engine/pieces.py'),
                                        'shok_nb.engine.pieces._narrow': ('engine/pieces.html#_narrow', 'shok_nb/engine/pieces.py'),
-                                       'shok_nb.engine.pieces._new_block': ('engine/pieces.html#_new_block', 'shok_nb/engine/pieces.py'),
                                        'shok_nb.engine.pieces._used_again': ('engine/pieces.html#_used_again', 'shok_nb/engine/pieces.py'),
                                        'shok_nb.engine.pieces.as_number': ('engine/pieces.html#as_number', 'shok_nb/engine/pieces.py'),
                                        'shok_nb.engine.pieces.can_fuse': ('engine/pieces.html#can_fuse', 'shok_nb/engine/pieces.py'),

@@ -1,7 +1,5 @@
 """Training in few bits: stored weights, and the operands of products, against a second way to write them."""
 import copy
-import mmap
-import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -1357,21 +1355,3 @@ def test_compiled_code_for_a_cpu_calls_what_eager_code_runs_for_eden(monkeypatch
     for t in (v, v.mT, torch.randn(128, 3, generator=generator()).mT):
         torch.library.opcheck(torch.ops.shok_nb.eden.default, (t, own, torch.tensor(3), 128),
             test_utils=('test_schema', 'test_faketensor'))
-
-@pytest.mark.skipif(not hasattr(mmap, 'MADV_HUGEPAGE'), reason='not on Linux')
-def test_large_pages_are_asked_for_and_not_shared(monkeypatch):
-    "At whole pages of 2 MB, private to a process after a fork; and where the system has none, memory of torch."
-    pieces.give_all_back()
-    t = held(1., 1<<20)
-    assert t.data_ptr() % pieces.HUGE == 0 and t.untyped_storage().nbytes() == 1<<22
-    if not (child := os.fork()):
-        t.fill_(2.)
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert (t == 1).all()
-    def refused(*args): raise OSError('no memory')
-    for f in (partial(monkeypatch.setattr, pieces.mmap, 'mmap', refused),
-              partial(monkeypatch.delattr, pieces.mmap, 'MADV_HUGEPAGE')):
-        f()
-        assert (held(3., 1<<21) == 3).all()
-        pieces.give_all_back()

@@ -6,9 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/engine/40_pieces.ipynb #4f3cfdec
-import contextlib
 import math
-import mmap
 import threading
 import warnings
 import weakref
@@ -105,7 +103,6 @@ def is_ordinary(*ts):
 
 # %% ../../nbs/engine/40_pieces.ipynb #683dd656
 LEAST,MOST = 1<<20,1<<27                    # bytes of a block, and of all that wait
-HUGE = 1<<21                                # and of a page, where the system has such
 
 class _Thread(threading.local):
     "Does this thread make results in memory that is used again?"
@@ -129,23 +126,12 @@ def _has_arrays():
     except RuntimeError: return False
     return True
 
-def _new_block(size):
-    "Memory of so many bytes, where Linux can in pages of 2 MB, of which few are looked up."
-    if size >= HUGE and hasattr(mmap, 'MADV_HUGEPAGE'):
-        with contextlib.suppress(OSError):
-            memory = mmap.mmap(-1, size+HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            memory.madvise(mmap.MADV_HUGEPAGE)
-            flat = torch.frombuffer(memory, dtype=torch.uint8)
-            first = -flat.data_ptr() % HUGE
-            return flat[first:first+size]
-    return torch.empty(size, dtype=torch.uint8, device='cpu')
-
 def _used_again(shape, dtype):
     "A tensor in a block that waited, or in a new one. When nothing shows it, it waits again."
     n = math.prod(shape)*dtype.itemsize
     size = (n-1).bit_length()
     try: block = _waiting[size].pop()
-    except IndexError: block = _new_block(1 << size)
+    except IndexError: block = torch.empty(1 << size, dtype=torch.uint8, device='cpu')
     # each use has an array of its own, which the storage of the tensor keeps
     array = block[:n].view(dtype).view(shape).numpy()
     weakref.finalize(array, _give_back, block).atexit = False
