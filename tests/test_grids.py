@@ -959,8 +959,8 @@ def test_a_cast_of_torch_rounds_to_the_nearest(format, dtype, saturate):
     assert (grid.cast(x) is dtype) == floats._casts_all(dtype) and grid.cast(x.double()) is None
     want,got = Grid.nearest(grid, x),grid.nearest(x)
     assert ((want == got) & (want.signbit() == got.signbit()) | want.isnan() & got.isnan()).all()
-    other = dict(bfloat16=R.FloatFormat(8, 7, largest=1.5*2.**127), float16=R.FloatFormat(5, 10, signed_zero=False))[format]
-    assert floats.grid_of(other, saturate).cast(x) is None
+    others = dict(bfloat16=R.FloatFormat(8, 7, largest=1.5*2.**127), float16=R.FloatFormat(5, 10, signed_zero=False))
+    assert floats.grid_of(others[format], saturate).cast(x) is None
 
 def test_a_processor_that_takes_subnormals_for_zero_casts_nothing(monkeypatch):
     "Then the formula rounds, as it does everywhere else."

@@ -73,6 +73,10 @@ def for_cpu(x):
     "Is code being generated for a CPU, outside a transform and an export?"
     return mode() == 'compile' and x.is_cpu
 
+def is_run_on_cpu(x):
+    "Is eager code run on a CPU, where no mode watches?"
+    return x.is_cpu and mode() == 'eager' and not dispatch_modes()
+
 def split_tensors(args):
     "`args` with None in the place of each tensor, and the tensors."
     rest,tensors = list(args),[]

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 from ..engine.arguments import check_callable, check_choice, check_dense, what_came
-from ..engine.compat import mode
 from ..engine.grid import Cells, GradientRule, Grid
+from ..engine.parts import by_mode
 from ..estimators.ste import round_ste
 from .blocks import largest_of, sum_squares
 from .floats import FLOAT_BITS, check_rounding
@@ -36,14 +36,15 @@ def _ends_of(cells, grid, like):
     else: low,high = cells.ends
     return [torch.as_tensor(e, dtype=like.dtype, device=like.device) for e in (low, high)]
 
-def _chosen(is_new, new, old):
-    "`torch.where`, by the bits, as it is slow with a bool for a block."
-    if mode() != 'eager' or new.requires_grad or old.requires_grad:
-        return torch.where(is_new, new, old)
+def _by_bits(is_new, new, old):
+    "`torch.where` of what learns nothing, by the bits: it is slow with a bool for a block."
+    if new.requires_grad or old.requires_grad: return torch.where(is_new, new, old)
     dtype = old.dtype
     ints = FLOAT_BITS[dtype][0]
     new,old,mask = new.view(ints),old.view(ints),-is_new.to(ints)
     return (old ^ (new ^ old) & mask).view(dtype)
+
+_chosen = by_mode(_by_bits, torch.where)
 
 @dataclass(frozen=True, kw_only=True)
 class BestGrid(Grid):

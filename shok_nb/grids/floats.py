@@ -22,9 +22,8 @@ from ..engine.arguments import (
     check_flag,
     check_knob,
 )
-from ..engine.compat import dispatch_modes, mode
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
-from ..engine.pieces import for_cpu, wide_dtype
+from ..engine.pieces import for_cpu, is_run_on_cpu, wide_dtype
 from ..estimators.ste import round_ste
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00010
@@ -156,10 +155,9 @@ class FloatGrid(Grid):
     def cast(self, x):
         "The dtype that torch itself would round `x` to, in two operations, or None."
         known = self.mantissa, self.finest, self.coarsest, self.largest, self.signed_zero
-        dtype = _CASTS.get(known) if x.dtype == torch.float32 and x.is_cpu else None
+        dtype = _CASTS.get(known) if x.dtype == torch.float32 else None
         if dtype is None or self.over not in (self.largest, math.inf): return None
-        watched = mode() != 'eager' or dispatch_modes()
-        return None if watched or not _casts_all(dtype) else dtype
+        return dtype if is_run_on_cpu(x) and _casts_all(dtype) else None
 
     def nearest(self, x, own=0.)->Any:
         "Added to a number whose neighbours are a step apart, a value is rounded to a step."

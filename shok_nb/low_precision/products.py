@@ -34,7 +34,6 @@ from ..engine.pieces import (
     is_ordinary,
     reusing,
     room,
-    room_like,
     wide_dtype,
 )
 from ..engine.random import fold_in, takes_seed, toss_up, uniform_like
@@ -330,9 +329,6 @@ def _in_groups(v, n, dim):
     def column(y): return y.flatten(-4, -2)[..., :rows, :]
     return _padded(v, n, 1).unflatten(-2, (-1, n//16, 16)),(-3, -2),column
 
-def _divided(t, size):
-    return torch.div(t, size, out=room_like(t)) if is_ordinary(t, size) else t/size
-
 def _tiles(v, op, dim):
     "Matrices whose blocks have dims of their own, and which dims these are."
     if op.block == 'tensor': return v,tuple(range(v.ndim))
@@ -394,7 +390,8 @@ def _by_nvfp4(v, op, dim, knobs):
         t,dims,back = _in_groups(v, op.outer, dim)
         kind['dim'] = dims[1]
         size = for_block(_largest(t, dims, True).clamp(min=1e-30)/most)
-        return back(fit(_divided(t, size), op.rounding).mul_(size)),None
+        y = fit(t, _over(size.unsqueeze(dims[1]), op.rounding))
+        return back(y.mul_(size)),None
     size = _largest(v).clamp(min=1e-30)/most
     t = _padded(v, 16, 16) if square else v
     y = fit(t, _over(size, op.rounding))
@@ -540,13 +537,9 @@ def _same_both_ways(a, b):
     return a.block in (None, 'tensor') or a.tile is not None and a.tile[0] == a.tile[1]
 
 def _once(r):
-    "Of x, w and g: do both products that have it take the same numbers, rounded once?"
-    (x,w),(g,w_),(g_,x_) = r.forward,r.input_gradient,r.weight_gradient
-    of_dx,of_dw = vars(r)['turns']
-    kept = not r.requantize
-    return (kept and not of_dw and _same_both_ways(x, x_),
-        kept and not of_dx and _same_both_ways(w, w_),
-        not of_dx and not of_dw and _same_both_ways(g, g_))
+    "Do both products of backward take the same numbers for g, which are rounded once?"
+    g,g_ = r.input_gradient[0],r.weight_gradient[0]
+    return not any(vars(r)['turns']) and _same_both_ways(g, g_)
 
 def _lengths(hadamard):
     "Of the transforms of dx and of dw."
@@ -646,49 +639,46 @@ class _Product(_OfBatch):
     "x @ w.mT, and both its gradients, of rounded operands. `both` are those of forward."
     @staticmethod
     def forward(x, w, seed, own, recipe, x_=None, of_x=None, w_=None, of_w=None):
-        a,b = recipe.forward
-        a = _rounded(a, x, -1, own) if x_ is None else Scaled(x_, of_x)
-        b = _rounded(b, w, -1, seed+1) if w_ is None else Scaled(w_, of_w)
-        return _times(a, b.mT).to(x.dtype)
+        if x_ is None or w_ is None: both = _operands(x, w, seed, own, recipe)
+        else: both = Scaled(x_, of_x),Scaled(w_, of_w)
+        return _times(both[0], both[1].mT).to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):
-        x,w,seed,own,ctx.recipe,x_,of_x,w_,of_w = inputs
+        x,w,seed,own,ctx.recipe,*both = inputs
         ctx.dtypes = x.dtype,w.dtype
-        x,w = x if x_ is None else x_,w if w_ is None else w_
-        ctx.save_for_backward(x, of_x, w, of_w, seed, own)
+        ctx.save_for_backward(*((x, None, w, None) if both[0] is None else both), seed, own)
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
         (x,of_x,w,of_w,seed,own),r,dtypes = ctx.saved_tensors,ctx.recipe,ctx.dtypes
         dx = dw = g_ = None
-        once = vars(r)['once']
         if ctx.needs_input_grad[0]:
             a,b = r.input_gradient
             if r.turns[0]:
                 g_,w = _turned(r.turns[0], seed, 2, g.mT, w)
                 g_ = _rounded(a, g_, -2, own+2).mT
             else: g_ = _rounded(a, g, -1, own+2)
-            if once[1]: w_,of_w = Scaled(w, of_w),None
-            else: w_ = _rounded(b, w, -2, seed+3)
+            w_ = _rounded(b, w, -2, seed+3)
             dx = _times(g_, w_, of_w).to(dtypes[0])
         if ctx.needs_input_grad[1]:
             a,b = r.weight_gradient
             if r.turns[1]: g,x = _turned(r.turns[1], seed, 1, g, x)
-            if g_ is None or not once[2]: g_ = _rounded(a, g, -2, own+4)
-            if once[0]: x_,of_x = Scaled(x, of_x),None
-            else: x_ = _rounded(b, x, -2, own+5)
+            if g_ is None or not vars(r)['once']: g_ = _rounded(a, g, -2, own+4)
+            x_ = _rounded(b, x, -2, own+5)
             dw = _times(g_.mT, x_, of_x).to(dtypes[1])
         return dx,dw,*[None]*(len(ctx.needs_input_grad)-2)
 
+def _operands(x, w, seed, own, recipe):
+    "Both operands of forward."
+    a,b = recipe.forward
+    return _rounded(a, x, -1, own),_rounded(b, w, -1, seed+1)
+
 def _multiply(x, w, seed, own, recipe):
-    "The product. What backward takes as it is, or rounds once more, is rounded once and kept."
-    kept = []
-    of_x,of_w,_ = vars(recipe)['once']
-    for op,t,s,once in zip(recipe.forward, (x, w), (own, seed+1), (of_x, of_w)):
-        if not (once or recipe.requantize): kept += None,None
-        else:
-            with torch.no_grad(): y = _rounded(op, t, -1, s)
-            kept += y if once else y.for_backward()
+    "The product. What backward rounds once more is rounded once, and kept."
+    none = [None]*4
+    if not recipe.requantize: return _Product.apply(x, w, seed, own, recipe, *none)
+    with torch.no_grad(): both = _operands(x, w, seed, own, recipe)
+    kept = [t for operand in both for t in operand.for_backward()]
     return _Product.apply(x, w, seed, own, recipe, *kept)
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c00b
