@@ -369,7 +369,7 @@ def _by_floats(v, op, dim, knobs):
     "Blocks whose scale is a float. That of the tensor, or of a row, stays beside them."
     t,dims = _tiles(v, op, dim)
     scale = _clip_of(t, dims, op)/format_of(op.format, 'Operand').largest
-    scale = scale.clamp(min=torch.finfo(v.dtype).tiny)
+    scale = for_block(scale.clamp(min=torch.finfo(v.dtype).tiny))
     y = float_round(t, op.format, _over(scale, op.rounding), **knobs)
     if t is v: return y,scale
     y = y.mul_(scale).flatten(-4, -3).flatten(-2)
