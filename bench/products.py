@@ -28,8 +28,8 @@ COMPILED = 'mxfp8', 'nvfp4_nearest', 'nvfp4', 'quartet_ii'
 ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=.1)
 
 def raced(f, other):
-    """Median of the ratios of two calls that take turns, and the least milliseconds of each: after some, as formulas are
-    replayed from the hundredth piece on, and the process keeps what memory it needs."""
+    """Median of the ratios of two calls that take turns, and the least milliseconds of each: after some, as formulas
+    are replayed from the hundredth piece on, and a process keeps what memory it needs."""
     times = []
     for i in range(WARM+CALLS):
         pair = []
