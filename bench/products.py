@@ -24,7 +24,7 @@ from shok_nb.engine.pieces import give_all_back  # noqa: E402
 
 TABLE = Path(__file__).with_name('products.json')
 SIZE,WARM,CALLS = 1024,15,15
-COMPILED = 'mxfp8', 'nvfp4_nearest', 'nvfp4', 'quartet_ii'
+COMPILED = 'mxfp8', 'nvfp4_nearest', 'mxfp4_stochastic', 'nvfp4', 'tetrajet_v2', 'quartet_ii'
 ADAMW = partial(torch.optim.AdamW, lr=1e-3, weight_decay=.1)
 
 def raced(f, other):
@@ -96,6 +96,7 @@ STEPS = {
 def row_of(what, way):
     "One race."
     torch.set_num_threads(1)
+    torch.empty(2**25-2**14, dtype=torch.uint8)             # from then on glibc keeps blocks up to that size
     if way == 'step':
         one,plain = stepped(*STEPS[what]),stepped(torch.float32, partial(ADAMW, foreach=True))
         ratio,own,other = raced(one.step, plain.step)

@@ -63,7 +63,7 @@ def test_where_ours_takes_longer(monkeypatch):
     assert 'In 3 of 5 comparisons' in text and '| `f` | `line` | eager | 1 | 1.20 | ' in text
 
 def test_operations_that_move_numbers():
-    "A view and a detach are none; a product with a number and its gradient are one each, as are a copy and its rounding."
+    "A view and a detach are none; a product with a number, its gradient, a copy and its rounding are one each."
     line = bench.Candidate('line', lambda x: (3*x).view(-1).detach() + x*2, 'line', 'formula')
     assert bench.operations([line, OURS['round_ste']], bench.Cpu()) == {'line': [3, 1], 'round_ste': [2, 0]}
 
