@@ -6,17 +6,12 @@ bench/tokens.json holds a row for each tokenizer and seed: the squared error on 
 how the 256 codes are used. The network and its training are the page's own cells. What is done already is not done
 again, and two processes work. `make study` runs it too. It takes about five minutes."""
 import os
-import sys
 import time
 from pathlib import Path
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')               # before torch is imported
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-from jobs import names_of, run  # noqa: E402
-
-sys.path[:] = [p for p in sys.path if Path(p).resolve() != HERE]                # or this is `tokenizers`
 import torch  # noqa: E402
+from jobs import names_of, run  # noqa: E402
 
 TABLE = Path(__file__).with_name('tokens.json')
 PAGE = Path(__file__).parents[1]/'nbs'/'quantization'/'60_tokenizers.ipynb'

@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from functools import lru_cache, wraps
+from typing import Any
 import torch
 from torch import Tensor
 from .compat import (
@@ -120,11 +121,13 @@ def give_all_back():
     for blocks in _waiting: blocks.clear()
 
 @lru_cache
-def _has_arrays():
-    "Can torch share memory with NumPy?"
-    try: torch.empty(1, device='cpu').numpy()
-    except RuntimeError: return False
-    return True
+def shared_numpy()->Any:
+    "NumPy, or None where torch cannot share memory with it."
+    try:
+        import numpy as np
+        torch.from_numpy(np.zeros(1))
+    except (ImportError, RuntimeError): return None
+    return np
 
 def _used_again(shape, dtype):
     "A tensor in a block that waited, or in a new one. When nothing shows it, it waits again."
@@ -140,13 +143,19 @@ def _used_again(shape, dtype):
 def room(shape, dtype, device):
     "A contiguous tensor without values, in memory that is used again if that is wanted."
     n = math.prod(shape)*dtype.itemsize if _thread.reuses and device.type == 'cpu' else 0
-    again = n >= LEAST and dtype in (torch.float32, torch.float64) and _has_arrays()
+    again = n >= LEAST and dtype in (torch.float32, torch.float64) and shared_numpy()
     if again: return _used_again(shape, dtype)
     return torch.empty(shape, dtype=dtype, device=device)
 
 def room_like(x):
     "The same laid out as `x`; what has gaps, or is turned, is not used again."
     return room(x.shape, x.dtype, x.device) if x.is_contiguous() else torch.empty_like(x)
+
+def dense(t, dtype):
+    "Contiguous, in that dtype: a copy is in memory that is used again, if that is wanted."
+    if t.dtype == dtype and t.is_contiguous(): return t
+    if not is_ordinary(t): return t.to(dtype).contiguous()
+    return room(t.shape, dtype, t.device).copy_(t)
 
 def reusing(f):
     "`f`, whose large results and those of what it calls are in memory that is used again."

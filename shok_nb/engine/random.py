@@ -30,6 +30,7 @@ from .pieces import (
     PLAIN_TYPES,
     is_ordinary,
     room,
+    shared_numpy,
     wide_dtype,
 )
 
@@ -177,10 +178,8 @@ class _Arrays(NamedTuple):
 @lru_cache
 def _arrays()->Any:
     "What arrays need, made once; None where torch has no NumPy."
-    try:
-        import numpy as np
-        torch.from_numpy(np.zeros(1))
-    except (ImportError, RuntimeError): return None
+    np = shared_numpy()
+    if np is None: return None
     counts = np.arange(PIECE//2, dtype='uint64')*np.uint64(_GOLDEN)
     mixed = counts ^ counts >> np.uint64(_MIX[0])
     word,half,quarter,signed = map(np.dtype, ('uint64', 'uint32', 'uint16', 'int32'))

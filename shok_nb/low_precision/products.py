@@ -31,6 +31,7 @@ from ..engine.grid import Grid
 from ..engine.parts import either, for_block
 from ..engine.pieces import (
     cut_in_pieces,
+    dense,
     is_ordinary,
     reusing,
     room,
@@ -308,12 +309,6 @@ class BatchedProduct(nn.Module):
         return x @ w
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570016
-def _dense(t, dtype):
-    "Contiguous, in that dtype: a copy is in memory that is used again."
-    if t.dtype == dtype and t.is_contiguous(): return t
-    if not is_ordinary(t): return t.to(dtype).contiguous()
-    return room(t.shape, dtype, t.device).copy_(t)
-
 def _padded(v, rows, columns):
     "Zeros behind the last row and column, up to whole blocks."
     right,below = -v.shape[-1] % columns,-v.shape[-2] % rows
@@ -380,21 +375,19 @@ def _by_nvfp4(v, op, dim, knobs):
     "Blocks of NVFP4, or the better of two kinds of them, with a scale of the tensor or more."
     square,both = op.tile == (16, 16),op.format == '4/6'
     most = 1536 if both else 2688
-    kind:dict[str,Any] = dict(scale=op.scale or 'nearest', square=square)
-    if not square: kind |= dict(dim=dim, pad=True)
-    def fit(t, rounding):
-        if not both: return nvfp4_quantize(t, rounding, **kind, **knobs)
-        grids = [partial(nvfp4_quantize, top=top, **kind) for top in (6., 4.)]
-        return best_quantize(t, grids, rounding, **knobs)
+    def fit(t, size, dim):
+        where:dict[str,Any] = {} if square else dict(dim=dim, pad=True)
+        f = partial(nvfp4_quantize, scale=op.scale or 'nearest', square=square, **where)
+        rounding = _over(size, op.rounding)
+        if not both: return f(t, rounding, **knobs)
+        return best_quantize(t, [partial(f, top=top) for top in (6., 4.)], rounding, **knobs)
     if op.outer:
         t,dims,back = _in_groups(v, op.outer, dim)
-        kind['dim'] = dims[1]
         size = for_block(_largest(t, dims, True).clamp(min=1e-30)/most)
-        y = fit(t, _over(size.unsqueeze(dims[1]), op.rounding))
-        return back(y.mul_(size)),None
+        return back(fit(t, size.unsqueeze(dims[1]), dims[1]).mul_(size)),None
     size = _largest(v).clamp(min=1e-30)/most
     t = _padded(v, 16, 16) if square else v
-    y = fit(t, _over(size, op.rounding))
+    y = fit(t, size, dim)
     return y[..., :v.shape[-2], :v.shape[-1]],size
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c004
@@ -476,7 +469,7 @@ def _rounded(op, t, dim, seed):
 
 def _of_matrices(op, t, dim, seed):
     "The same of numbers that are here."
-    return _on_grid(_dense(t, wide_dtype(t.dtype)), op, dim, seed)
+    return _on_grid(dense(t, wide_dtype(t.dtype)), op, dim, seed)
 
 _matrices = either(reusing(_of_matrices), _of_matrices)
 

@@ -19,7 +19,7 @@ from ..engine.arguments import (
     what_came,
 )
 from ..engine.parts import either
-from ..engine.pieces import is_ordinary, reusing, room, wide_dtype
+from ..engine.pieces import dense, is_ordinary, reusing, wide_dtype
 from ..engine.random import check_random, fold_in, quarters_in_pieces, takes_seed
 from ..estimators.stochastic import stochastic_round
 from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
@@ -228,9 +228,8 @@ class _Storage:
             state[k] = self._cast(v, self.states, None, (seed, i << 8 | part), old.get(k))
 
 def _wide(v, dtype):
-    "`v` in that dtype: a copy is in memory that is used again."
-    if v.dtype == dtype or not (is_ordinary(v) and v.is_contiguous()): return v.to(dtype)
-    return room(v.shape, dtype, v.device).copy_(v)
+    "`v` in that dtype, laid out as it is."
+    return dense(v, dtype) if is_ordinary(v) and v.is_contiguous() else v.to(dtype)
 
 def _in_float32(p, states):
     "A copy of `p` with its gradient in float32; its state is there in float32, `p` has none."
