@@ -7,6 +7,7 @@ import gc
 import math
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -31,7 +32,8 @@ from shok_nb import (
 )
 from shok_nb.catalog import catalog
 from shok_nb.engine import pieces, replay
-from shok_nb.engine.core import estimator
+from shok_nb.engine import short as small
+from shok_nb.engine.core import clipping, estimator
 from shok_nb.engine.parts import as_scalar, maths
 from shok_nb.engine.pieces import looked_at
 from shok_nb.engine.replay import no_replay
@@ -52,6 +54,22 @@ def early(monkeypatch):
     monkeypatch.setattr(pieces, 'SMALL', -1)
     monkeypatch.setattr(torch, 'get_num_threads', lambda: 1)
     return replay._programs
+
+@pytest.fixture
+def short(monkeypatch):
+    "Short ways of small tensors from the third call on, whatever they gain, none from before; a list of what is made."
+    made,way_of = [],small.way_of
+    def noted(f, ts, numbers=()):
+        way,gain = way_of(f, ts, numbers)
+        made.append((way, ts, numbers))
+        return way,gain
+    monkeypatch.setattr(small, '_PAYS', 3)
+    monkeypatch.setattr(small, '_LEAST', -1.)
+    monkeypatch.setattr(small, 'way_of', noted)
+    known = [op for op in gc.get_objects() if type(op) in (estimator, clipping)]
+    for op in known: monkeypatch.setattr(op, 'short', {})
+    for op in known: monkeypatch.setattr(op, 'brief', set())
+    return made
 
 # --- what is compared
 LAYOUTS = {'contiguous': lambda t: t, 'flipped': lambda t: t.flip(-1) if t.ndim else t,
@@ -116,14 +134,27 @@ def case(seed):
         calls.append((x, g, kw))
     return r,calls,f'seed {seed}: {r.name} {dtype} {shape} {kw}'
 
+def contiguous(calls): return [(x.contiguous(), g.contiguous(), kw) for x,g,kw in calls]
+
+def compare_catalog(block, those=lambda calls: calls):
+    n,seed = 0,1000*block
+    while n < BLOCK:
+        r,calls,text = case(seed)
+        calls = those(calls)
+        n,seed = n + compare(r.f, calls, text),seed+1
+
+@pytest.mark.slow
+@blocks(16)
+def test_catalog_of_small_tensors(block, short):
+    "Of one formula in two or more there is a short way: of ten or more for each block."
+    compare_catalog(block, contiguous)
+    assert len(short) > 10
+
 @pytest.mark.slow
 @blocks(16)
 def test_catalog(block, early):
     "Rows, dtypes, shapes, layouts and knobs as the seeds have them, in one process, with programs made on the way."
-    n,seed = 0,1000*block
-    while n < BLOCK:
-        r,calls,text = case(seed)
-        n,seed = n + compare(r.f, calls, text),seed+1
+    compare_catalog(block)
     assert len(early) > 20
     # where numbers may change, a formula that gives one to torch has a program for each of them; the kind ends in how
     # many may change
@@ -177,10 +208,7 @@ def formula(seed):
         return y if y.dtype == x.dtype and y.shape == x.shape else y.to(x.dtype).expand(x.shape)
     return f
 
-@pytest.mark.slow
-@blocks(10)
-def test_anybodys_formula(block, early):
-    "Random trees of operations as value and as slope: replayed where that can be, and the same in any case."
+def compare_anybodys(block, those=lambda calls: calls):
     n,seed,refused = 0,1000*block,0
     while n < BLOCK:
         op = estimator(f'f{seed}', formula(seed), formula(seed+1_000_000), lambda v: v*1., pure=True)
@@ -188,11 +216,26 @@ def test_anybodys_formula(block, early):
         dtype,shape = rng.choice(FLOATS[2:]),rng.choice(SHAPES)
         grid = dict(step=rng.choice([.1, .3, .7])) if rng.random() < .3 else {}
         calls = [(x, torch.ones_like(x), grid) for x in (data(shape, dtype, rng, i) for i in range(8))]
+        calls = those(calls)
         seed += 1
         try: results(op, *calls[0])
         except (RuntimeError, TypeError): refused += 1            # torch has no such operation, with replay or without
         else: n += compare(op, calls, f'seed {seed-1} {dtype} {shape}')
-    assert refused < 20 and sum(map(bool, early.values())) > len(early)/2
+    assert refused < 20
+
+@pytest.mark.slow
+@blocks(10)
+def test_anybodys_formula(block, early):
+    "Random trees of operations as value and as slope: replayed where that can be, and the same in any case."
+    compare_anybodys(block)
+    assert sum(map(bool, early.values())) > len(early)/2
+
+@pytest.mark.slow
+@blocks(10)
+def test_anybodys_formula_of_small_tensors(block, short):
+    "The same of contiguous ones, with a short way for most of the sixty formulas, or for their slopes."
+    compare_anybodys(block, contiguous)
+    assert len(short) > 30
 
 # --- what once went wrong
 def calls_agree(f, x, n=8, **kw):
@@ -276,10 +319,7 @@ ARITHMETIC = [lambda v, k: v*k, lambda v, k: k*v, lambda v, k: v+k, lambda v, k:
     lambda v, k: v*torch.exp(as_scalar(k, v)) - as_scalar(k, v), lambda v, k: v*as_scalar(k*2, v).clamp(min=.5),
     lambda v, k: v if k <= 2 else v+k if k < 3 else v*k, lambda v, k: -v if k >= 1 and k != 5 else v-k]
 
-@pytest.mark.parametrize('dtype', (torch.float32, torch.float64, torch.float16))
-@pytest.mark.parametrize('i', range(len(ARITHMETIC)))
-def test_arithmetic_with_a_number(i, dtype, early):
-    "Of one and a tensor, in both orders, and of two: for numbers that were not there when it was traced."
+def compare_arithmetic(i, dtype):
     op = estimator('arithmetic', ARITHMETIC[i], lambda v, k: torch.ones_like(v), pure=True, k=dict(lo=-math.inf))
     rng = random.Random(i)
     numbers = [1.5, *[rng.choice((-1, 1))*10**rng.uniform(-2, 1) for _ in range(40)], 2., 3., 1., 1., -0., 5., math.inf]
@@ -287,7 +327,70 @@ def test_arithmetic_with_a_number(i, dtype, early):
         if k in (0, math.inf) and i in (7, 12, 13): continue                   # what Python cannot divide by
         x = torch.randn(100, generator=generator(n)).to(dtype)
         compare(op, [(x, x, dict(k=k))], f'{k}')
+
+@pytest.mark.parametrize('dtype', (torch.float32, torch.float64, torch.float16))
+@pytest.mark.parametrize('i', range(len(ARITHMETIC)))
+def test_arithmetic_with_a_number(i, dtype, early):
+    "Of one and a tensor, in both orders, and of two: for numbers that were not there when it was traced."
+    compare_arithmetic(i, dtype)
     assert any(p and (p.slots or p.numbers.asked) for p in early.values())
+
+@pytest.mark.parametrize('dtype', (torch.float32, torch.float64, torch.float16))
+@pytest.mark.parametrize('i', range(len(ARITHMETIC)))
+def test_arithmetic_with_a_number_of_small_tensors(i, dtype, short):
+    "And how many ways there are is the number of ways that it compares."
+    compare_arithmetic(i, dtype)
+    values = [way for way,ts,numbers in short if numbers and len(ts) == 1]
+    assert 1 <= len(values) <= 3
+
+@pytest.mark.parametrize('f', (soft_round, logistic_round, soft_round_inverse, soft_round_conditional_mean))
+def test_numbers_of_small_tensors(f, short):
+    "An alpha that jumps between the ranges of its formula, as a number and as one that learns."
+    ends = [0., math.inf, 6., 6.000001, 5.999999, .07015387801933583, 79.85055514686152, 1e-12, 1e30, 1e-40]
+    rng = random.Random(0)
+    for i in range(300):
+        alpha = ends[i % len(ends)] if i % 3 == 0 else 10**rng.uniform(-3, 3)
+        if i % 2: alpha = torch.tensor(alpha, requires_grad=True)
+        x = data((30,), (torch.float32, torch.bfloat16)[i // 5 % 2], random.Random(i), i).contiguous()
+        compare(f, [(x, x.nan_to_num(1., 1., 1.), {[*f.__annotations__][1]: alpha})], f'{f.__name__}, {i}: {alpha}')
+    assert 6 < len(short) < 60                          # two dtypes, three jobs, up to eight ways through the ranges
+
+@pytest.mark.parametrize('f', (outside, compared, branched, sized), ids=lambda f: f.__name__)
+def test_somebody_elses_of_small_tensors(f, short):
+    op = estimator(f.__name__, f, f, f, pure=True)
+    for i in range(12):
+        x = torch.randn(10+i//6, generator=generator(i))
+        calls_agree(op, x, 1)
+        compare(op, [(x, x, {})], f.__name__)
+    assert bool(short) == (f in (compared, sized))
+
+def test_very_many_kinds_of_small_tensors(short):
+    "Of kinds beyond 64 those without a short way are forgotten, then all. One way goes on while another is made."
+    op = estimator('double', lambda v, k: v*k*2, pure=True, k={})
+    for n in range(1, 200):
+        for _ in range(1+4*(n % 3 == 0)): assert op(torch.ones(n), 3.).eq(6).all() and len(op.short) <= 64
+    assert len(short) == 66
+
+def test_small_tensors_in_threads(short):
+    "A way has places for the numbers of each call: threads with other numbers do not meet."
+    op = estimator('times', lambda v, k: (v*k + k)*k, pure=True, k={})
+    def run(k):
+        x = torch.ones(50)
+        return all(op(x, k).eq(2*k*k).all() for _ in range(500))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool: assert all(pool.map(run, [float(2**i) for i in range(16)]))
+    finally: sys.setswitchinterval(before)
+    assert short
+
+def test_a_copy_of_an_estimator_has_no_short_ways(short):
+    "They are functions that cannot be pickled."
+    op = estimator('floor', torch.floor, pure=True)
+    for _ in range(5): op(torch.ones(9), step=.5)
+    assert op.short and short
+    other = pickle.loads(pickle.dumps(op))
+    assert not other.short and same(other(torch.ones(9), step=.3), op(torch.ones(9), step=.3))
 
 def test_impure_is_never_replayed(early):
     "A number from elsewhere would be written down; who has not promised `pure` is run as written, value and slope."
@@ -516,7 +619,7 @@ def test_debug_says_where_the_proof_failed(early, monkeypatch, capsys):
     assert line.endswith('Untraceable: result 0 at 2 is 12.0 as written, 9.0 replayed')
     one = torch.ones(2)
     for a,b in ((one, None), (None, one), (one, one.double()), (one, torch.ones(3))):
-        assert replay._difference(a, b) == 'is not of one kind as written and replayed'
+        assert replay.difference(a, b) == 'is not of one kind as written and replayed'
 
 def test_the_environment_decides(again, monkeypatch, capsys):
     "To say why, or to be without programs."

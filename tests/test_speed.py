@@ -282,8 +282,8 @@ def test_small_results_are_their_own():
         assert x.eq(1).all()
 
 def test_a_small_call_takes_few_steps():
-    """No clock: how many functions of the package a call enters, forward and backward. In pieces: 57, 38, 63. On
-    a grid of two numbers come the grid and the bounds of its rounding errors."""
+    """No clock: how many functions of the package a call enters, forward and backward, when it has come often enough for
+    a short way. In pieces: 57, 38, 63."""
     def entered(f):
         names = []
         def note(frame, event, arg):
@@ -294,12 +294,15 @@ def test_a_small_call_takes_few_steps():
         finally: sys.setprofile(None)
         return len(names)
     x = torch.ones(10, requires_grad=True)
-    def run(f): return entered(lambda: torch.autograd.grad(f(x), x, torch.ones(10)))
+    def run(f):
+        def step(): torch.autograd.grad(f(x), x, torch.ones(10))
+        for _ in range(250): step()
+        return entered(step)
     hard = partial(cubic_round, hard=True)
     found = [run(f) for f in (cubic_round, hard, soft_round)]
-    assert all(n <= most for n,most in zip(found, (19, 17, 25), strict=True)), found
+    assert all(n <= most for n,most in zip(found, (19, 16, 20), strict=True)), found
     found = [run(partial(f, step=.5, offset=.1)) for f in (round_ste, cubic_round, hard, soft_round)]
-    assert all(n <= most for n,most in zip(found, (20, 31, 29, 37), strict=True)), found
+    assert all(n <= most for n,most in zip(found, (15, 19, 19, 20), strict=True)), found
 
 def test_a_learned_knob_of_a_small_tensor_takes_few_operations():
     """What is one number is read once: the operations of torch that move numbers, forward and backward, as the

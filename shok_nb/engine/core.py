@@ -54,6 +54,7 @@ from .pieces import (
     widen,
 )
 from .replay import Label
+from .short import Short
 
 # %% ../../nbs/engine/10_core.ipynb #2ccb0351
 def slope_one(v, hard):
@@ -113,13 +114,47 @@ class _Numbers(Function):
         needs = True,*[False]*len(rest)
         return ctx.op.backward(g, *kept, *rest, needs=needs)[0],None,None
 
+def _value_here(op, has_grid, x, *knobs):
+    "The value by the formula alone, in a wide dtype. Step and offset come last of the knobs."
+    v = x.float() if x.dtype in HALVES else x
+    if not has_grid: return op.value(v, *knobs),
+    return put_on_grid(op.value, op.near, v, *knobs[-2:], *knobs[:-2]),
+
+def _gradient_here(op, has_grid, x, g, *knobs):
+    "The gradient by the formula alone."
+    if x.dtype in HALVES: x,g = x.float(),g.float()
+    if has_grid: x,knobs = in_steps(x, *knobs[-2:]),knobs[:-2]
+    return g*op.slope(x, *knobs),
+
+def _here(f, op, ts, grid, knobs, *asked):
+    "What that formula gives for small tensors, the short way if there is one."
+    x = ts[0]
+    kind = f,asked,not grid,x.dtype,x.shape,torch.get_default_dtype()
+    short = op.short.get(kind)
+    if short is None: short = _new_short(op, kind)
+    if short.wanted or short.ways:
+        given,numbers = ts,(*knobs, *grid)
+        if knobs and isinstance(knobs[0], Tensor): given,numbers = (*ts, *knobs),grid
+        of_tensors = partial(f, op, *asked, bool(grid))
+        results = short(of_tensors, (op.label, f.__name__), given, numbers)
+        if results is not None: return results
+    elif not grid: op.brief.add(f)
+    return f(op, *asked, bool(grid), *ts, *knobs, *grid)
+
+def _new_short(op, kind):
+    "No short way yet. Where there are very many kinds, those without one are forgotten."
+    if len(op.short) >= 64: op.short = {k: s for k,s in [*op.short.items()] if s.ways}
+    if len(op.short) >= 64: op.short = {}
+    op.short[kind] = short = Short()
+    return short
+
 def _as_written(x, op, grid, knobs):
-    "The value by the formula alone: in a wide dtype, in memory of its own."
+    "The value of a small tensor, in memory of its own."
     if op.single and not grid: return op.value(x, *knobs)
-    dtype = x.dtype
-    v = x.float() if dtype in HALVES else x
-    y = put_on_grid(op.value, op.near, v, *grid, *knobs) if grid else op.value(v, *knobs)
-    if y.dtype != dtype: return y.to(dtype)
+    brief = not grid and _value_here in op.brief
+    if brief: y, = _value_here(op, False, x, *knobs)
+    else: y, = _here(_value_here, op, (x,), grid, knobs)
+    if y.dtype != x.dtype: return y.to(x.dtype)
     return y.clone() if y.data_ptr() == x.data_ptr() else y
 
 class _Small(Function):
@@ -137,11 +172,10 @@ class _Small(Function):
             needs = True,*[False]*(2+len(knobs))
             rest = *(grid or (1., 0.)),*knobs
             return _by_autograd(op, g, v, rest, needs)[0],None,None,None
-        dtype = v.dtype
-        if dtype in HALVES: g,v = g.float(),v.float()
-        if grid: v = in_steps(v, *grid)
-        to_x = g*op.slope(v, *knobs)
-        return to_x.to(dtype) if dtype in HALVES else to_x,None,None,None
+        brief = not grid and _gradient_here in op.brief
+        if brief: to_x, = _gradient_here(op, False, v, g, *knobs)
+        else: to_x, = _here(_gradient_here, op, (v, g), grid, knobs)
+        return to_x if to_x.dtype == v.dtype else to_x.to(v.dtype),None,None,None
 
 class _Straight(Function):
     "Of slope 1, where nothing else learns: the least Function there is."
@@ -177,6 +211,10 @@ def _of_numbers(step, offset):
     if type(step) is not float or type(offset) is not float: return None
     if step == 1. and offset == 0.: return ()
     return (step, offset) if 1e-37 < step < 1e37 and -1e37 < offset < 1e37 else None
+
+def _of_only_numbers(rest):
+    "The same of all that is given, None if one is no float."
+    return _of_numbers(*rest[:2]) if all(type(k) is float for k in rest) else None
 
 def _straight_way(op, x):
     "How a small plain tensor has its value by the formula, or None."
@@ -405,6 +443,19 @@ def _by_autograd(op, g, x, rest, needs):
     grads = iter(found)
     return [next(grads) if n else None for n in needs]
 
+def _all_here(op, needs, has_grid, x, g, *knobs):
+    "All gradients by the formulas alone, in a wide dtype."
+    if x.dtype in HALVES: x,g = x.float(),g.float()
+    grid = knobs[-2:] if has_grid else (1., 0.)
+    return _vjp(op, needs, x, g, *grid, *(knobs[:-2] if has_grid else knobs))
+
+def _gradients_of_small(op, needs, x, g, rest):
+    "The gradients that `needs` asks for, of a small tensor."
+    grid = _of_only_numbers(rest)
+    if grid is None: return whole(partial(_vjp, op, needs), (x, g), rest)
+    to_x,*to_rest = _here(_all_here, op, (x, g), grid, rest[2:], needs)
+    return to_x.to(x.dtype),*to_rest
+
 def _in_pieces(op, job, needs, ts, rest):
     "`job` in pieces: replayed if all it depends on is written in the key."
     name = job.__name__
@@ -476,10 +527,15 @@ class estimator:
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.
         known = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
         self.single,self.kernels = single or known,{}
+        self.short,self.brief = {},set()            # ways of small tensors; what needs none
         self.knob_slopes:tuple = ()                 # of the first knobs: `f(v, slope, *knobs)`
         introduce(self, name, self.names, self.defaults, step=1., offset=0.)
 
     def __repr__(self): return f'{self.name}{self.__signature__}'
+
+    def __getstate__(self):
+        "What is compiled, or made on the way, is not copied."
+        return self.__dict__ | dict(kernels={}, short={}, brief=set())
 
     def __call__(self,
         x:Tensor,               # Values; any shape, floating dtype
@@ -563,7 +619,10 @@ class estimator:
         """
         if self.single and is_default_grid(*rest[:2]): return self.value(x, *rest[2:])
         if not (self.pure and is_small(x)): return _in_pieces(self, _value, (), (x,), rest)[0]
-        y = whole(partial(_value, self), (x,), _read(rest, x))[0]
+        rest = _read(rest, x)
+        grid = _of_only_numbers(rest)
+        if grid is not None: return _as_written(x, self, grid, rest[2:])
+        y = whole(partial(_value, self), (x,), rest)[0]
         return y.clone() if y.data_ptr() == x.data_ptr() else y
 
     def backward(self,
@@ -594,7 +653,7 @@ class estimator:
             return _by_autograd(self, g, x, rest, needs)
         needs = tuple(needs)
         at_once = self.pure and is_small(x)
-        if at_once: to_x,*to_rest = whole(partial(_vjp, self, needs), (x, g), _read(rest, x))
+        if at_once: to_x,*to_rest = _gradients_of_small(self, needs, x, g, _read(rest, x))
         else: to_x,*to_rest = _in_pieces(self, _vjp, needs, (x, g), rest)
         if to_x.shape != x.shape: to_x = to_x.sum_to_size(x.shape)
         if any(needs[1:]):

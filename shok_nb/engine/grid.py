@@ -13,14 +13,15 @@ import torch
 from torch import Tensor
 from .compat import mode
 from .parts import either, saturate
+from .replay import Number
 
 # %% ../../nbs/engine/20_grid.ipynb #cd9265e0
 def is_default_grid(step, offset):
     "Is this the common grid? Of tensors it is not asked."
-    if type(step) is not float or step != 1.: return False
-    return type(offset) is float and offset == 0.
+    if type(step) not in (float, Number) or step != 1.: return False
+    return _zero(offset)
 
-def _zero(k): return type(k) is float and k == 0.
+def _zero(k): return type(k) in (float, Number) and k == 0.
 
 def in_steps(x, step, offset):
     if is_default_grid(step, offset): return x

@@ -13,9 +13,10 @@ import os
 import sys
 import threading
 import weakref
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import count
 from types import BuiltinFunctionType
 from typing import Any
@@ -303,25 +304,43 @@ class Program:
     rows:dict       # Register -> (bytes of one, number) of its row; dtype, shape, strides
     ends:list       # Register of each result, None where there is none
     numbers:Numbers # How they are made, and how they must compare
-    slots:dict      # Numeral -> register of a tensor that the number is written into
+    slots:dict      # Register -> Numeral, and dtype of the tensor that it is written into
     used:int = 0    # When it ran last, in pieces of all kinds
+
+    @cached_property
+    def maker(self): return _maker_of(self)
 
     def __repr__(self):
         names = {i: f'in{i}' for i in range(self.inputs)} | {self.target: 'out'}
         names |= {v: f"{'row' if n > 1 else 'bits'}{k}" for v,((n,k),_) in self.rows.items()}
-        names |= {v: repr(n) for n,v in self.slots.items()}
+        names |= {v: repr(n) for v,(n,_) in self.slots.items()}
         def name(r):
             if r in names: return names[r]
             return f'new{r}' if r < self.target else _const(self.registers[r])
         def line(c): return f"{name(c.to)} = {c.name}({', '.join(name(a) for a in c.args)})"
         return '\n'.join(map(line, self.calls))
 
-class _Uses:
+class Uses:
     "When each value of a trace is used last, and which of them a view shows in other places."
     trace:Trace
     ends:list       # Values of the results
     values:list     # Tensors as they were traced
     inputs:int
+    last:dict
+    turned:set
+    holders:dict    # Numeral and dtype -> a tensor of that number
+
+    def holder(self, n, dtype):
+        "A tensor for a number."
+        if (n, dtype) not in self.holders:
+            number = self.trace.numbers.values[n]
+            self.holders[n, dtype] = torch.tensor(number, dtype=dtype, device='cpu')
+        return self.holders[n, dtype]
+
+    def overwrites(self, u, i, step):
+        "Is step `i` the last to use value `u`, each element of it in the place of the result?"
+        pointwise = torch.Tag.pointwise in step.op.tags
+        return self.last[u] == i and u not in self.turned and pointwise
 
     def turned_by(self, views):
         "Values of which a view shows elements in other places."
@@ -342,7 +361,7 @@ class _Uses:
                 if type(a) is Value: last[a] = max(until, last.get(a, until))
         return last
 
-class Plan(_Uses):
+class Plan(Uses):
     "A trace on its way to a Program: where each value lives, which function makes it."
     def __init__(self, trace, ends, ts, to):
         self.trace,self.ends,self.to,self.inputs = trace,ends,to,len(ts)
@@ -350,7 +369,7 @@ class Plan(_Uses):
         self.target = len(self.values)
         self.registers,self.place = [None]*(self.target+1),[*range(self.target)]
         self.rows,self.owner,self.last = {},{},self.last_uses()
-        self.slots,self.holders = {},{}     # Numeral -> register, and the tensor that it held
+        self.slots,self.holders = {},{}     # see Program; and what was held when it was traced
         views = [(self.inputs+i, s) for i,s in enumerate(trace.steps) if s.is_view()]
         self.viewed = {a for _,s in views for a in s.args if type(a) is Value}
         self.shown = {a for _,s in views for a in s.args
@@ -369,7 +388,7 @@ class Plan(_Uses):
         "The value whose bits are the first result, in another dtype, and nothing else."
         step = self.trace.step(self.ends[0])
         if step is None or step.op is not aten.view.dtype: return None
-        if not _alike(step.result, self.to) or self.ends.count(self.ends[0]) > 1: return None
+        if not alike(step.result, self.to) or self.ends.count(self.ends[0]) > 1: return None
         u = step.args[0]
         uses = [a for s in self.trace.steps for a in s.args if type(a) is Value and a == u]
         made = self.trace.step(u)
@@ -391,17 +410,17 @@ class Plan(_Uses):
 
     def call(self, i, step, v):
         "The same of one that is not skipped."
-        args = _with_tensors(step, self.values, self.holder)
+        args = with_tensors(step, self.values, self.holder)
         given = [self.values[a] if type(a) is Value else a for a in args]
-        f = None if self.stays(v, step) else _writer(step, given)
+        f = None if self.stays(v, step) else writing(step, given)
         if not f and _has_numeral(step.args): raise Untraceable(f'{step.op} of a number')
         args = [self.register(a) for a in (args if f else step.args)]
-        first = v == self.ends[0] and _alike(step.result, self.to)
+        first = v == self.ends[0] and alike(step.result, self.to)
         if f and v == self.beneath: self.owner[_RESULT] = self.ends[0]
         elif f: self.put(v, _RESULT if first else self.row(i, step, v), step)
         name = step.op.overloadpacket.__name__
         kind = dict(writes=f is not None, views=step.is_view())
-        return Call(name, f or _maker(step), args, step.kwargs, self.place[v], **kind)
+        return Call(name, f or allocating(step), args, step.kwargs, self.place[v], **kind)
 
     def stays(self, v, step):
         "Must this value be its own tensor: seen outside, or a view?"
@@ -412,19 +431,13 @@ class Plan(_Uses):
     def register(self, a):
         "Where an argument is found: a value in its place, a constant in a new register."
         if type(a) is Value: return self.place[a]
-        numeral = next((n for n,t in self.holders.items() if t is a), None)
-        if numeral in self.slots: return self.slots[numeral]
+        kind = next((kind for kind,t in self.holders.items() if t is a), None)
+        for v,known in self.slots.items():
+            if known == kind: return v
         self.registers.append(a)
         at = len(self.registers)-1
-        if numeral is not None: self.slots[numeral] = at
+        if kind: self.slots[at] = kind
         return at
-
-    def holder(self, n):
-        "A tensor for a number."
-        if n not in self.holders:
-            number = self.trace.numbers.values[n]
-            self.holders[n] = torch.tensor(number, dtype=torch.float64, device='cpu')
-        return self.holders[n]
 
     def put(self, v, row, step):
         "Let value `v` live in that row."
@@ -446,15 +459,10 @@ class Plan(_Uses):
         # the last used is still in the cache
         return max(found, key=lambda row: self.last[self.owner[row]], default=new)
 
-    def overwrites(self, u, i, step):
-        "Is step `i` the last to use value `u`, each element of it in the place of the result?"
-        pointwise = torch.Tag.pointwise in step.op.tags
-        return self.last[u] == i and u not in self.turned and pointwise
-
     def may_be_result(self, v, step):
         "May value `v` live where the first result will be: is it not used after that is made?"
         i = (self.ends[0] if self.beneath is None else self.beneath)-self.inputs
-        if i < 0 or v in self.shown or not _alike(step.result, self.to): return False
+        if i < 0 or v in self.shown or not alike(step.result, self.to): return False
         return self.last[v] < i or self.overwrites(v, i, self.trace.steps[i])
 
 _RESULT = None,0                            # in the place of a row: what the caller gets
@@ -466,7 +474,7 @@ def _in_place(a, b):
     laid = [(t.shape, t.stride(), t.itemsize, t.data_ptr()) for t in (a, b)]
     return laid[0] == laid[1]
 
-def _alike(a, b):
+def alike(a, b):
     "Have these one dtype and layout? Torch may round otherwise where it cannot use vectors."
     return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
 
@@ -498,7 +506,7 @@ def _outs(op):
     quick = getattr(torch, packet.__name__, None)
     return [quick, *outs] if outs and isinstance(quick, BuiltinFunctionType) else outs
 
-def _writer(step, args):
+def writing(step, args):
     "What writes the traced result into given memory, tried; None if there is nothing."
     for f in _outs(step.op):
         y = torch.empty_like(step.result)
@@ -506,7 +514,7 @@ def _writer(step, args):
             f(*args, **step.kwargs, out=y)
             if same_bits(y, step.result): return f
 
-def _maker(step):
+def allocating(step):
     "What returns the traced result as a new tensor."
     if step.op.overloadpacket not in _TESTS: return _QUICK.get(step.op, step.op)
     op,dtype = step.op,step.result.dtype                    # a comparison written as numbers
@@ -514,8 +522,20 @@ def _maker(step):
 
 def _has_numeral(args): return any(type(a) is Numeral for a in args)
 
-def _with_tensors(step, values, holder):
-    "The arguments of a step, a float as the tensor that torch would make of it."
+_LETTER = {torch.float32: 'f', torch.float64: 'd'}      # what Python calls them
+_REVERSED = aten.rsub.Scalar,aten.scalar_tensor.default
+
+def _as_tensor(k, dtype):
+    "A number as the tensor that torch makes of it beside one of `dtype`; or as it is."
+    if type(k) not in (int, float): return k
+    if dtype in _LETTER and not (type(k) is int and abs(k) > 2**24):
+        return torch.tensor(k, dtype=dtype, device='cpu')
+    if dtype == torch.int32 and type(k) is int and abs(k) < 2**31:
+        return torch.tensor(k, dtype=dtype, device='cpu')
+    return torch.tensor(k, dtype=torch.float64, device='cpu') if type(k) is float else k
+
+def with_tensors(step, values, holder):
+    "The arguments of a step, a number as the tensor that torch would make of it."
     dtype = step.result.dtype
     others = [values[a] for a in step.args if type(a) is Value]
     if any(t.dtype != dtype or not t.ndim for t in others):
@@ -523,21 +543,91 @@ def _with_tensors(step, values, holder):
         return step.args
     takes = [str(argument.type) for argument in step.op._schema.arguments]
     def tensor(a, kind):
-        may_be = kind == 'Tensor' or step.op in (aten.rsub.Scalar, aten.scalar_tensor.default)
-        if type(a) is Numeral and may_be: return holder(a)
-        if type(a) is Numeral: raise Untraceable(f'{step.op} of a number')
-        if type(a) is not float or kind != 'Tensor': return a
-        return torch.tensor(a, dtype=torch.float64, device='cpu')
+        beside = step.op in _REVERSED or step.op.overloadpacket in _TESTS
+        may_be = kind == 'Tensor' or kind == 'number' and beside
+        if type(a) is Numeral and not may_be: raise Untraceable(f'{step.op} of a number')
+        if type(a) is Numeral: return holder(a, dtype if dtype in _LETTER else torch.float64)
+        return _as_tensor(a, dtype) if may_be else a
     return [tensor(a, kind) for a,kind in zip(step.args, takes)]
 
 # %% ../../nbs/engine/50_replay.ipynb #94b14947
 _PAYS,_KEPT = 100,256                            # pieces that pay for a program; programs kept
 
-def _bound(c, registers, still):
-    "A call of which nothing changes, ready to be made; or None."
-    if not (c.writes and still.issuperset([c.to, *c.args])): return None
-    args = [registers[a] for a in c.args]
-    return partial(c.f, *args, out=registers[c.to], **c.kwargs)
+def _early(program):
+    "Views of what does not change, by register: they are made once."
+    still,early = {*program.rows, *range(program.target+1, len(program.registers))},{}
+    for c in program.calls:
+        if not (c.views and still.issuperset(c.args)): continue
+        still.add(c.to)
+        early[c.to] = c
+    return early
+
+_TAKEN = 'ts','numbers','held','take','give','make','made'
+
+class Code:
+    "A function in Python, made line by line: what does not change has a name."
+    def __init__(self, inputs, numbers):
+        self.inputs,self.numbers = inputs,numbers
+        self.lines = [f'r{i} = ts[{i}]' for i in range(inputs)]
+        self.constants,self.known = {},set()
+
+    def name(self, k):
+        "Of a function its own, if that is free."
+        if type(k) is Numeral: return self.numeral(k)
+        name = getattr(k, '__name__', '') if callable(k) else ''
+        is_free = name.isidentifier() and self.constants.get(name, k) is k
+        name = name if is_free and name not in _TAKEN else f'k{len(self.constants)}'
+        self.constants[name] = k
+        return name
+
+    def numeral(self, n):
+        if n not in self.known:
+            self.known.add(n)
+            self.lines.append(f'{n!r} = {self.number(*self.numbers.made[n])}')
+        return repr(n)
+
+    def number(self, f, args):
+        "How a number is made: those that it is made of have lines before."
+        if f: return f'{self.name(f)}({", ".join(map(self.name, args))})'
+        i = args[0]-self.inputs
+        return f'numbers[{i}]' if i >= 0 else f'r{args[0]}.item()'
+
+    def call(self, f, args, kwargs, to, writes):
+        "A line for a call, of arguments that have names."
+        args = [*args, *[f'{k}={self.name(v)}' for k,v in kwargs.items()]]
+        if writes: args.append(f'out={to}')
+        call = f'{self.name(f)}({", ".join(args)})'
+        self.lines.append(call if writes else f'{to} = {call}')
+
+    def function(self, arguments, bound):
+        "A function that makes the replay from what is bound: some names, and the constants."
+        names = ', '.join([*bound, *self.constants])
+        lines = [f'def make({names}):', f' def made({arguments}):']
+        space:dict[str, Any] = dict(__name__=__name__)          # a profile shows whose it is
+        lines += [f'  {line}' for line in self.lines]
+        exec('\n'.join([*lines, ' return made']), space)
+        return partial(space['make'], **self.constants)
+
+def _maker_of(program):
+    "A function of what a memory holds, by name, which makes the replay."
+    code,early = Code(program.inputs, program.numbers),_early(program)
+    for v,(n,_) in program.slots.items(): code.lines.append(f'a{v}[0] = {code.name(n)}')
+    for c in program.calls:
+        if c.to in early: continue
+        code.call(c.f, [f'r{a}' for a in c.args], c.kwargs, f'r{c.to}', c.writes)
+    first,*others = program.ends
+    if first != program.target: code.lines.append(f'r{program.target}.copy_(r{first})')
+    others = ['None' if e is None else f'r{e}' for e in others]
+    code.lines.append(f'return [{", ".join(others)}]')
+    own = [*program.rows, *range(program.target+1, len(program.registers)), *early]
+    bound = [*[f'r{v}' for v in own], *[f'a{v}' for v in program.slots]]
+    return code.function(f'r{program.target}, ts, numbers', bound)
+
+def slot_of(dtype):
+    "A place for a number, and the tensor that it is."
+    place = array(_LETTER[dtype], [0.])
+    with torch.inference_mode(False):
+        return place,torch.frombuffer(place, dtype=dtype).reshape(())
 
 class Memory:
     "Rows of scratch, and for each program its registers cut from them."
@@ -553,27 +643,19 @@ class Memory:
             return self.rows[row][:n].view(dtype)
 
     def frame(self, program):
-        "Registers of a program, its calls, and which registers change between replays."
+        "The replay of a program in this memory: a function of `to`, `ts` and numbers."
         if program in self.frames: return self.frames[program]
-        registers = list(program.registers)
-        for v in program.slots.values():
-            with torch.inference_mode(False):
-                registers[v] = torch.empty((), dtype=torch.float64, device='cpu')
-        for v,(row,(dtype,shape,strides)) in program.rows.items():
-            registers[v] = self.row(row, dtype, shape.numel()).as_strided(shape, strides)
-        still = {*program.rows, *range(program.target+1, len(registers))}
-        calls = []
-        for c in program.calls:                     # a view of scratch is made once
-            if not (c.views and still.issuperset(c.args)):
-                calls.append(c)
-                continue
-            with torch.inference_mode(False):
-                registers[c.to] = c.f(*[registers[a] for a in c.args], **c.kwargs)
-            still.add(c.to)
-        calls = [(_bound(c, registers, still), c) for c in calls]
-        changing = [v for v in range(program.target+1) if v not in still]
+        with torch.inference_mode(False):
+            held = {f'r{v}': t for v,t in enumerate(program.registers) if v > program.target}
+            for v,(_,dtype) in program.slots.items():
+                held[f'a{v}'],held[f'r{v}'] = slot_of(dtype)
+            for v,(row,(dtype,shape,strides)) in program.rows.items():
+                scratch = self.row(row, dtype, shape.numel())
+                held[f'r{v}'] = scratch.as_strided(shape, strides)
+            for v,c in _early(program).items():
+                held[f'r{v}'] = c.f(*[held[f'r{a}'] for a in c.args], **c.kwargs)
         if len(self.frames) >= _KEPT: self.frames.clear()
-        self.frames[program] = registers,calls,changing
+        self.frames[program] = program.maker(**held)
         return self.frames[program]
 
 class _Thread(threading.local):
@@ -585,50 +667,37 @@ _thread = _Thread()
 def replay(program, to, ts, numbers=()):
     "Run a program: its first result goes into `to`, the others are returned."
     memory = _thread.memories.pop() if _thread.memories else Memory()
-    registers,calls,changing = memory.frame(program)
-    if program.slots:
-        given,held = [*ts, *numbers],{}
-        for n,v in program.slots.items():
-            registers[v].fill_(program.numbers.read(n, given, held))
-    registers[:program.inputs],registers[program.target] = ts,to
-    content = registers.__getitem__
-    for ready,c in calls:
-        if ready: ready()
-        elif c.writes: c.f(*map(content, c.args), out=registers[c.to], **c.kwargs)
-        else: registers[c.to] = c.f(*map(content, c.args), **c.kwargs)
-    first,*others = program.ends
-    if first != program.target: to.copy_(registers[first])
-    others = [None if e is None else registers[e] for e in others]
-    for v in changing: registers[v] = None
+    others = memory.frame(program)(to, ts, numbers)
     _thread.memories.append(memory)
     return others
 
 # %% ../../nbs/engine/50_replay.ipynb #53974e0e
-def _shifted(t):
+def shifted(t):
     "Other data in the same layout, on which the order of a sum depends."
     if not t.ndim or 0 in t.stride(): return t
     other = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device='cpu')
     return other.copy_(t.roll(1, -1))
 
-def _others(program, ts, numbers):
+def other_numbers(asked, ts, numbers):
     "A little smaller numbers, if they compare as these do."
     smaller = [k*(1-2**-10) for k in numbers]
     with contextlib.suppress(ArithmeticError, ValueError):
-        if program.numbers.answers([*ts, *smaller]) is None: return smaller
+        if asked.answers([*ts, *smaller]) is None: return smaller
     return numbers
 
 def prove(f, to, ts, numbers=()):
     "The Program of `f(*ts, *numbers)`, if it gave the same bits; raises what went wrong."
     program = Plan(*trace(f, ts, numbers), ts, to).program()
-    for given,ks in (ts, numbers),([_shifted(t) for t in ts], _others(program, ts, numbers)):
+    others = [shifted(t) for t in ts],other_numbers(program.numbers, ts, numbers)
+    for given,ks in (ts, numbers),others:
         y,*more = f(*given, *ks)
         got = torch.empty_like(to)
         others = replay(program, got, given, ks)
         for i,(a,b) in enumerate(zip([y.to(to.dtype), *more], [got, *others])):
-            if not same_bits(a, b): raise Untraceable(f'result {i} {_difference(a, b)}')
+            if not same_bits(a, b): raise Untraceable(f'result {i} {difference(a, b)}')
     return program
 
-def _difference(a, b):
+def difference(a, b):
     "Where the result `a` of a formula and `b` of its replay differ, in words."
     if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
         return 'is not of one kind as written and replayed'
@@ -649,7 +718,7 @@ class Label:
     def __init__(self, name): self.name = name
     def __repr__(self): return self.name
 
-def _may_replay(to):
+def may_replay(to):
     "May a replay replace the plain operations now? Not where other code watches them."
     return (_wanted and _thread.wants and can_stand_in and to.ndim > 0
         and not (function_modes() or torch.is_anomaly_enabled() or saved_tensor_hooks()))
@@ -657,7 +726,7 @@ def _may_replay(to):
 def run(f, to, ts, key=None, numbers=())->Any:
     """`f(*ts, *numbers)`: the first result goes into `to`, memory of its own, others are
     returned. Replayed if `key` allows."""
-    if key is not None and _may_replay(to):
+    if key is not None and may_replay(to):
         kind = [key, torch.get_default_dtype()]
         for t in (to, *ts): kind += t.dtype,t.shape,t.stride()
         program = _fitting((*kind, len(numbers)), f, to, ts, numbers)
@@ -693,7 +762,7 @@ def _program_if_often(kind, f, to, ts, numbers):
     try: program = prove(f, to, ts, numbers)
     except Exception as e:
         program = False
-        if _debug: print(_refusal(kind[0], to, e), file=sys.stderr)
+        tell(kind[0], to, e)
     _programs[kind] = program
     return program
 
@@ -701,6 +770,10 @@ def _drop_unused(now):
     "Forget programs that did not run while as many pieces came as pay for all of them."
     for kind,program in [*_programs.items()]:
         if not program or now-program.used > _PAYS*_KEPT: _programs.pop(kind, None)
+
+def tell(key, to, e):
+    "The debug mode says what is not replayed, and why."
+    if _debug: print(_refusal(key, to, e), file=sys.stderr)
 
 def _refusal(key, to, e):
     "What is not replayed, and why, in one line."
