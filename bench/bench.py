@@ -24,6 +24,7 @@ import time
 import weakref
 from pathlib import Path
 import torch
+import torch.distributed.tensor  # torch imports it at the first trace, which a short process does not wait for
 from torch.autograd import Function
 
 HERE = Path(__file__).resolve().parent
@@ -249,10 +250,10 @@ def ratios(fs, clock, n, dtype, a):
         thunks[k, 'forward'] = lambda f=f: f(next(turn)[0])
         thunks[k, 'both'] = lambda f=f: both(f, *next(turn)[1:])
     large = n >= clock.large
-    if large:                                              # so often that eager code has recorded what it may
-        for f,_ in itertools.product(fs.values(), range(max(1, 2**24//n))):
-            f(next(turn)[0])
-            both(f, *next(turn)[1:])
+    # so often that eager code has recorded what it may
+    for f,_ in itertools.product(fs.values(), range(min(120, max(1, 2**24//n)))):
+        f(next(turn)[0])
+        both(f, *next(turn)[1:])
     least = a.least if dtype == torch.float32 and torch.get_num_threads() == 1 else max(2, a.least//2)
     t = race(thunks, clock, a.seconds, least, dict.fromkeys(thunks, 1) if large else None)
     rows = {}

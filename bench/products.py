@@ -17,6 +17,7 @@ from pathlib import Path
 
 os.environ.setdefault('OMP_NUM_THREADS', '1')               # before torch is imported
 import torch  # noqa: E402
+import torch.distributed.tensor  # noqa: E402, F401 (torch imports it at the first trace)
 from jobs import run  # noqa: E402
 import shok_nb as R  # noqa: E402
 from bench import Cpu  # noqa: E402

@@ -1286,6 +1286,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'shok_nb.engine.replay.allocating': ('engine/replay.html#allocating', 'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay.difference': ('engine/replay.html#difference', 'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay.may_replay': ('engine/replay.html#may_replay', 'shok_nb/engine/replay.py'),
+                                       'shok_nb.engine.replay.may_trace': ('engine/replay.html#may_trace', 'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay.no_replay': ('engine/replay.html#no_replay', 'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay.number_in': ('engine/replay.html#number_in', 'shok_nb/engine/replay.py'),
                                        'shok_nb.engine.replay.other_numbers': ( 'engine/replay.html#other_numbers',

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 import pytest
 import torch
+import torch.distributed.tensor  # or the first trace waits
 from estimators import FLOATS, generator, same, variants
 from torch.overrides import TorchFunctionMode
 from shok_nb import (
@@ -383,6 +384,19 @@ def test_small_tensors_in_threads(short):
         with ThreadPoolExecutor(8) as pool: assert all(pool.map(run, [float(2**i) for i in range(16)]))
     finally: sys.setswitchinterval(before)
     assert short
+
+def test_a_short_process_does_not_wait_for_an_import():
+    "To trace, torch imports DTensor: most of a second, which a few hundred calls and pieces do not save."
+    told = """import sys, torch, shok_nb as R
+x,large = torch.randn(100, requires_grad=True),torch.randn(2**23)
+for _ in range(400): R.soft_round(x).sum().backward()
+for _ in range(2): R.soft_round(large)
+print('torch.distributed.tensor' in sys.modules, bool(R.engine.replay._programs))
+import torch.distributed.tensor
+R.soft_round(large)
+print(bool(R.engine.replay._programs))"""
+    run = subprocess.run([sys.executable, '-c', told], capture_output=True, text=True, timeout=100)
+    assert run.stdout.split() == ['False', 'False', 'True'], run.stdout+run.stderr
 
 def test_a_copy_of_an_estimator_has_no_short_ways(short):
     "They are functions that cannot be pickled."

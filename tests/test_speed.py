@@ -9,6 +9,7 @@ import warnings
 from functools import partial
 import pytest
 import torch
+import torch.distributed.tensor  # or the first trace waits
 from estimators import FLOATS, back, generator, grouped, kept, leaves, near, same, side_by_side, some_quickly, variants
 from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
@@ -282,8 +283,8 @@ def test_small_results_are_their_own():
         assert x.eq(1).all()
 
 def test_a_small_call_takes_few_steps():
-    """No clock: how many functions of the package a call enters, forward and backward, when it has come often enough for
-    a short way. In pieces: 57, 38, 63."""
+    """No clock: how many functions of the package a call enters, forward and backward, when it has come often enough
+    for a short way. In pieces: 57, 38, 63."""
     def entered(f):
         names = []
         def note(frame, event, arg):

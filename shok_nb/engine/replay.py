@@ -750,12 +750,18 @@ def _fitting(kind, f, to, ts, numbers):
         program = _programs.get(kind)
     return _program_if_often(kind, f, to, ts, numbers) if program is None else program
 
+_LONG = 10_000                              # pieces, or calls, that pay for an import of torch
+
+def may_trace(now):
+    "Not early in a process: to trace, torch imports DTensor, which takes most of a second."
+    return now >= _LONG or 'torch.distributed.tensor' in sys.modules
+
 def _program_if_often(kind, f, to, ts, numbers):
     "A Program of work that came often enough, None if it has not, False if there can be none."
     now = next(_clock)
     if len(_seen) >= 4*_KEPT: _seen.clear()
     _seen[kind] = _seen.get(kind, 0)+1
-    if _seen[kind] < _PAYS: return None
+    if _seen[kind] < _PAYS or not may_trace(now): return None
     _seen[kind] = 0                              # if it is dropped, it has to pay once more
     if len(_programs) >= _KEPT: _drop_unused(now)
     if len(_programs) >= _KEPT: return None

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/engine/55_short.ipynb #55000007
 import contextlib
+from itertools import count
 import torch
 from torch import Tensor
 from .replay import (
@@ -19,6 +20,7 @@ from .replay import (
     aten,
     difference,
     may_replay,
+    may_trace,
     other_numbers,
     same_bits,
     shifted,
@@ -107,7 +109,7 @@ def way_of(f, ts, numbers=()):
     return way,short.gain
 
 # %% ../../nbs/engine/55_short.ipynb #55000012
-_PAYS = 100                                 # calls that pay for a way
+_PAYS,_clock = 100,count()                  # calls that pay for a way; all until there is one
 _LEAST,_MOST = 2.,8                         # µs that one must gain; ways for one kind of call
 
 class Short:
@@ -126,13 +128,17 @@ class Short:
             results = way(ts, numbers)
             if results is not None: return results
         self.met += 1
-        if self.met == _PAYS: self.make(f, key, ts, numbers)
+        now = next(_clock)
+        if self.met >= _PAYS and may_trace(now/3): self.make(f, key, ts, numbers)
         return None
 
     def of_these(self, f, key, ts, numbers):
         "The same of a formula that does more with its numbers than reckon: for these alone."
         words = repr(numbers)                       # 0. is not -0.
-        if words not in self.fixed and len(self.fixed) < _MOST: self.fixed[words] = Short()
+        if words not in self.fixed and len(self.fixed) < _MOST:
+            first = not self.fixed
+            self.fixed[words] = short = Short()
+            if first: short.met = _PAYS-1           # it has come often enough
         short = self.fixed.get(words)
         if short is None:
             self.wanted = any(s.ways for s in self.fixed.values())
