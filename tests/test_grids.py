@@ -193,28 +193,31 @@ def test_steps_from_sums_of_all():
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('name', R.FORMATS)
 def test_nearest_from_sums(name, dtype, monkeypatch):
-    "The shorter way of compiled code, at every size, zeros with their signs and nan: the number that the cells give."
-    grid,f = floats.grid_of(R.FORMATS[name]),R.FORMATS[name]
-    x = numbers(dtype)
-    cells = grid.cells(x)
-    want = cells.value(cells.v.round())
-    assert same(grid.nearest(x), want) and not grid.is_summed(x)
-    monkeypatch.setattr(floats, 'for_cpu', lambda x: True)
-    assert grid.is_summed(x) == (f.signed_zero and f.largest < 1e30)
-    assert same(grid.nearest(x), want)
-    assert not floats.grid_of(f, saturate=False).is_summed(x)
+    """The shorter way of compiled code, and of eager code where there is no -0, at every size, zeros with their signs and
+    nan: the number that the cells give."""
+    f,x = R.FORMATS[name],numbers(dtype)
+    both = floats.grid_of(f),floats.grid_of(dataclasses.replace(f, signed_zero=False))
+    for compiled in (False, True):
+        if compiled: monkeypatch.setattr(floats, 'for_cpu', lambda x: True)
+        for grid in both:
+            cells = grid.cells(x)
+            assert same(grid.nearest(x), cells.value(cells.v.round()))
+            summed = f.largest < 1e30 and (compiled or not grid.signed_zero)
+            assert grid.is_summed(x) == summed and not dataclasses.replace(grid, over=math.inf).is_summed(x)
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['e4m3', 'e2m1'])
 def test_nearest_from_sums_of_all(name, monkeypatch):
     "Each float32 of three binades: where the step grows with the number, where it is the least, and below."
     grid = floats.grid_of(R.FORMATS[name])
-    for top in (0, math.frexp(grid.finest)[1]-1, math.frexp(grid.finest)[1]-3):
-        x = (torch.arange(2**23, dtype=torch.int32) + (127+top << 23)).view(torch.float32)
+    unsigned = dataclasses.replace(grid, signed_zero=False)
+    for top,sign in itertools.product((0, math.frexp(grid.finest)[1]-1, math.frexp(grid.finest)[1]-3), (1, -1)):
+        x = (torch.arange(2**23, dtype=torch.int32) + (127+top << 23)).view(torch.float32)*sign
         cells = grid.cells(x)
         want = cells.value(cells.v.round())
+        assert same(unsigned.nearest(x), want+0.)
         monkeypatch.setattr(floats, 'for_cpu', lambda x: True)
-        assert same(grid.nearest(x), want)
+        assert same(grid.nearest(x), want) and same(unsigned.nearest(x), want+0.)
         monkeypatch.undo()
 
 @pytest.mark.parametrize('own', [None, 1/6, .3])

@@ -29,6 +29,7 @@ from .pieces import (
     PIECE,
     PLAIN_TYPES,
     is_ordinary,
+    is_run_on_cpu,
     room,
     shared_numpy,
     wide_dtype,
@@ -524,9 +525,18 @@ def _is_above(d, u):
     if plain and d.shape == u.shape: return d.gt_(u)
     return (d > u).to(d.dtype)
 
+_INTS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+def _signed_as(n, v):
+    """`n`, and -0 where it is 0 and `v` is below: by the bits, as eager code on a CPU is slow
+    at `copysign`."""
+    ints = _INTS.get(v.dtype)
+    if not ints or not is_run_on_cpu(v): return torch.copysign(n, v)
+    sign = v.resolve_neg().view(ints) & torch.iinfo(ints).min
+    return (n.view(ints) | sign).view(v.dtype)
+
 def toss_up(v, u):
     "The integer above `v` where `u` < its fraction, else the one below."
     wide = v if v.dtype == torch.float64 else v.float()
     n = wide.floor()
-    # 0 below zero is -0
-    return torch.copysign((n + _is_above(wide-n, u)).to(v.dtype), v)
+    return _signed_as((n + _is_above(wide-n, u)).to(v.dtype), v)

@@ -146,8 +146,9 @@ class FloatGrid(Grid):
         return (binade_of(x)*2.**-self.mantissa).clamp(low, high)
 
     def is_summed(self, x):
-        "Is the nearest number made of sums? Only compiled code for a CPU is faster so."
-        if not for_cpu(x) or self.over != self.largest or not self.signed_zero: return False
+        "Is the nearest number made of sums? On a CPU it is faster so, eager without a -0."
+        if not (for_cpu(x) or not self.signed_zero and is_run_on_cpu(x)): return False
+        if self.over != self.largest: return False
         if self.mantissa >= FLOAT_BITS[x.dtype][1]: return False
         if self.largest % self.coarsest: return False
         return self.finest >= 2.**-126 and self.coarsest <= 2.**79
@@ -165,9 +166,20 @@ class FloatGrid(Grid):
             near = x.clamp(-self.largest, self.largest) if self.over == self.largest else x
             return near.to(dtype).to(x.dtype)
         if not self.is_summed(x): return super().nearest(x, own)
+        if not self.signed_zero: return self._signed_sums(x)
         bits,size = FLOAT_BITS[x.dtype][1],x.abs().clamp(max=self.largest)
         far = _by_sums(size, self.mantissa-bits).clamp(min=self.finest*2.**bits)
         return torch.copysign((size+far)-far, x)
+
+    def _signed_sums(self, x):
+        "The same of both signs: half as far again, so that sums stay in one binade."
+        bits = FLOAT_BITS[x.dtype][1]
+        low,high = self.finest*2.**self.mantissa,self.coarsest*2.**self.mantissa
+        if for_cpu(x): at = _scaled_binade(x, 0, high).clamp(min=low)
+        else: at = binade_of(x).clamp(low, high)
+        far = 1.5*2.**(bits-self.mantissa)
+        near = torch.add(x, at, alpha=far).sub(at, alpha=far)
+        return near.clamp(-self.largest, self.largest)
 
     def cells(self, x, own=0.):
         step = self.steps(x.detach())

@@ -7,8 +7,8 @@ __all__ = ['RECIPES', 'Operand', 'Recipe', 'low_precision_', 'BatchedProduct']
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570004
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,16 @@ from ..engine.random import fold_in, takes_seed, toss_up, uniform_like
 from ..engine.report import LayerReport
 from ..estimators.ste import round_ste
 from ..estimators.stochastic import stochastic_round
-from ..grids.best import best_quantize
+from ..grids.best import BestGrid, best_quantize
 from ..grids.blocks import largest_of, mx_quantize, nvfp4_quantize
-from ..grids.floats import FORMATS, FloatFormat, float_round, format_of, grid_of
+from ..grids.floats import (
+    FORMATS,
+    FloatFormat,
+    FloatGrid,
+    float_round,
+    format_of,
+    grid_of,
+)
 from .stored import named_rounding
 from ..networks.attention import (
     attention_into_layers,
@@ -332,13 +339,17 @@ def _tiles(v, op, dim):
     t = _padded(v, rows, columns).unflatten(-1, (-1, columns))
     return t.unflatten(-3, (-1, rows)),(-3, -1)
 
-def _largest(t, dims=(), keepdim=False):
-    "The largest magnitude: two passes, and no copy of the size of `t`."
-    return torch.maximum(t.amax(dims, keepdim), -t.amin(dims, keepdim))
+def _largest(t, dims=()):
+    "The largest magnitude: two passes, and no copy of the size of `t`. One dim after another."
+    if not dims: return torch.maximum(t.amax(), -t.amin())
+    high = low = t
+    for dim in dims:
+        if t.shape[dim] != 1: high,low = high.amax(dim, True),low.amin(dim, True)
+    return torch.maximum(high, -low)
 
 def _clip_of(t, dims, op):
     "What becomes the largest number of each block: its largest, or what statistics say."
-    amax = _largest(t, dims, True)
+    amax = _largest(t, dims)
     if op.scale != 'sawb': return amax
     size,mean = t.square().mean(dims, keepdim=True).sqrt(),t.abs().mean(dims, keepdim=True)
     clip = 12.1*size - 12.2*mean
@@ -348,16 +359,37 @@ def _clip_of(t, dims, op):
 class Over(Grid):
     "A grid for values over a scale, given in the place of its own: divided piece by piece."
     grid:Grid
+    back:bool                                   # and multiplied by it?
     def __post_init__(self):
         for name in ('block', 'along', 'gradient', 'fixed'):
             object.__setattr__(self, name, getattr(self.grid, name))
-    def nearest(self, x, own=0.): return self.grid.nearest(x/own)
-    def cells(self, x, own=0.): return self.grid.cells(x/own)
+    def nearest(self, x, own=0.):
+        near = self.grid.nearest(x/own)
+        return near*own if self.back else near
 
-def _over(scale, rounding):
-    "That rounding of values over a scale."
+    def cells(self, x, own=0.):
+        cells = self.grid.cells(x/own)
+        if not self.back: return cells
+        return cells._replace(worth=cells.worth*own, value=lambda n: cells.value(n)*own)
+
+@lru_cache
+def _of_sums(grid):
+    "The same grid without a -0, which no sum of products sees."
+    if isinstance(grid, BestGrid): return replace(grid, grids=tuple(map(_of_sums, grid.grids)))
+    if isinstance(grid, FloatGrid): return replace(grid, signed_zero=False)
+    return replace(grid, element=_of_sums(grid.element))
+
+def _in_sums(rounding):
+    "To the nearest there is a shorter way to such a grid."
+    if rounding is not round_ste: return rounding
+    def unsigned(v, *, step, **knobs): return rounding(v, step=_of_sums(step), **knobs)
+    return unsigned
+
+def _over(scale, rounding, back=False):
+    "That rounding of values over a scale, and perhaps times it."
     def divided(v, *, step, **knobs):
-        return rounding(v, step=Over(step), offset=scale, **knobs)
+        grid = _of_sums(step) if rounding is round_ste else step
+        return rounding(v, step=Over(grid, back), offset=scale, **knobs)
     return divided
 
 def _by_floats(v, op, dim, knobs):
@@ -365,9 +397,9 @@ def _by_floats(v, op, dim, knobs):
     t,dims = _tiles(v, op, dim)
     scale = _clip_of(t, dims, op)/format_of(op.format, 'Operand').largest
     scale = for_block(scale.clamp(min=torch.finfo(v.dtype).tiny))
-    y = float_round(t, op.format, _over(scale, op.rounding), **knobs)
+    y = float_round(t, op.format, _over(scale, op.rounding, t is not v), **knobs)
     if t is v: return y,scale
-    y = y.mul_(scale).flatten(-4, -3).flatten(-2)
+    y = y.flatten(-4, -3).flatten(-2)
     return y[..., :v.shape[-2], :v.shape[-1]],None
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c002
@@ -383,7 +415,7 @@ def _by_nvfp4(v, op, dim, knobs):
         return best_quantize(t, [partial(f, top=top) for top in (6., 4.)], rounding, **knobs)
     if op.outer:
         t,dims,back = _in_groups(v, op.outer, dim)
-        size = for_block(_largest(t, dims, True).clamp(min=1e-30)/most)
+        size = for_block(_largest(t, dims).clamp(min=1e-30)/most)
         return back(fit(t, size.unsqueeze(dims[1]), dims[1]).mul_(size)),None
     size = _largest(v).clamp(min=1e-30)/most
     t = _padded(v, 16, 16) if square else v
@@ -420,9 +452,10 @@ def _on_grid(v, op, dim, seed):
     knobs = dict(seed=seed) if op.draws else {}
     if op.eden: return _by_eden(v, op, dim, seed)
     if op.format in ('nvfp4', '4/6'): return _by_nvfp4(v, op, dim, knobs)
-    if op.block is None: return float_round(v, op.format, op.rounding, **knobs),None
+    rounding = _in_sums(op.rounding)
+    if op.block is None: return float_round(v, op.format, rounding, **knobs),None
     if op.scale in (None, 'sawb'): return _by_floats(v, op, dim, knobs)
-    return mx_quantize(v, op.format, op.rounding, block=op.tile[1], dim=dim, scale=op.scale,
+    return mx_quantize(v, op.format, rounding, block=op.tile[1], dim=dim, scale=op.scale,
         pad=True, **knobs),None
 
 class Scaled(NamedTuple):
