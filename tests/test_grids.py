@@ -193,8 +193,8 @@ def test_steps_from_sums_of_all():
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
 @pytest.mark.parametrize('name', R.FORMATS)
 def test_nearest_from_sums(name, dtype, monkeypatch):
-    """The shorter way of compiled code, and of eager code where there is no -0, at every size, zeros with their signs and
-    nan: the number that the cells give."""
+    """The shorter way of compiled code, and of eager code where there is no -0, at every size, zeros with their signs
+    and nan: the number that the cells give."""
     f,x = R.FORMATS[name],numbers(dtype)
     both = floats.grid_of(f),floats.grid_of(dataclasses.replace(f, signed_zero=False))
     for compiled in (False, True):

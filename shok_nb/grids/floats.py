@@ -166,18 +166,16 @@ class FloatGrid(Grid):
             near = x.clamp(-self.largest, self.largest) if self.over == self.largest else x
             return near.to(dtype).to(x.dtype)
         if not self.is_summed(x): return super().nearest(x, own)
-        if not self.signed_zero: return self._signed_sums(x)
+        if not for_cpu(x): return self._signed_sums(x)
         bits,size = FLOAT_BITS[x.dtype][1],x.abs().clamp(max=self.largest)
         far = _by_sums(size, self.mantissa-bits).clamp(min=self.finest*2.**bits)
-        return torch.copysign((size+far)-far, x)
+        y = torch.copysign((size+far)-far, x)
+        return y if self.signed_zero else y+0.
 
     def _signed_sums(self, x):
-        "The same of both signs: half as far again, so that sums stay in one binade."
-        bits = FLOAT_BITS[x.dtype][1]
+        "Of both signs, and 0 for -0: half as far again, so that sums stay in one binade."
         low,high = self.finest*2.**self.mantissa,self.coarsest*2.**self.mantissa
-        if for_cpu(x): at = _scaled_binade(x, 0, high).clamp(min=low)
-        else: at = binade_of(x).clamp(low, high)
-        far = 1.5*2.**(bits-self.mantissa)
+        at,far = binade_of(x).clamp(low, high),1.5*2.**(FLOAT_BITS[x.dtype][1]-self.mantissa)
         near = torch.add(x, at, alpha=far).sub(at, alpha=far)
         return near.clamp(-self.largest, self.largest)
 

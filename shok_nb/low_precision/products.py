@@ -373,14 +373,15 @@ class Over(Grid):
         return cells._replace(worth=cells.worth*own, value=lambda n: cells.value(n)*own)
 
 @lru_cache
-def _of_sums(grid):
-    "The same grid without a -0, which no sum of products sees."
-    if isinstance(grid, BestGrid): return replace(grid, grids=tuple(map(_of_sums, grid.grids)))
+def _unsigned(grid):
+    if isinstance(grid, BestGrid): return replace(grid, grids=(*map(_unsigned, grid.grids),))
     if isinstance(grid, FloatGrid): return replace(grid, signed_zero=False)
-    return replace(grid, element=_of_sums(grid.element))
+    return replace(grid, element=_unsigned(grid.element))
+
+# The same grid without a -0, which no sum of products sees: eager code rounds to it sooner.
+_of_sums = either(_unsigned, lambda grid: grid)
 
 def _in_sums(rounding):
-    "To the nearest there is a shorter way to such a grid."
     if rounding is not round_ste: return rounding
     def unsigned(v, *, step, **knobs): return rounding(v, step=_of_sums(step), **knobs)
     return unsigned
