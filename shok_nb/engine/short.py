@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/engine/55_short.ipynb #55000007
 import contextlib
 from itertools import count
+from typing import Any
 import torch
 from torch import Tensor
 from .replay import (
@@ -37,7 +38,7 @@ def _reversed_sub(t, k, alpha=1): return torch.sub(k, t, alpha=alpha)
 def _free(step, given):
     "What returns the traced result as a new tensor, tried: the one called soonest."
     op,packet = step.op,step.op.overloadpacket
-    quick = getattr(torch, packet.__name__, None)
+    quick:Any = getattr(torch, packet.__name__, None)
     if op is aten.rsub.Scalar: quick = _reversed_sub
     if op is aten._to_copy.default and given[0].dtype != step.result.dtype: quick = Tensor.to
     for f in (quick, allocating(step)):
@@ -116,7 +117,7 @@ class Short:
     "The short ways of one kind of call: one for each way that numbers compare."
     def __init__(self):
         self.met,self.ways,self.wanted = 0,[],True  # calls since one was made; is one wanted?
-        self.fixed = None                           # Shorts for numbers that must be the same
+        self.fixed:Any = None                       # Shorts for numbers that must be the same
 
     def __call__(self, f, key, ts, numbers=()):
         "`f(*ts, *numbers)` the short way; None if it is not taken."
