@@ -372,6 +372,82 @@ def test_very_many_kinds_of_small_tensors(short):
         for _ in range(1+4*(n % 3 == 0)): assert op(torch.ones(n), 3.).eq(6).all() and len(op.short) <= 64
     assert len(short) == 66
 
+def ways_of(op):
+    "The Short of an estimator that was called in one way alone."
+    one, = op.short.values()
+    return one
+
+def called(op, n, *knobs):
+    with torch.no_grad():
+        for _ in range(n): y = op(torch.ones(9), *knobs)
+    return y
+
+def test_numbers_of_small_tensors_that_a_formula_gives_to_torch(short):
+    """After the hundredth call (here the third) it is found out, and a way for these numbers is made at the next. Each
+    of eight sets of numbers has one after as many calls again, and more have none."""
+    op = estimator('between', lambda v, k: v.clamp(-k, k)*k, pure=True, k={})
+    called(op, 3, .5)
+    assert not short and ways_of(op).fixed == {}
+    called(op, 1, .5)
+    assert len(short) == 1 and len(ways_of(op).fixed['(0.5,)'].ways) == 1
+    for k in range(2, 12):
+        assert called(op, 2, float(k)).eq(k).all()
+        assert len(short) == min(k-1, 8), k
+        assert called(op, 1, float(k)).eq(k).all()
+        assert len(short) == min(k, 8), k
+    assert called(op, 1, .5).eq(.25).all() and len(ways_of(op).fixed) == 8 and ways_of(op).wanted
+
+def test_small_tensors_whose_numbers_compare_in_many_ways(short):
+    "There are eight ways at most, and one that fits is taken while another number does not pay for its own."
+    def f(v, k):
+        for n in range(12):
+            if k < n: return v*k*2 + n
+        return v
+    op = estimator('many', f, pure=True, k=dict(lo=-math.inf))
+    called(op, 3, .5)
+    assert len(short) == 1
+    for _ in range(2): assert called(op, 1, 1.5).eq(5).all() and called(op, 5, .7).eq(2.4).all()
+    assert len(short) == 1
+    called(op, 1, 1.5)
+    assert len(short) == 2
+    for n in range(12): assert called(op, 4, n-.5).eq(2*(n-.5)+n).all()
+    assert len(short) == len(ways_of(op).ways) == 8 and not ways_of(op).wanted
+
+def test_a_short_way_has_to_gain(short, monkeypatch):
+    "Nearly two microseconds for each number beside a tensor, a third for each result in the memory of another."
+    monkeypatch.setattr(small, '_LEAST', 2.)
+    def cubic(v):
+        n = torch.round(v)
+        e = n-v
+        return n - e*e*e*4
+    for f,gain in ((lambda v: v.floor()+v, .3), (lambda v: (v*2.+1.)*v, 2*1.8+2*.3), (lambda v: v*2., 1.8),
+            (cubic, 1.8+3*.3)):
+        x = torch.linspace(-2, 2, 9)
+        way,found = small.way_of(lambda v: (f(v),), [x])
+        assert same(*way([x], ()), f(x)) and abs(found-gain) < 1e-9
+        op = estimator('gains', f, pure=True)
+        called(op, 5)
+        assert bool(ways_of(op).ways) == (gain > 2.) == ways_of(op).wanted and bool(op.brief) == (gain < 2.)
+
+def test_a_short_way_that_gains_nothing_with_its_numbers_is_given_up(short, monkeypatch):
+    monkeypatch.setattr(small, '_LEAST', 2.)
+    op = estimator('clamped', lambda v, k: v.clamp(-k, k), pure=True, k={})
+    called(op, 9, .5)
+    assert not ways_of(op).wanted and op.brief
+
+def test_a_short_way_does_not_write_into_its_argument(short):
+    "A copy in the same dtype is one."
+    op = estimator('copies', lambda v: v.to(v.dtype, copy=True)*2. + 1., pure=True)
+    x = torch.ones(9)
+    for _ in range(9): assert op(x).eq(3).all() and x.eq(1).all()
+    assert short
+
+def test_why_there_is_no_short_way(short, monkeypatch, capsys):
+    monkeypatch.setattr(replay, '_debug', True)
+    called(estimator('branched', branched, pure=True), 5)
+    told = 'shok_nb: branched _value_here for torch.float32 of shape (9,) is not replayed: '
+    assert capsys.readouterr().err.startswith(told)
+
 def test_small_tensors_in_threads(short):
     "A way has places for the numbers of each call: threads with other numbers do not meet."
     op = estimator('times', lambda v, k: (v*k + k)*k, pure=True, k={})

@@ -38,10 +38,11 @@ def _reversed_sub(t, k, alpha=1): return torch.sub(k, t, alpha=alpha)
 def _free(step, given):
     "What returns the traced result as a new tensor, tried: the one called soonest."
     op,packet = step.op,step.op.overloadpacket
-    quick:Any = getattr(torch, packet.__name__, None)
+    quick:Any = getattr(torch, packet.__name__, op)
     if op is aten.rsub.Scalar: quick = _reversed_sub
     if op is aten._to_copy.default and given[0].dtype != step.result.dtype: quick = Tensor.to
-    for f in (quick, allocating(step)):
+    ways:Any = quick,allocating(step)
+    for f in ways:
         with contextlib.suppress(TypeError):
             if same_bits(f(*given, **step.kwargs), step.result): return f
     raise Untraceable(f'{op} gives other bits')
@@ -89,8 +90,7 @@ class _Way(Uses):
         for f,args,kwargs,v,writes in self.calls:
             code.call(f, [*map(word, args)], kwargs, word(v), writes)
         if filled: code.lines.append('give(held)')
-        results = ['None' if e is None else word(e) for e in self.ends]
-        code.lines.append(f'return [{", ".join(results)}]')
+        code.lines.append(f'return [{", ".join(map(word, self.ends))}]')
         free,kinds = [],[dtype for _,dtype in self.holders]
         def take():
             try: return free.pop()
@@ -123,14 +123,15 @@ class Short:
         "`f(*ts, *numbers)` the short way; None if it is not taken."
         if self.fixed is not None and numbers: return self.of_these(f, key, ts, numbers)
         for t in ts:
-            if not (t.ndim and t.is_contiguous()): return None
+            if not t.is_contiguous(): return None
         if not may_replay(ts[0]): return None
         for way in self.ways:
             results = way(ts, numbers)
             if results is not None: return results
         self.met += 1
         now = next(_clock)
-        if self.met >= _PAYS and may_trace(now/3): self.make(f, key, ts, numbers)
+        pays = self.wanted and self.met >= _PAYS and may_trace(now/3)
+        if pays: self.make(f, key, ts, numbers)
         return None
 
     def of_these(self, f, key, ts, numbers):
