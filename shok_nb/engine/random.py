@@ -34,6 +34,7 @@ from .pieces import (
     shared_numpy,
     wide_dtype,
 )
+from .replay import StandIn
 
 # %% ../../nbs/engine/60_random.ipynb #7ddbd525
 _HALF,_WORD = 2**32-1,2**64-1
@@ -530,8 +531,8 @@ _INTS = {torch.float32: torch.int32, torch.float64: torch.int64}
 def _signed_as(n, v):
     """`n`, and -0 where it is 0 and `v` is below: by the bits, as eager code on a CPU is slow
     at `copysign`."""
-    ints = _INTS.get(v.dtype)
-    if not ints or not is_run_on_cpu(v): return torch.copysign(n, v)
+    ints,plain = _INTS.get(v.dtype),type(v) in PLAIN_TYPES or type(v) is StandIn
+    if not (ints and plain and is_run_on_cpu(v)): return torch.copysign(n, v)
     sign = v.resolve_neg().view(ints) & torch.iinfo(ints).min
     return (n.view(ints) | sign).view(v.dtype)
 
