@@ -446,8 +446,8 @@ def _by_autograd(op, g, x, rest, needs):
 def _all_here(op, needs, has_grid, x, g, *knobs):
     "All gradients by the formulas alone, in a wide dtype."
     if x.dtype in HALVES: x,g = x.float(),g.float()
-    grid = knobs[-2:] if has_grid else (1., 0.)
-    return _vjp(op, needs, x, g, *grid, *(knobs[:-2] if has_grid else knobs))
+    if not has_grid: knobs = *knobs,1.,0.
+    return _vjp(op, needs, x, g, *knobs[-2:], *knobs[:-2])
 
 def _gradients_of_small(op, needs, x, g, rest):
     "The gradients that `needs` asks for, of a small tensor."

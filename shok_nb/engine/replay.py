@@ -326,9 +326,18 @@ class Uses:
     ends:list       # Values of the results
     values:list     # Tensors as they were traced
     inputs:int
-    last:dict
-    turned:set
-    holders:dict    # Numeral and dtype -> a tensor of that number
+    turned:set      # Values that no result may overwrite
+
+    def __init__(self, trace, ends, ts):
+        self.trace,self.ends,self.inputs = trace,ends,len(ts)
+        self.values = [*ts, *[s.result for s in trace.steps]]
+        self.place,self.last = [*range(len(self.values))],self.last_uses()
+        self.holders = {}                   # Numeral and dtype -> a tensor of that number
+        self.views = [(self.inputs+i, s) for i,s in enumerate(trace.steps) if s.is_view()]
+
+    def useful(self):
+        "The steps whose values are used, with their numbers."
+        return [(i, s) for i,s in enumerate(self.trace.steps) if self.inputs+i in self.last]
 
     def holder(self, n, dtype):
         "A tensor for a number."
@@ -364,13 +373,11 @@ class Uses:
 class Plan(Uses):
     "A trace on its way to a Program: where each value lives, which function makes it."
     def __init__(self, trace, ends, ts, to):
-        self.trace,self.ends,self.to,self.inputs = trace,ends,to,len(ts)
-        self.values = [*ts, *[s.result for s in trace.steps]]
-        self.target = len(self.values)
-        self.registers,self.place = [None]*(self.target+1),[*range(self.target)]
-        self.rows,self.owner,self.last = {},{},self.last_uses()
-        self.slots,self.holders = {},{}     # see Program; and what was held when it was traced
-        views = [(self.inputs+i, s) for i,s in enumerate(trace.steps) if s.is_view()]
+        super().__init__(trace, ends, ts)
+        self.to,self.target = to,len(self.values)
+        self.registers = [None]*(self.target+1)
+        self.rows,self.owner,self.slots = {},{},{}
+        views = self.views
         self.viewed = {a for _,s in views for a in s.args if type(a) is Value}
         self.shown = {a for _,s in views for a in s.args
             if type(a) is Value and s.op not in _QUICK}
@@ -378,8 +385,7 @@ class Plan(Uses):
         self.beneath = self.seen_as_result()
 
     def program(self):
-        useful = [(i, s) for i,s in enumerate(self.trace.steps) if self.inputs+i in self.last]
-        calls = [c for i,s in useful for c in self.calls(i, s)]
+        calls = [c for i,s in self.useful() for c in self.calls(i, s)]
         ends = [None if e is None else self.place[e] for e in self.ends]
         return Program(self.inputs, self.target, calls, self.registers, self.rows, ends,
             self.trace.numbers, self.slots)
@@ -486,11 +492,11 @@ def same_bits(a, b):
     return bool(((a == b) & (a.signbit() == b.signbit()) | (a != a) & (b != b)).all())
 
 def _copy(t, *, out, **_): return out.copy_(t)
-def _rsub(t, k, alpha=1, *, out): return torch.sub(k, t, alpha=alpha, out=out)
+def reversed_sub(t, k, alpha=1, *, out=None): return torch.sub(k, t, alpha=alpha, out=out)
 def _between(*args, out): return aten.hardtanh_backward.grad_input(*args, grad_input=out)
 # torch: no `out=`, or slow, or of another name
 _OWN = {aten._to_copy.default: _copy, aten.scalar_tensor.default: _copy,
-    aten.rsub.Scalar: _rsub, aten.hardtanh_backward.default: _between}
+    aten.rsub.Scalar: reversed_sub, aten.hardtanh_backward.default: _between}
 
 # views that are made at each replay in little time: their memory may change
 _QUICK = {aten.view.dtype: Tensor.view}

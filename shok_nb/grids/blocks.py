@@ -79,7 +79,7 @@ def _learning(x, scale):
     "`x`, constant where the scale of its block is not finite: there a gradient would be nan."
     return torch.where(torch.isfinite(scale), x, x.detach()) if is_followed(x) else x
 
-def _scaled(cells, scale):
+def scaled(cells, scale):
     "What was divided by a scale is multiplied by it."
     def value(n): return cells.value(n)*scale
     return cells._replace(worth=cells.worth*scale, value=value)
@@ -118,7 +118,7 @@ class MXGrid(Grid):
 
     def cells(self, x, own=0.):
         p = self.shared(x.detach())
-        return _scaled(self.element.cells(_over(_learning(x, p), p)), p)
+        return scaled(self.element.cells(_over(_learning(x, p), p)), p)
 
     def judged(self, x, own=0.): return self.element.judged(x/self.shared(x))
 
@@ -162,7 +162,7 @@ class NVFP4Grid(Grid):
 
     def cells(self, x, own=0.):
         to,back = self.both_ways(x.detach(), own)
-        return _scaled(self.element.cells(_learning(x, to)*to), back)
+        return scaled(self.element.cells(_learning(x, to)*to), back)
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00012
 def _in_blocks(x, block, dim, pad, fn):

@@ -42,7 +42,7 @@ from ..engine.report import LayerReport
 from ..estimators.ste import round_ste
 from ..estimators.stochastic import stochastic_round
 from ..grids.best import BestGrid, best_quantize
-from ..grids.blocks import largest_of, mx_quantize, nvfp4_quantize
+from ..grids.blocks import largest_of, mx_quantize, nvfp4_quantize, scaled
 from ..grids.floats import (
     FORMATS,
     FloatFormat,
@@ -369,11 +369,11 @@ class Over(Grid):
 
     def cells(self, x, own=0.):
         cells = self.grid.cells(x/own)
-        if not self.back: return cells
-        return cells._replace(worth=cells.worth*own, value=lambda n: cells.value(n)*own)
+        return scaled(cells, own) if self.back else cells
 
 @lru_cache
 def _unsigned(grid):
+    if isinstance(grid, Over): return replace(grid, grid=_unsigned(grid.grid))
     if isinstance(grid, BestGrid): return replace(grid, grids=(*map(_unsigned, grid.grids),))
     if isinstance(grid, FloatGrid): return replace(grid, signed_zero=False)
     return replace(grid, element=_unsigned(grid.element))
@@ -388,9 +388,9 @@ def _in_sums(rounding):
 
 def _over(scale, rounding, back=False):
     "That rounding of values over a scale, and perhaps times it."
+    rounding = _in_sums(rounding)
     def divided(v, *, step, **knobs):
-        grid = _of_sums(step) if rounding is round_ste else step
-        return rounding(v, step=Over(grid, back), offset=scale, **knobs)
+        return rounding(v, step=Over(step, back), offset=scale, **knobs)
     return divided
 
 def _by_floats(v, op, dim, knobs):
