@@ -232,6 +232,14 @@ def test_scales_of_nvfp4(own):
     want = R.float_round(amax.clamp(2.**-6, 448.), 'e4m3')
     assert same(grid.shared(x, of), torch.where(x.isfinite(), want, math.nan))
 
+def test_two_in_a_graph_of_any_size():
+    "With `dynamic=True` Dynamo makes inputs of floats; the second of two in a graph ended in an error inside it."
+    def f(x): return R.mx_quantize(3*R.mx_quantize(x, 'e4m3'), 'e4m3')
+    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend='aot_eager')
+    for n in (3, 5):
+        x = torch.randn(n, 64, generator=generator(n))
+        for y,z in zip(both(compiled, x, x+1), both(f, x, x+1), strict=True): assert torch.equal(y, z)
+
 @pytest.mark.slow
 def test_compiled_beyond_the_range():
     "The gradient is that of eager code, whatever its own sign."

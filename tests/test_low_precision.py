@@ -754,6 +754,36 @@ def test_compiled_with_the_count(recipe):
     for _ in range(2): assert equal(gradients(model, X), gradients(other, X, compiled))
     assert torch.equal(model.rounding_count, other.rounding_count)
 
+def two_layers(kind):
+    "Two of a kind, one after the other, and what makes an input of a size for them."
+    torch.manual_seed(0)
+    if kind == 'linear': return nn.Sequential(nn.Linear(40, 56), nn.Linear(56, 24)), lambda n: torch.randn(n, 40)
+    if kind == 'convolution': return nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 3)), lambda n: torch.randn(2, 4, n, n)
+    blocks = [nn.TransformerEncoderLayer(32, 2, 48, batch_first=True, dropout=0.) for _ in range(2)]
+    return nn.Sequential(*blocks), lambda n: torch.randn(2, n, 32)
+
+def some_of_any_size():
+    "Each recipe on one kind of layer, each kind with one recipe; one of them quickly."
+    for kind,recipe in [*[('linear', n) for n in R.RECIPES], ('convolution', 'mxfp8'), ('attention', 'mxfp8')]:
+        yield pytest.param(kind, recipe, marks=[] if recipe == 'mxfp4_stochastic' else pytest.mark.slow)
+
+@pytest.mark.parametrize('kind, recipe', [*some_of_any_size()])
+def test_two_layers_of_any_size(kind, recipe):
+    """With `dynamic=True` Dynamo makes an input of each float of an object that it meets, and may not meet it again in
+    a second Function. At most two graphs: of sizes that a block divides, and of others. 20 and 28: twice the latter."""
+    import torch._dynamo.testing
+    torch._dynamo.reset()
+    model,make = two_layers(kind)
+    R.low_precision_(model, recipe)
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(model, dynamic=True, fullgraph=True, backend=counter)
+    for n in (20, 28):
+        torch.manual_seed(n)
+        x = make(n)
+        other = copy.deepcopy(model)                    # it draws for the same call
+        assert equal(gradients(other, x), gradients(model, x, compiled))
+    assert counter.frame_count <= 2
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_halves(dtype):
     "Under autocast, and in parameters of the dtype: the output is of that dtype, the operands are those of float32."

@@ -28,6 +28,7 @@ from .compat import mode, quick_apply
 from .grid import (
     Grid,
     cut_as,
+    has_no_offset,
     in_steps,
     is_default_grid,
     judged_by,
@@ -364,8 +365,10 @@ def _in_order(op, knobs, named):
 def _accepted(op, x, rest, how):
     """`step`, `offset` and the knobs, in range and fit for `x`; is one of them a tensor, and
     does one learn?"""
-    good,tensors,learns = [],False,False
+    tensors = learns = False
+    good = [rest[0], 0.] if has_no_offset(*rest[:2]) else []
     for i,(k,(arg,kw,low,high)) in enumerate(zip(rest, op.ranges)):
+        if i < len(good): continue
         if not (type(k) is float and low < k < high):    # of a common number no more is asked
             if i == 0: k = check_step(k, x, op.name)
             else: k = check_knob(k, x, op.name, arg, **_for_number(kw))

@@ -74,6 +74,11 @@ class Grid:
         cells = self.cells(x, own)
         return cells.x,cells.ends
 
+def has_no_offset(step, offset):
+    "In code: a grid that is not even reads a tensor there, or nothing."
+    compiled = isinstance(step, Grid) and torch.compiler.is_compiling()
+    return compiled and type(offset) is float
+
 def step_at(step, x, own:Any=0.):
     "The step around each `x`: of a grid that is not even it is a tensor."
     return step.cells(x, own).worth if isinstance(step, Grid) else step

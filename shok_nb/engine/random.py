@@ -23,7 +23,7 @@ from .arguments import (
     is_strided,
 )
 from .compat import mode
-from .grid import is_default_grid
+from .grid import has_no_offset, is_default_grid
 from .parts import as_sum, either, maths, pick
 from .pieces import (
     PIECE,
@@ -516,6 +516,7 @@ def checked_grid(x, fn, step, offset):
     "Step and offset, checked; and `x`."
     check_input(x, fn)
     if is_default_grid(step, offset): return step,offset
+    if has_no_offset(step, offset): return step,0.
     step = check_step(step, x, fn)
     return step,check_knob(offset, x, fn, 'offset', -math.inf, open=True)
 

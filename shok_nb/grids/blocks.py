@@ -23,7 +23,7 @@ from ..engine.parts import either, for_block, is_followed
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from .floats import (
-    E8M0_ENDS,
+    e8m0_ends,
     FLOAT_BITS,
     FORMATS,
     FloatFormat,
@@ -34,6 +34,7 @@ from .floats import (
     format_of,
     grid_of,
     rounded_on,
+    top_of,
 )
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00008
@@ -49,7 +50,9 @@ def _even(amax, f):
     # half a step of the format, which may carry; a format as fine as the dtype has none
     return binade_of((amax.view(ints)+half).view(amax.dtype))
 
-def _rceil(amax, f): return _ceil(amax/f.largest*power_of_two(f.largest), f)
+def _rceil(amax, f):
+    most = top_of(f)
+    return _ceil(amax/most*power_of_two(most), f)
 
 _BlockScale = Literal['floor', 'ceil', 'even', 'rceil', 'mse', 'up']
 _SCALES = dict(floor=_floor, ceil=_ceil, even=_even, rceil=_rceil, up=_rceil)
@@ -101,8 +104,8 @@ class MXGrid(Grid):
         "The power of two of each block; nan where the block is not finite."
         amax = largest_of(x, self.along)
         def power(how):
-            p = _SCALES[how](amax, self.format)/power_of_two(self.format.largest)
-            return p.clamp(*E8M0_ENDS)
+            p = _SCALES[how](amax, self.format)/power_of_two(top_of(self.format))
+            return p.clamp(*e8m0_ends())
         if self.scale != 'mse': p = power(self.scale)
         else:
             p,q = power('floor'),power('ceil')
@@ -141,7 +144,7 @@ class NVFP4Grid(Grid):
         largest = largest_of(x, self.along)
         amax = largest/self.top
         if self.whole: amax = amax/own
-        amax,far = amax.clamp(2.**(1-f.bias), f.largest),2.**(bits-f.mantissa)
+        amax,far = amax.clamp(2.**(1-f.bias), top_of(f)),2.**(bits-f.mantissa)
         at = binade_of(amax)
         scale = torch.add(amax, at, alpha=far).sub(at, alpha=far)
         if self.scale == 'up':
@@ -207,7 +210,7 @@ def _one_number(scale, x, fn):
 def _checked_scales(format, fn):
     "The format of block scales; over the least and times the largest, x stays finite."
     f = format_of(format, fn, arg='scale_format')
-    if f.bias <= 31 and f.largest <= 2.**32: return f
+    if f.bias <= 31 and top_of(f) <= 2.**32: return f
     told = 'scale_format must have no normal number below 2**-30 and none above 2**32'
     raise ValueError(f'{fn}: {told}, got {format}')
 

@@ -70,6 +70,7 @@ class FloatFormat:
             raise ValueError(f'{fn}: {told}; the one below is {largest//step*step}')
         object.__setattr__(self, 'bias', bias)
         object.__setattr__(self, 'largest', largest)
+        object.__setattr__(self, 'ratio', largest.as_integer_ratio())
 
     def _most(self, bias):
         "The largest value that the bits can say."
@@ -107,7 +108,9 @@ def _by_sums(size, mantissa):
     v = size*((2.**bits+1)*2.**-mantissa)
     return v - v*(1-2.**-(bits+1))
 
-E8M0_ENDS = 2.**-127, 2.**127                 # the least and the largest of the shared scales
+def e8m0_ends():
+    "The least and the largest of the shared scales."
+    return 2.**-127, 2.**127
 
 def _span(dtype):
     "The least and the largest power of two of a dtype."
@@ -204,13 +207,13 @@ class _Scales(Grid):
     over:float
     gradient:GradientRule
     def cells(self, x, own=0.):
-        low,high = E8M0_ENDS
+        low,high = e8m0_ends()
         step = binade_of(x.detach()).clamp(low, high)
         def raw(n): return n*step
         def value(n):
             y = raw(n).clamp(min=low)
             return torch.where(y > high, self.over, y)
-        return Cells(x/step, x, step, E8M0_ENDS, raw, value)
+        return Cells(x/step, x, step, (low, high), raw, value)
 
 # %% ../../nbs/grids/10_floats.ipynb #10f00017
 FORMAT_NAMES = {torch.float16: 'float16', torch.bfloat16: 'bfloat16',
@@ -224,13 +227,18 @@ def format_of(format, fn, *others, arg='format')->Any:
     check_choice(name, fn, arg, (*FORMATS, *others))
     return FORMATS.get(name, name)
 
+def top_of(f):
+    "The largest value of a format, of ints: of a float `torch.compile` may make an input."
+    over,under = f.ratio
+    return over/under
+
 def grid_of(f, saturate=True, gradient:GradientRule='ste')->Any:
     "The grid of a format."
-    if f == 'e8m0': return _Scales(E8M0_ENDS[1] if saturate else math.nan, gradient)
-    finest = 2.**(1-f.bias-f.mantissa)
-    coarsest = max(power_of_two(f.largest)*2.**-f.mantissa, finest)
-    over = f.largest if saturate else math.inf if f.infinities else math.nan
-    return FloatGrid(finest, coarsest, f.mantissa, f.largest, over, f.signed_zero, gradient)
+    if f == 'e8m0': return _Scales(e8m0_ends()[1] if saturate else math.nan, gradient)
+    finest,most = 2.**(1-f.bias-f.mantissa),top_of(f)
+    coarsest = max(power_of_two(most)*2.**-f.mantissa, finest)
+    over = most if saturate else math.inf if f.infinities else math.nan
+    return FloatGrid(finest, coarsest, f.mantissa, most, over, f.signed_zero, gradient)
 
 FormatLike = str|torch.dtype|FloatFormat
 

@@ -50,6 +50,7 @@ from ..grids.floats import (
     float_round,
     format_of,
     grid_of,
+    top_of,
 )
 from .stored import named_rounding
 from ..networks.attention import (
@@ -396,7 +397,7 @@ def _over(scale, rounding, back=False):
 def _by_floats(v, op, dim, knobs):
     "Blocks whose scale is a float. That of the tensor, or of a row, stays beside them."
     t,dims = _tiles(v, op, dim)
-    scale = _clip_of(t, dims, op)/format_of(op.format, 'Operand').largest
+    scale = _clip_of(t, dims, op)/top_of(format_of(op.format, 'Operand'))
     scale = for_block(scale.clamp(min=torch.finfo(v.dtype).tiny))
     y = float_round(t, op.format, _over(scale, op.rounding, t is not v), **knobs)
     if t is v: return y,scale
@@ -409,7 +410,7 @@ def _by_nvfp4(v, op, dim, knobs):
     square,both = op.tile == (16, 16),op.format == '4/6'
     most = 1536 if both else 2688
     def fit(t, size, dim):
-        where:dict[str,Any] = {} if square else dict(dim=dim, pad=True)
+        where:dict[str,Any] = dict(top=6.) | ({} if square else dict(dim=dim, pad=True))
         f = partial(nvfp4_quantize, scale=op.scale or 'nearest', square=square, **where)
         rounding = _over(size, op.rounding)
         if not both: return f(t, rounding, **knobs)
@@ -424,24 +425,26 @@ def _by_nvfp4(v, op, dim, knobs):
     return y[..., :v.shape[-2], :v.shape[-1]],size
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c004
-_E4M3,_E2M1 = grid_of(FORMATS['e4m3']),grid_of(FORMATS['e2m1'])
-_FIT = 17/16*.93/6                                          # of a block's largest: its scale
+def _fit():
+    "Of a block's largest: its scale."
+    return 17/16*.93/6
 
 def _no_shorter(dims, t, own, u):
     """Elements to the nearest, and what they err along each turned group is put into its
     block scales, which are rounded at random: then no group is too long or too short."""
-    scale = _E4M3.nearest(largest_of(t, dims[1:])*_FIT/own)
+    of_scales,of_values = (grid_of(FORMATS[name]) for name in ('e4m3', 'e2m1'))
+    scale = of_scales.nearest(largest_of(t, dims[1:])*_fit()/own)
     scale = for_block(torch.where(scale == 0, 1., scale))
-    y = _E2M1.nearest(t/(scale*own))
+    y = of_values.nearest(t/(scale*own))
     along = (t*(y*scale*own)).sum(dims, keepdim=True)
     more = torch.where(along > 0, t.square().sum(dims, keepdim=True)/along, 1.)
-    cells = _E4M3.cells(scale*more)
+    cells = of_scales.cells(scale*more)
     return y*for_block(cells.value(toss_up(cells.v, u))),None,None
 
 def _by_eden(v, op, dim, seed):
     "The same of matrices, in pieces of whole groups."
     t,dims,back = _in_groups(v, op.eden, dim)
-    own = (_largest(t)*_FIT).clamp(min=1e-30)/256            # up to 448 they may grow
+    own = (_largest(t)*_fit()).clamp(min=1e-30)/256            # up to 448 they may grow
     u = uniform_like(t.narrow(dims[1], 0, 1), seed=seed)
     f = partial(_no_shorter, dims)
     y,*_ = cut_in_pieces(f, ('eden', dims), [t], [own, u], uncut=dims)
