@@ -758,13 +758,13 @@ def two_layers(kind):
     "Two of a kind, one after the other, and what makes an input of a size for them."
     torch.manual_seed(0)
     if kind == 'linear': return nn.Sequential(nn.Linear(40, 56), nn.Linear(56, 24)), lambda n: torch.randn(n, 40)
-    if kind == 'convolution': return nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 3)), lambda n: torch.randn(2, 4, n, n)
+    if kind == 'image': return nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 3)), lambda n: torch.randn(2, 4, n, n)
     blocks = [nn.TransformerEncoderLayer(32, 2, 48, batch_first=True, dropout=0.) for _ in range(2)]
     return nn.Sequential(*blocks), lambda n: torch.randn(2, n, 32)
 
 def some_of_any_size():
     "Each recipe on one kind of layer, each kind with one recipe; one of them quickly."
-    for kind,recipe in [*[('linear', n) for n in R.RECIPES], ('convolution', 'mxfp8'), ('attention', 'mxfp8')]:
+    for kind,recipe in [*[('linear', n) for n in R.RECIPES], ('image', 'mxfp8'), ('attention', 'mxfp8')]:
         yield pytest.param(kind, recipe, marks=[] if recipe == 'mxfp4_stochastic' else pytest.mark.slow)
 
 @pytest.mark.parametrize('kind, recipe', [*some_of_any_size()])

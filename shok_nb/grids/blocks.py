@@ -23,7 +23,6 @@ from ..engine.parts import either, for_block, is_followed
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from .floats import (
-    e8m0_ends,
     FLOAT_BITS,
     FORMATS,
     FloatFormat,
@@ -31,6 +30,7 @@ from .floats import (
     FormatLike,
     binade_of,
     check_rounding,
+    e8m0_ends,
     format_of,
     grid_of,
     rounded_on,
