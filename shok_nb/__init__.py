@@ -74,7 +74,9 @@ def __getattr__(name):
     if name in _LATER:
         from importlib import import_module
         return import_module(f'.{_LATER[name]}', __name__)
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+    own = getattr(getattr(nn, name, None), '__module__', '').startswith(__name__)
+    where = '; shok_nb.nn has' if own else ''
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}{where}')
 
 def _installed(package):
     from importlib.util import find_spec

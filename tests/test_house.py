@@ -616,7 +616,10 @@ def test_what_is_there_by_name():
     for name,module in shok_nb._LATER.items():
         assert getattr(shok_nb, name) is import_module(f'shok_nb.{module}') and name in dir(shok_nb)
     assert {m.split('.')[-1] for m in shok_nb._LATER.values()} == {*shok_nb._LATER}
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"): shok_nb.nothing
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'$"): shok_nb.nothing
+    with pytest.raises(AttributeError, match="no attribute 'Tensor'$"): shok_nb.Tensor
+    for name in ('remove_rounding_', 'SoftRound'):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; shok_nb.nn has$"): getattr(shok_nb, name)
 
 def as_page(*cells):
     "The code cells of the page that these sources become."

@@ -1,6 +1,8 @@
 """Training in few bits: stored weights, and the operands of products, against a second way to write them."""
 import copy
 import pickle
+import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 import pytest
@@ -1034,7 +1036,15 @@ def test_what_is_left_alone_is_named():
             super().__init__()
             self.product = R.BatchedProduct()
     class Attending(nn.MultiheadAttention): pass
-    model = nn.ModuleDict(dict(a=nn.Linear(4, 4), b=Own(4, 4), c=nn.Conv2d(4, 8, 3, groups=2), d=nn.LSTM(4, 4),
+    class Mixing(nn.Module):
+        "Products that are no layers. What has one row, or no shape yet, is none."
+        def __init__(self):
+            super().__init__()
+            self.u,self.v = nn.Parameter(torch.ones(2, 3)),nn.Parameter(torch.ones(3, 2))
+            self.one,self.bias = nn.Parameter(torch.ones(1, 3)),nn.Parameter(torch.ones(3))
+            self.later = nn.UninitializedParameter()
+    others = dict(n=Mixing(), o=nn.Embedding(3, 4), p=nn.LayerNorm((3, 4)))
+    model = nn.ModuleDict(others | dict(a=nn.Linear(4, 4), b=Own(4, 4), c=nn.Conv2d(4, 8, 3, groups=2), d=nn.LSTM(4, 4),
         e=nn.Bilinear(4, 4, 4), f=nn.Sequential(nn.Linear(4, 4)), g=nn.Linear(32, 16), h=Stack(), i=Given(),
         j=nn.MultiheadAttention(4, 2, add_bias_kv=True), k=Attending(4, 2), l=nn.MultiheadAttention(4, 2),
         m=nn.MultiheadAttention(4, 2)))
@@ -1044,9 +1054,41 @@ def test_what_is_left_alone_is_named():
         a='4 inputs filled up to 32s, 4 outputs filled up to 32s',
         b='has a class of its own', c='2 inputs filled up to 32s, 4 outputs filled up to 32s', d=ONE,
         e=ONE, j='adds keys of its own', k='has a class of its own', l='shares its weights', m='shares its weights',
-        g='16 outputs filled up to 32s', h='holds stacked weights: see BatchedProduct') | {
+        g='16 outputs filled up to 32s', h='holds stacked weights: see BatchedProduct', n='not known: u, v') | {
         'f.0': 'skipped', 'i.product': ''}
     assert type(model.b) is Own and type(model.f[0]) is nn.Linear
+
+class Conv1D(nn.Module):
+    "A Linear whose weight is turned, as GPT-2 of transformers has it."
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf,self.nx = nf,nx
+        self.weight,self.bias = nn.Parameter(torch.randn(nx, nf)/8),nn.Parameter(torch.randn(nf))
+    def __repr__(self): return 'Conv1D(nf={nf}, nx={nx})'.format(**vars(self))
+    def forward(self, x): return torch.addmm(self.bias, x.view(-1, self.nx), self.weight).view(*x.shape[:-1], self.nf)
+
+@pytest.mark.parametrize('recipe', ['mxfp4', 'nvfp4'])
+def test_a_turned_layer_is_a_linear(recipe, monkeypatch):
+    "Values and gradients bit for bit, in a copy and a file too; where transformers is not loaded the report names it."
+    torch.manual_seed(0)
+    turned,plain = Conv1D(48, 40),nn.Linear(40, 48)
+    with torch.no_grad(): plain.weight.copy_(turned.weight.mT), plain.bias.copy_(turned.bias)
+    model,other = nn.Sequential(turned),nn.Sequential(plain)
+    before = model(X[None])
+    with pytest.raises(ValueError, match='Sequential; 0: not known: weight'): R.low_precision_(model, recipe)
+    monkeypatch.setitem(sys.modules, 'transformers.pytorch_utils', types.SimpleNamespace(Conv1D=Conv1D))
+    row, = R.low_precision_(model, recipe).rows
+    own, = R.low_precision_(other, recipe).rows
+    assert row == own._replace(kind='Conv1D') and repr(model[0]) == f'RoundedConv1D(recipe={recipe})'
+    copies = copy.deepcopy(model),pickle.loads(pickle.dumps(model))
+    want,x = gradients(other, X),X.clone().requires_grad_()
+    of_x, = torch.autograd.grad(copy.deepcopy(other)(x).sum(), x)
+    assert torch.equal(torch.autograd.grad(copy.deepcopy(model)(x).sum(), x)[0], of_x)
+    for m in (model, *copies):
+        loss,dw,db = gradients(m, X)
+        assert equal([loss, dw.mT, db], want)
+    R.nn.remove_rounding_(model)
+    assert type(model[0]) is Conv1D and torch.equal(model(X[None]), before)
 
 def test_removed_and_begun_again():
     "The same weights, no more in the state; another recipe may follow; other weights may be rounded in between."

@@ -16,6 +16,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from ..engine.arguments import (
     check_callable,
@@ -38,7 +39,7 @@ from ..engine.pieces import (
     wide_dtype,
 )
 from ..engine.random import fold_in, takes_seed, toss_up, uniform_like
-from ..engine.report import LayerReport
+from ..engine.report import LayerReport, names_in_words
 from ..estimators.ste import round_ste
 from ..estimators.stochastic import stochastic_round
 from ..grids.best import BestGrid, best_quantize
@@ -59,7 +60,7 @@ from ..networks.attention import (
     call_layers_of_encoders,
     whole_because,
 )
-from ..networks.layers import has_own_forward
+from ..networks.layers import NORMS, conv1d, has_own_forward
 from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570018
@@ -848,15 +849,35 @@ class _Rounded(nn.Module):
             f'and this model has\n{self.recipe!r}')
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c00d
-class RoundedLinear(_Rounded, nn.Linear):
-    "An `nn.Linear` in low precision."
-    def forward(self, x):
-        check_input(x, 'RoundedLinear', 'input')
-        if x.ndim == 0: raise ValueError('RoundedLinear: input must have a dim, got 0-d input')
+class _RoundedMatrix(_Rounded):
+    def multiply(self, x, w):
+        "`x @ w.mT`, and the bias."
+        fn = type(self).__name__
+        check_input(x, fn, 'input')
+        if x.ndim == 0: raise ValueError(f'{fn}: input must have a dim, got 0-d input')
         rows = x.flatten(0, -2) if x.ndim > 1 else x[None]
-        y = self.product(_multiply, rows, self.weight)
-        y = y.view(*x.shape[:-1], self.out_features)
+        y = self.product(_multiply, rows, w).view(*x.shape[:-1], w.shape[0])
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+class RoundedLinear(_RoundedMatrix, nn.Linear):
+    "An `nn.Linear` in low precision."
+    def forward(self, x): return self.multiply(x, self.weight)
+
+class _Turned(_RoundedMatrix):
+    "Of a layer of transformers, whose weight is turned: its class is made when it is there."
+    __repr__ = nn.Module.__repr__
+    def forward(self, x): return self.multiply(x, self.weight.mT)
+    def __reduce_ex__(self, protocol):
+        state = super().__reduce_ex__(protocol)[2:]
+        return _empty,(self.plain_class,),*state
+
+@lru_cache
+def _turned_kind(kind): return type(f'Rounded{kind.__name__}', (_Turned, kind), {})
+
+def _empty(kind):
+    "A layer that a copy or a file fills."
+    made:Any = _turned_kind(kind)
+    return made.__new__(made)
 
 class _RoundedConvolution(_Rounded):
     stride:Any
@@ -936,6 +957,10 @@ _CONVOLUTIONS = {nn.Conv1d: RoundedConv1d, nn.Conv2d: RoundedConv2d, nn.Conv3d: 
 _LAYERS = {nn.Linear: RoundedLinear, NonDynamicallyQuantizableLinear: RoundedLinear,
     BatchedProduct: RoundedBatchedProduct, **_CONVOLUTIONS}
 
+def _twin_of(kind):
+    "The class that a layer of this class becomes, or None."
+    return _turned_kind(kind) if kind is conv1d() else _LAYERS.get(kind)
+
 # %% ../../nbs/low_precision/20_products.ipynb #2057c011
 _SHARDED = 'FSDPModule','ReplicateModule'
 
@@ -987,9 +1012,10 @@ class LowPrecision(NamedTuple):
 def _left_because(m):
     "Why the products of this layer stay as they are; None if they are rounded."
     if _stacked(m): return 'holds stacked weights: see BatchedProduct'
+    if own := _matrices_of(m): return f'not known: {names_in_words(own)}'
     if isinstance(m, nn.MultiheadAttention): return whole_because(m) or 'shares its weights'
-    if _class_of(m) not in _LAYERS:
-        known = isinstance(m, (*_LAYERS,))
+    if not _twin_of(_class_of(m)):
+        known = isinstance(m, (*_LAYERS, conv1d()))
         if known and parametrize.is_parametrized(m): return 'its weight is parametrized'
         return 'has a class of its own' if known else 'multiplies in one operation of torch'
     if has_own_forward(m): return 'has a forward of its own'
@@ -997,6 +1023,7 @@ def _left_because(m):
 def _ends_of(m):
     "Inputs and outputs that are summed over: those of one group."
     if isinstance(m, nn.Linear): return m.in_features,m.out_features
+    if isinstance(m, _Turned): return m.weight.shape
     return m.in_channels//m.groups,m.out_channels//m.groups
 
 def _note(m, recipe):
@@ -1035,9 +1062,11 @@ def _skipped(skip, model):
 # %% ../../nbs/low_precision/20_products.ipynb #2057c015
 def _with_products(m):
     "Is this a module whose own forward multiplies by weights?"
-    return isinstance(m, _known()) or _stacked(m)
+    return isinstance(m, _known()) or _stacked(m) or bool(_matrices_of(m))
 
-def _known(): return *_LAYERS,nn.MultiheadAttention,nn.RNNBase,nn.RNNCellBase,nn.Bilinear
+def _known():
+    of_torch = nn.MultiheadAttention,nn.RNNBase,nn.RNNCellBase,nn.Bilinear
+    return *_LAYERS,conv1d(),*of_torch
 
 def _stacked(m):
     "Does it hold weights of stacked experts, and no layer that multiplies by them?"
@@ -1045,6 +1074,14 @@ def _stacked(m):
     if any(isinstance(k, BatchedProduct) for k in m.children()): return False
     if isinstance(m, parametrize.ParametrizationList): return False
     return any(p.ndim == 3 and min(p.shape) > 1 for p in m.parameters(recurse=False))
+
+_NO_PRODUCTS = nn.Embedding,nn.EmbeddingBag,*NORMS,parametrize.ParametrizationList
+
+def _matrices_of(m):
+    "The names of matrices in a module that is no known layer."
+    if isinstance(m, (*_known(), *_NO_PRODUCTS)): return []
+    own = ((n, p) for n,p in m.named_parameters(recurse=False) if not is_lazy(p))
+    return [n for n,p in own if p.ndim == 2 and min(p.shape) > 1]
 
 def _attentions_into_layers(model, skipped):
     "The attentions that are not skipped; raises where one of them cannot be any more."
@@ -1066,7 +1103,7 @@ def _rounded_layers(model, recipe, skipped, seed, rank):
         kind:Any = _class_of(m)
         if why is None:
             m.plain_class = kind
-            _becomes(m, _LAYERS[kind])
+            _becomes(m, _twin_of(kind))
             m.begin(recipe, fold_in(torch.tensor(seed, device='cpu'), len(layers)), rank)
             layers.append(m)
         note = _note(m, recipe) if why is None else why
