@@ -176,3 +176,17 @@ def test_halves_are_rounded_once(dtype, factor):
     every = torch.arange(2**16).to(torch.int16).view(dtype)
     scaled = partial(scale_grad, factor=factor)
     for g in (every, every[:-9]): assert same(slope_of(scaled, g), (g.float()*factor).to(dtype))
+
+@pytest.mark.parametrize('dtype', FLOATS, ids=str)
+def test_by_a_number_as_by_a_tensor(dtype):
+    """Over all dims of a gradient on a CPU the largest is a number of Python's. Bits and zeros' signs are those of
+    tensors, which a tuple of dims asks for: every magnitude, what is not finite, the least number, expanded, turned."""
+    inf,nan = math.inf,math.nan
+    few = [[0., -0.], [nan, 1.], [inf, 1.], [-inf, 2.], [nan, -inf], [torch.finfo(dtype).tiny/2, 0.], [-3., 2.]]
+    gs = [torch.randn(5, 7, generator=generator()).mul(10.**e).to(dtype) for e in (-44, -38, -6, 0, 4, 30, 37)]
+    gs += [torch.tensor([row], dtype=dtype) for row in few]
+    gs += [gs[3].mT, gs[3][:1, :1].expand(3, 4), gs[3][::2, 1:]]
+    for g in gs:
+        for eps in (0., 1e-50, 1e-6, 1.):
+            number,tensor = (slope_of(partial(normalize_grad, dim=dim, eps=eps), g) for dim in (None, (0, 1)))
+            assert same(number, tensor) and torch.equal(number.signbit(), tensor.signbit())

@@ -21,7 +21,7 @@ from ..engine.arguments import (
 from ..engine.core import estimator, with_noise
 from ..engine.grid import is_default_grid, step_at
 from ..engine.pieces import HALVES
-from ..engine.random import NoiseKind, checked_grid, noise_like, uniform_like
+from ..engine.random import NoiseKind, checked_grid, drawn_for, noise_like
 from .soft import soft_round, soft_round_conditional_mean
 
 # %% ../../nbs/estimators/31_dither.ipynb #fd066fb7
@@ -70,7 +70,7 @@ def uniform_noise(
     if dtype not in HALVES or dtype != x.dtype or not is_default_grid(step, 0.):
         return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
     # in pieces: what is wide stays in the cache
-    u = uniform_like(x, generator=generator, seed=seed, fn='uniform_noise')
+    u = drawn_for(x, 'uniform_noise', generator, seed)
     return with_noise(_added, x, u, 1., 0.)
 
 # %% ../../nbs/estimators/31_dither.ipynb #6e6dc496

@@ -23,7 +23,7 @@ from ..engine.arguments import (
 from ..engine.compat import quick_apply
 from ..engine.core import slope_one, straight_through
 from ..engine.parts import by_mode, either, saturate, view_of
-from ..engine.pieces import wide_dtype
+from ..engine.pieces import is_ordinary, wide_dtype
 from ..engine.random import check_random, toss_up, uniform_like
 
 # %% ../../nbs/estimators/40_gradient.ipynb #0b46758a
@@ -101,8 +101,21 @@ def _largest(g, dim, eps:float|Tensor=0., group=None):
 
 def _over(m): return torch.where(m == 0, 1., m)            # what to divide by
 
+def _can_be_read(g):
+    "Are its numbers here, and is no derivative of them asked for?"
+    return g.is_cpu and is_ordinary(g) and g.numel() > 0 and not torch.is_grad_enabled()
+
+def _over_number(g, eps):
+    "The same by a number of Python's: half the operations, which is most of a small call."
+    low,high = [t.item() for t in g.aminmax()]
+    m = math.inf if low != low else max(high, -low, eps) or 1.
+    return (g.to(wide_dtype(g.dtype))/m).to(g.dtype)
+
 def over_largest(g, dim=None, eps:float|Tensor=0., group=None):
     "`g` over its largest magnitude, which counts as 1 where it is 0."
+    whole = dim is None and group is None
+    common = type(eps) is float and (eps == 0. or eps > 1e-37)      # in every dtype
+    if whole and common and _can_be_read(g): return _over_number(g, eps)
     return (g/_over(_largest(g, dim, eps, group))).to(g.dtype)
 
 # %% ../../nbs/estimators/40_gradient.ipynb #4c1ff0af

@@ -22,7 +22,7 @@ from ..engine.compat import constant
 from ..engine.core import estimator, with_noise
 from ..engine.parts import as_scalar, cached, nan_to_zero, pi, saturate
 from ..engine.pieces import wide_dtype, widen
-from ..engine.random import checked_grid, toss_up, uniform_like
+from ..engine.random import checked_grid, drawn_for, toss_up
 
 # %% ../../nbs/estimators/32_neighbours.ipynb #09670889
 def local_expectation(
@@ -106,7 +106,7 @@ def reinmax_round(
         tensor([0., 2.])
     """
     step,offset = checked_grid(x, 'reinmax_round', step, offset)
-    u = uniform_like(x, generator=generator, seed=seed, fn='reinmax_round')
+    u = drawn_for(x, 'reinmax_round', generator, seed)
     return with_noise(_reinmax_round, x, u, step, offset)
 
 # %% ../../nbs/estimators/32_neighbours.ipynb #46168270
@@ -237,6 +237,6 @@ def sga_round(
     neighbours = check_count(neighbours, 'sga_round', 'neighbours', 2, 3)
     temperature = check_knob(temperature, x, 'sga_round', 'temperature', open=True)
     a = check_knob(scale, x, 'sga_round', 'scale', open=True)
-    def draw(i): return uniform_like(x, generator=generator, seed=seed, draw=i, fn='sga_round')
+    def draw(i): return drawn_for(x, 'sga_round', generator, seed, draw=i)
     noise = [draw(i) for i in range(2*neighbours-3)]
     return _sga(kind, neighbours)(x, temperature, a, *noise, step=step, offset=offset)

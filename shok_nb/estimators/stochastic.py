@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 from ..engine.core import estimator, with_noise
-from ..engine.random import checked_grid, toss_up, uniform_like
+from ..engine.random import checked_grid, drawn_for, toss_up
 
 # %% ../../nbs/estimators/30_stochastic.ipynb #c047f89d
 _stochastic = estimator('stochastic_round', toss_up, u=dict(lo=-math.inf), pure=True)
@@ -49,5 +49,5 @@ def stochastic_round(
     """
     fn = 'stochastic_round'
     step,offset = checked_grid(x, fn, step, offset)
-    u = uniform_like(x, generator=generator, seed=seed, random_bits=random_bits, fn=fn)
+    u = drawn_for(x, fn, generator, seed, random_bits)
     return with_noise(_stochastic, x, u, step, offset)
