@@ -262,9 +262,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
             `step`
         seed (int = 0): With it, number, iteration and position all draws are fixed
         at_once (int|None = None): Most elements in float32 at a time, or the largest
-            parameter. None: on a CPU 2**19 for each thread, which stay in its cache, else
-            2**24; for an optimizer that is not torch's all, as its step may look at all
-            parameters
+            parameter. None: on a CPU 2**18, and as many for each thread, else 2**24; for an
+            optimizer that is not torch's all, as its step may look at all parameters
 
     Example:
         >>> import torch, shok_nb as R
@@ -288,8 +287,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
         states:torch.dtype|None=None,
         rounding:Callable=stochastic_round, # How a step is stored; an estimator with a `step`
         seed:int=0,             # With it, number, iteration and position all draws are fixed
-        # Most elements in float32 at a time, or the largest parameter. None: on a CPU 2**19
-        # for each thread, which stay in its cache, else 2**24; for an optimizer that is not
+        # Most elements in float32 at a time, or the largest parameter. None: on a CPU 2**18,
+        # and as many for each thread, else 2**24; for an optimizer that is not
         # torch's all, as its step may look at all parameters
         at_once:int|None=None
     ):
@@ -357,7 +356,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         "Elements that are in float32 at a time, on the device of `p`."
         if self.at_once is not None: return self.at_once
         if not _is_of_torch(self.inner): return math.inf
-        return 2**19*torch.get_num_threads() if p.is_cpu else 2**24
+        return 2**18*(1+torch.get_num_threads()) if p.is_cpu else 2**24
 
     def _chunks(self):
         "Parameters that have a gradient with their numbers, some at a time."
