@@ -766,7 +766,9 @@ def two_layers(kind):
 
 def some_of_any_size():
     "Each recipe on one kind of layer, each kind with one recipe; one of them quickly."
-    for kind,recipe in [*[('linear', n) for n in R.RECIPES], ('image', 'mxfp8'), ('attention', 'mxfp8')]:
+    op = R.Operand('e4m3', 32, 'ceil', rounding=R.sine_round)
+    sine = R.Recipe('sine', (op, op), (op, op), (op, op))
+    for kind,recipe in [*[('linear', n) for n in (*R.RECIPES, sine)], ('image', 'mxfp8'), ('attention', 'mxfp8')]:
         yield pytest.param(kind, recipe, marks=[] if recipe == 'mxfp4_stochastic' else pytest.mark.slow)
 
 @pytest.mark.parametrize('kind, recipe', [*some_of_any_size()])
