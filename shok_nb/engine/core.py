@@ -316,7 +316,7 @@ def _kernel(op, job, needs, f, x, rest):
     return op.kernels.get(key)
 
 # %% ../../nbs/engine/10_core.ipynb #c1000012
-def _common_range(lo=0, hi=math.inf, **_):      # of floats Dynamo makes inputs
+def _common_range(lo:float=0, hi=math.inf, **_):    # of a float Dynamo makes an input
     "Numbers between these are in the range in every dtype."
     return max(lo, -1e37) or 1e-37, min(hi, 1e37)
 
