@@ -1092,6 +1092,119 @@ def test_a_turned_layer_is_a_linear(recipe, monkeypatch):
     R.nn.remove_rounding_(model)
     assert type(model[0]) is Conv1D and torch.equal(model(X[None]), before)
 
+class Stacked(nn.Module):
+    "Experts as transformers has them: slices of stacked weights, one after the other, where its own way is another."
+    __module__ = 'transformers.models.stub'
+    def __init__(self, experts=3, n=40, wide=48, turned=False):
+        super().__init__()
+        self.turned = turned
+        up,down = (experts, 2*wide, n),(experts, n, wide)
+        if turned: up,down = ((e, b, a) for e,a,b in (up, down))
+        self.gate_up_proj,self.down_proj = (nn.Parameter(torch.randn(shape)/8) for shape in (up, down))
+        self.gate_up_proj_bias = nn.Parameter(torch.randn(experts, 2*wide)/8)
+    def each(self, x, chosen):
+        y = torch.zeros_like(x)
+        for i in chosen.unique():
+            rows = (chosen == i).nonzero()[:, 0]
+            if self.turned: both = x[rows] @ self.gate_up_proj[i] + self.gate_up_proj_bias[i]
+            else: both = nn.functional.linear(x[rows], self.gate_up_proj[i], self.gate_up_proj_bias[i])
+            gate,up = both.chunk(2, -1)
+            inner = torch.relu(gate)*up
+            out = inner @ self.down_proj[i] if self.turned else nn.functional.linear(inner, self.down_proj[i])
+            y = y.index_add(0, rows, out.to(y.dtype))
+        return y
+    def forward(self, x, chosen): raise AssertionError('this way has no products to see')
+    forward.__wrapped__ = each
+
+CHOSEN = torch.tensor([0, 2, 2, 0]*6)
+
+def of_experts(m, x=X):
+    x = x.clone().requires_grad_()
+    y = m(x, CHOSEN)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *m.parameters()])]
+
+@pytest.mark.parametrize('turned', (False, True))
+def test_experts_of_transformers_are_linears(turned):
+    "Expert by expert the bits of a rounded Linear; in a copy too. One that has no token learns nothing."
+    torch.manual_seed(0)
+    m = Stacked(turned=turned)
+    row, = R.low_precision_(m, 'mxfp4').rows
+    assert (row.kind, row.recipe, row.note) == ('Stacked', 'mxfp4', 'expert by expert')
+    assert type(m).__name__ == 'RoundedStacked'
+    found,x = of_experts(m),X.clone().requires_grad_()
+    assert equal(found, of_experts(copy.deepcopy(m)))
+    want,layers = torch.zeros_like(x),{}
+    for i in (0, 2):
+        for name in ('gate_up_proj', 'down_proj'):
+            w = getattr(m, name)[i].detach()
+            w = w.mT if turned else w
+            layers[i, name] = nn.Linear(w.shape[1], w.shape[0], bias=False)
+            with torch.no_grad(): layers[i, name].weight.copy_(w)
+            R.low_precision_(layers[i, name], 'mxfp4')
+        rows = (CHOSEN == i).nonzero()[:, 0]
+        gate,up = (layers[i, 'gate_up_proj'](x[rows]) + m.gate_up_proj_bias[i].detach()).chunk(2, -1)
+        want = want.index_add(0, rows, layers[i, 'down_proj'](torch.relu(gate)*up))
+    assert torch.equal(found[0], want)
+    of_x,*of_layers = torch.autograd.grad(want.square().sum(), [x, *[k.weight for k in layers.values()]])
+    assert torch.equal(found[1], of_x)
+    for (i, name),g in zip(layers, of_layers):
+        mine = found[2+[n for n,_ in m.named_parameters()].index(name)]
+        assert torch.equal(mine[i].mT if turned else mine[i], g) and not mine[1].any()
+
+def test_experts_draw_for_each():
+    """Two experts with the same weights and tokens draw differently, the next call anew, recomputation the same."""
+    torch.manual_seed(0)
+    m = Stacked()
+    with torch.no_grad():
+        for p in m.parameters(): p.copy_(p[:1].expand_as(p))
+    R.low_precision_(m, 'mxfp4_stochastic')
+    state,x = copy.deepcopy(m.state_dict()),X[:1].expand_as(X)
+    first = of_experts(m, x)
+    assert torch.equal(first[0], first[0][:1].expand_as(x))         # forward rounds to the nearest
+    assert not torch.equal(first[2][0], first[2][2])
+    assert not equal(first, of_experts(m, x))
+    m.load_state_dict(state)
+    def again(x, chosen): return checkpoint(m, x, chosen, use_reentrant=False)
+    again.parameters = m.parameters
+    assert equal(first, of_experts(again, x))
+
+@pytest.mark.slow
+def test_experts_in_compiled_code():
+    "The graph breaks there; what is around them is compiled."
+    import torch._dynamo.testing
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first,self.experts = nn.Linear(40, 40),Stacked()
+        def forward(self, x): return self.experts(self.first(x).relu(), CHOSEN)
+    torch.manual_seed(0)
+    model = Net()
+    R.low_precision_(model, 'mxfp4_stochastic')
+    other = copy.deepcopy(model)
+    counter = torch._dynamo.testing.CompileCounter()
+    assert equal(gradients(model, X), gradients(other, X, torch.compile(other, backend=counter)))
+    assert counter.frame_count > 0
+
+@pytest.mark.parametrize('each, told', [
+    (lambda m, x: torch.einsum('tk,enk->etn', x, m.gate_up_proj), 'uses its experts in einsum'),
+    (lambda m, x: m.down_proj[:2].sum() + x, 'takes some of its experts at once'),
+    (lambda m, x: m.gate_up_proj[0]*2, 'uses its experts in mul')])
+def test_a_product_that_is_not_seen_raises(each, told, monkeypatch):
+    "What else a forward does with its experts has a name; a product of all of them at once is rounded."
+    m = Stacked()
+    monkeypatch.setattr(Stacked.forward, '__wrapped__', lambda m, x, chosen: each(m, x))
+    R.low_precision_(m, 'mxfp4')
+    with pytest.raises(RuntimeError, match=f'low_precision_: Stacked {told}'): m(X, CHOSEN)
+
+def test_all_experts_at_once(monkeypatch):
+    "As a `BatchedProduct`, expert by expert."
+    torch.manual_seed(0)
+    m,product = Stacked(turned=True),R.BatchedProduct()
+    x = X.expand(3, *X.shape)
+    monkeypatch.setattr(Stacked.forward, '__wrapped__', lambda m, x, chosen: torch.bmm(x, m.gate_up_proj))
+    for layer in (m, product): R.low_precision_(layer, 'mxfp4')
+    assert torch.equal(m(x, CHOSEN), product(x, m.gate_up_proj.detach()))
+
 def test_removed_and_begun_again():
     "The same weights, no more in the state; another recipe may follow; other weights may be rounded in between."
     model = made('nvfp4')

@@ -6,6 +6,7 @@
 __all__ = ['RECIPES', 'Operand', 'Recipe', 'low_precision_', 'BatchedProduct']
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570004
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 from ..engine.arguments import (
     check_callable,
     check_choice,
@@ -60,7 +62,7 @@ from ..networks.attention import (
     call_layers_of_encoders,
     whole_because,
 )
-from ..networks.layers import NORMS, conv1d, has_own_forward
+from ..networks.layers import NORMS, conv1d, experts_in, has_own_forward
 from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570018
@@ -801,7 +803,7 @@ class _Rounded(nn.Module):
     def begin(self, recipe, seed, rank):
         "Round from now on."
         self.recipe,self.rounding_rank,self.first_seed = recipe,rank,int(seed)
-        near = seed if isinstance(self, BatchedProduct) else self.weight
+        near = next(self.parameters(recurse=False), seed)
         self.register_buffer('rounding_seed', seed.to(near.device))
         self.register_buffer('rounding_count', torch.zeros_like(self.rounding_seed))
         self.whole_again,self.outer = _plain_again,_Call()
@@ -831,11 +833,16 @@ class _Rounded(nn.Module):
         return [s.to(device) for s in (seed, own)]
     def product(self, f, x, w, *more):
         "`f` of two operands in the dtype that is asked for."
+        self.count_alone()
+        return self.product_at((), f, x, w, *more)
+    def product_at(self, place, f, x, w, *more):
+        "The same for one of many products of a call: these numbers say which."
         dtype = _dtype_of(x)
         x,w = x.to(dtype),w.to(dtype)
-        self.count_alone()
+        seeds = self.drawn_by(x.device)
+        for n in place: seeds = [fold_in(s, n) for s in seeds]
         with torch.autocast(x.device.type, enabled=False):
-            return f(x, w, *self.drawn_by(x.device), self.recipe, *more)
+            return f(x, w, *seeds, self.recipe, *more)
     def extra_repr(self):
         layer:Any = super()
         return ', '.join([*filter(None, [layer.extra_repr()]), f'recipe={self.recipe.name}'])
@@ -849,34 +856,93 @@ class _Rounded(nn.Module):
             f'and this model has\n{self.recipe!r}')
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c00d
+def _with_rows(multiply, x, w, bias):
+    "`x @ w.mT` of an `x` of any shape, and the bias."
+    rows = x.flatten(0, -2) if x.ndim > 1 else x[None]
+    y = multiply(_multiply, rows, w).view(*x.shape[:-1], w.shape[0])
+    return y if bias is None else y + bias.to(y.dtype)
+
 class _RoundedMatrix(_Rounded):
     def multiply(self, x, w):
-        "`x @ w.mT`, and the bias."
         fn = type(self).__name__
         check_input(x, fn, 'input')
         if x.ndim == 0: raise ValueError(f'{fn}: input must have a dim, got 0-d input')
-        rows = x.flatten(0, -2) if x.ndim > 1 else x[None]
-        y = self.product(_multiply, rows, w).view(*x.shape[:-1], w.shape[0])
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        return _with_rows(self.product, x, w, self.bias)
 
 class RoundedLinear(_RoundedMatrix, nn.Linear):
     "An `nn.Linear` in low precision."
     def forward(self, x): return self.multiply(x, self.weight)
 
-class _Turned(_RoundedMatrix):
-    "Of a layer of transformers, whose weight is turned: its class is made when it is there."
+_PICKS = Tensor.__getitem__,Tensor.select,torch.select
+_PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm,
+    Tensor.bmm)
+
+class _Slices(TorchFunctionMode):
+    """Products by stacked weights, or by one expert of them, are rounded. What else is done
+    with them raises: no product is made without being seen."""
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        weights = [getattr(layer, n) for n in experts_in(layer)]
+        self.places:dict[int, Any] = {id(w): (w, (i,)) for i,w in enumerate(weights)}
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = *args,*kwargs.values()
+        at = [i for i,a in enumerate(given) if id(a) in self.places]
+        if not at or func.__name__ in ('__get__', 'size', 'dim'): return func(*args, **kwargs)
+        if at == [0] and func in _PICKS: return self.picked(func, *args, **kwargs)
+        if at == [1] and func is F.linear: return self.linear(*args, **kwargs)
+        if at == [1] and func in _PRODUCTS and not kwargs: return self.product(*args)
+        told = f'uses its experts in {func.__name__}, which cannot be rounded; use skip='
+        raise RuntimeError(f'low_precision_: {self.layer.plain_class.__name__} {told}')
+    def picked(self, func, weights, *index, **kwargs):
+        "One expert: a number, or a tensor that is one."
+        out,(_,place) = func(weights, *index, **kwargs),self.places[id(weights)]
+        if out.ndim == weights.ndim-1 and len(place) == 1:
+            self.places[id(out)] = out,(*place, index[-1])      # kept: its id is its own
+            return out
+        raise RuntimeError(f'low_precision_: {self.layer.plain_class.__name__} takes some of '
+            'its experts at once, which cannot be rounded; use skip=')
+    def linear(self, input, weight, bias=None):
+        place = self.places[id(weight)][1]
+        return _with_rows(partial(self.layer.product_at, place), input, weight, bias)
+    def product(self, x, w):
+        place = self.places[id(w)][1]
+        multiply = partial(self.layer.product_at, place)
+        if w.ndim == 2: return _with_rows(multiply, x, w.mT, None)
+        return multiply(_multiply, x.expand(*w.shape[:-2], *x.shape[-2:]), w.mT)
+
+class _OfTransformers(_Rounded):
+    "A layer of transformers: its class is made when that is there."
     __repr__ = nn.Module.__repr__
-    def forward(self, x): return self.multiply(x, self.weight.mT)
+    way:Any
+    plain_class:Any
     def __reduce_ex__(self, protocol):
         state = super().__reduce_ex__(protocol)[2:]
-        return _empty,(self.plain_class,),*state
+        return _empty,(self.way, self.plain_class),*state
+
+class _Turned(_OfTransformers, _RoundedMatrix):
+    "Its weight is turned."
+    def forward(self, x): return self.multiply(x, self.weight.mT)
+
+class _Experts(_OfTransformers):
+    "Stacked weights, whose slices its forward multiplies by."
+    def forward(self, *args, **kwargs):
+        self.count_alone()
+        # one expert after the other, as the class says, where transformers has faster ways
+        each = inspect.unwrap(self.plain_class.forward)
+        with _Slices(self): return each(self, *args, **kwargs)
 
 @lru_cache
-def _turned_kind(kind): return type(f'Rounded{kind.__name__}', (_Turned, kind), {})
+def _made_of(way, kind):
+    "The class; here, as `disable` loads the compiler."
+    own:dict[str,Any] = dict(way=way)
+    if way is _Experts: own['forward'] = torch.compiler.disable(way.forward)
+    return type(f'Rounded{kind.__name__}', (way, kind), own)
 
-def _empty(kind):
+def _empty(way, kind):
     "A layer that a copy or a file fills."
-    made:Any = _turned_kind(kind)
+    made:Any = _made_of(way, kind)
     return made.__new__(made)
 
 class _RoundedConvolution(_Rounded):
@@ -957,9 +1023,11 @@ _CONVOLUTIONS = {nn.Conv1d: RoundedConv1d, nn.Conv2d: RoundedConv2d, nn.Conv3d: 
 _LAYERS = {nn.Linear: RoundedLinear, NonDynamicallyQuantizableLinear: RoundedLinear,
     BatchedProduct: RoundedBatchedProduct, **_CONVOLUTIONS}
 
-def _twin_of(kind):
-    "The class that a layer of this class becomes, or None."
-    return _turned_kind(kind) if kind is conv1d() else _LAYERS.get(kind)
+def _twin_of(m):
+    "The class that this layer becomes, or None."
+    kind = _class_of(m)
+    if kind is conv1d(): return _made_of(_Turned, kind)
+    return _made_of(_Experts, kind) if experts_in(m) else _LAYERS.get(kind)
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c011
 _SHARDED = 'FSDPModule','ReplicateModule'
@@ -1014,7 +1082,7 @@ def _left_because(m):
     if _stacked(m): return 'holds stacked weights: see BatchedProduct'
     if own := _matrices_of(m): return f'not known: {names_in_words(own)}'
     if isinstance(m, nn.MultiheadAttention): return whole_because(m) or 'shares its weights'
-    if not _twin_of(_class_of(m)):
+    if not _twin_of(m):
         known = isinstance(m, (*_LAYERS, conv1d()))
         if known and parametrize.is_parametrized(m): return 'its weight is parametrized'
         return 'has a class of its own' if known else 'multiplies in one operation of torch'
@@ -1029,6 +1097,7 @@ def _ends_of(m):
 def _note(m, recipe):
     "What to know of a layer: blocks that are filled up."
     if isinstance(m, BatchedProduct): return ''
+    if isinstance(m, _Experts): return 'expert by expert'
     inputs,outputs = _ends_of(m)
     sizes = dict(inputs=(inputs, *recipe.forward), outputs=(outputs, *recipe.input_gradient))
     told = []
@@ -1062,7 +1131,8 @@ def _skipped(skip, model):
 # %% ../../nbs/low_precision/20_products.ipynb #2057c015
 def _with_products(m):
     "Is this a module whose own forward multiplies by weights?"
-    return isinstance(m, _known()) or _stacked(m) or bool(_matrices_of(m))
+    known = isinstance(m, _known()) or experts_in(m)
+    return bool(known or _stacked(m) or _matrices_of(m))
 
 def _known():
     of_torch = nn.MultiheadAttention,nn.RNNBase,nn.RNNCellBase,nn.Bilinear
@@ -1070,7 +1140,7 @@ def _known():
 
 def _stacked(m):
     "Does it hold weights of stacked experts, and no layer that multiplies by them?"
-    if isinstance(m, _known()): return False
+    if isinstance(m, _known()) or experts_in(m): return False
     if any(isinstance(k, BatchedProduct) for k in m.children()): return False
     if isinstance(m, parametrize.ParametrizationList): return False
     return any(p.ndim == 3 and min(p.shape) > 1 for p in m.parameters(recurse=False))
@@ -1079,7 +1149,7 @@ _NO_PRODUCTS = nn.Embedding,nn.EmbeddingBag,*NORMS,parametrize.ParametrizationLi
 
 def _matrices_of(m):
     "The names of matrices in a module that is no known layer."
-    if isinstance(m, (*_known(), *_NO_PRODUCTS)): return []
+    if isinstance(m, (*_known(), *_NO_PRODUCTS)) or experts_in(m): return []
     own = ((n, p) for n,p in m.named_parameters(recurse=False) if not is_lazy(p))
     return [n for n,p in own if p.ndim == 2 and min(p.shape) > 1]
 
@@ -1102,8 +1172,8 @@ def _rounded_layers(model, recipe, skipped, seed, rank):
         why = 'skipped' if skipped(n) else _left_because(m)
         kind:Any = _class_of(m)
         if why is None:
-            m.plain_class = kind
-            _becomes(m, _twin_of(kind))
+            m.plain_class,twin = kind,_twin_of(m)
+            _becomes(m, twin)
             m.begin(recipe, fold_in(torch.tensor(seed, device='cpu'), len(layers)), rank)
             layers.append(m)
         note = _note(m, recipe) if why is None else why

@@ -99,6 +99,12 @@ def _of_transformers(m):
     names = 'gate_up_proj', 'gate_proj', 'up_proj', 'down_proj'
     return {w: ROWS for w in names if _ndim(m, w) == 3}
 
+def experts_in(m):
+    "The stacked weights of experts in a layer of transformers that holds no others, by name."
+    names = [w for w,axis in _of_transformers(m).items() if axis is ROWS]
+    stacked = [n for n,p in m.named_parameters(recurse=False) if p.ndim > 2] if names else []
+    return names if len(names) == len(stacked) else []
+
 def _ndim(m, weight):
     "Of a Parameter of this name, plain or parametrized; None if there is none."
     made = parametrize.is_parametrized(m, weight)
