@@ -2266,6 +2266,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                    'shok_nb/low_precision/products.py'),
                                                 'shok_nb.low_precision.products._Slices.product': ( 'low_precision/products.html#_slices.product',
                                                                                                     'shok_nb/low_precision/products.py'),
+                                                'shok_nb.low_precision.products._Slices.seen': ( 'low_precision/products.html#_slices.seen',
+                                                                                                 'shok_nb/low_precision/products.py'),
                                                 'shok_nb.low_precision.products._Turned': ( 'low_precision/products.html#_turned',
                                                                                             'shok_nb/low_precision/products.py'),
                                                 'shok_nb.low_precision.products._Turned.forward': ( 'low_precision/products.html#_turned.forward',

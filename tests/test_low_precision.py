@@ -1188,6 +1188,8 @@ def test_experts_in_compiled_code():
 @pytest.mark.parametrize('each, told', [
     (lambda m, x: torch.einsum('tk,enk->etn', x, m.gate_up_proj), 'uses its experts in einsum'),
     (lambda m, x: m.down_proj[:2].sum() + x, 'takes some of its experts at once'),
+    (lambda m, x: m.gate_up_proj[0, :, :8].sum() + x, 'takes some of its experts at once'),
+    (lambda m, x: x @ torch.cat([m.down_proj[0], m.down_proj[1]]), 'uses its experts in cat'),
     (lambda m, x: m.gate_up_proj[0]*2, 'uses its experts in mul')])
 def test_a_product_that_is_not_seen_raises(each, told, monkeypatch):
     "What else a forward does with its experts has a name; a product of all of them at once is rounded."
@@ -1195,6 +1197,22 @@ def test_a_product_that_is_not_seen_raises(each, told, monkeypatch):
     monkeypatch.setattr(Stacked.forward, '__wrapped__', lambda m, x, chosen: each(m, x))
     R.low_precision_(m, 'mxfp4')
     with pytest.raises(RuntimeError, match=f'low_precision_: Stacked {told}'): m(X, CHOSEN)
+
+@pytest.mark.parametrize('turned', [lambda w: w.T, lambda w: w.mT, lambda w: w.t(),
+    lambda w: w.transpose(0, 1).contiguous(), lambda w: w.to(torch.float64).to(torch.float32).mT])
+def test_a_weight_seen_another_way(turned, monkeypatch):
+    "A turned or cast slice is the same operand."
+    torch.manual_seed(0)
+    m = Stacked()
+    def by_linear(m, x, chosen): return nn.functional.linear(x, m.gate_up_proj[1])
+    def by_product(m, x, chosen): return x @ turned(m.gate_up_proj[1])
+    floats = by_linear(m, X, CHOSEN)
+    R.low_precision_(m, 'mxfp4')
+    found = []
+    for way in (by_linear, by_product):
+        monkeypatch.setattr(Stacked.forward, '__wrapped__', way)
+        found.append(m(X, CHOSEN))
+    assert torch.equal(*found) and not torch.equal(found[0], floats)
 
 def test_all_experts_at_once(monkeypatch):
     "As a `BatchedProduct`, expert by expert."

@@ -874,6 +874,7 @@ class RoundedLinear(_RoundedMatrix, nn.Linear):
     def forward(self, x): return self.multiply(x, self.weight)
 
 _PICKS = Tensor.__getitem__,Tensor.select,torch.select
+_AS_IT_IS = '__get__','size','dim','t','transpose','to','contiguous'
 _PRODUCTS = (torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm,
     Tensor.bmm)
 
@@ -888,17 +889,25 @@ class _Slices(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = *args,*kwargs.values()
-        at = [i for i,a in enumerate(given) if id(a) in self.places]
-        if not at or func.__name__ in ('__get__', 'size', 'dim'): return func(*args, **kwargs)
+        listed = [b for a in given if isinstance(a, (list, tuple)) for b in a]
+        at = [i for i,a in enumerate((*given, *listed)) if id(a) in self.places]
+        if not at: return func(*args, **kwargs)
+        if at == [0] and func.__name__ in _AS_IT_IS: return self.seen(func, *args, **kwargs)
         if at == [0] and func in _PICKS: return self.picked(func, *args, **kwargs)
         if at == [1] and func is F.linear: return self.linear(*args, **kwargs)
         if at == [1] and func in _PRODUCTS and not kwargs: return self.product(*args)
         told = f'uses its experts in {func.__name__}, which cannot be rounded; use skip='
         raise RuntimeError(f'low_precision_: {self.layer.plain_class.__name__} {told}')
+    def seen(self, func, w, *args, **kwargs):
+        "What is read of them; a tensor with the same numbers stands for them."
+        out = func(w, *args, **kwargs)
+        if isinstance(out, Tensor): self.places[id(out)] = out,self.places[id(w)][1]
+        return out
     def picked(self, func, weights, *index, **kwargs):
         "One expert: a number, or a tensor that is one."
         out,(_,place) = func(weights, *index, **kwargs),self.places[id(weights)]
-        if out.ndim == weights.ndim-1 and len(place) == 1:
+        one = isinstance(index[-1], (int, Tensor)) and out.ndim == weights.ndim-1
+        if one and len(place) == 1:
             self.places[id(out)] = out,(*place, index[-1])      # kept: its id is its own
             return out
         raise RuntimeError(f'low_precision_: {self.layer.plain_class.__name__} takes some of '
