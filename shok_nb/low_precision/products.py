@@ -896,8 +896,10 @@ class _Slices(TorchFunctionMode):
         if at == [0] and func in _PICKS: return self.picked(func, *args, **kwargs)
         if at == [1] and func is F.linear: return self.linear(*args, **kwargs)
         if at == [1] and func in _PRODUCTS and not kwargs: return self.product(*args)
-        told = f'uses its experts in {func.__name__}, which cannot be rounded; use skip='
-        raise RuntimeError(f'low_precision_: {self.layer.plain_class.__name__} {told}')
+        raise self.unknown(f'uses its experts in {func.__name__}')
+    def unknown(self, does):
+        told = f'{self.layer.plain_class.__name__} {does}, which cannot be rounded; use skip='
+        return RuntimeError(f'low_precision_: {told}')
     def seen(self, func, w, *args, **kwargs):
         "What is read of them; a tensor with the same numbers stands for them."
         out = func(w, *args, **kwargs)
@@ -910,16 +912,15 @@ class _Slices(TorchFunctionMode):
         if one and len(place) == 1:
             self.places[id(out)] = out,(*place, index[-1])      # kept: its id is its own
             return out
-        raise RuntimeError(f'low_precision_: {self.layer.plain_class.__name__} takes some of '
-            'its experts at once, which cannot be rounded; use skip=')
+        raise self.unknown('takes some of its experts at once')
+    def by(self, w):
+        "What multiplies by these weights, with draws of their own."
+        return partial(self.layer.product_at, self.places[id(w)][1])
     def linear(self, input, weight, bias=None):
-        place = self.places[id(weight)][1]
-        return _with_rows(partial(self.layer.product_at, place), input, weight, bias)
+        return _with_rows(self.by(weight), input, weight, bias)
     def product(self, x, w):
-        place = self.places[id(w)][1]
-        multiply = partial(self.layer.product_at, place)
-        if w.ndim == 2: return _with_rows(multiply, x, w.mT, None)
-        return multiply(_multiply, x.expand(*w.shape[:-2], *x.shape[-2:]), w.mT)
+        if w.ndim == 2: return _with_rows(self.by(w), x, w.mT, None)
+        return self.by(w)(_multiply, x.expand(*w.shape[:-2], *x.shape[-2:]), w.mT)
 
 class _OfTransformers(_Rounded):
     "A layer of transformers: its class is made when that is there."
@@ -1140,8 +1141,9 @@ def _skipped(skip, model):
 # %% ../../nbs/low_precision/20_products.ipynb #2057c015
 def _with_products(m):
     "Is this a module whose own forward multiplies by weights?"
-    known = isinstance(m, _known()) or experts_in(m)
-    return bool(known or _stacked(m) or _matrices_of(m))
+    return bool(_is_known(m) or _stacked(m) or _matrices_of(m))
+
+def _is_known(m): return isinstance(m, _known()) or bool(experts_in(m))
 
 def _known():
     of_torch = nn.MultiheadAttention,nn.RNNBase,nn.RNNCellBase,nn.Bilinear
@@ -1149,7 +1151,7 @@ def _known():
 
 def _stacked(m):
     "Does it hold weights of stacked experts, and no layer that multiplies by them?"
-    if isinstance(m, _known()) or experts_in(m): return False
+    if _is_known(m): return False
     if any(isinstance(k, BatchedProduct) for k in m.children()): return False
     if isinstance(m, parametrize.ParametrizationList): return False
     return any(p.ndim == 3 and min(p.shape) > 1 for p in m.parameters(recurse=False))
@@ -1158,7 +1160,7 @@ _NO_PRODUCTS = nn.Embedding,nn.EmbeddingBag,*NORMS,parametrize.ParametrizationLi
 
 def _matrices_of(m):
     "The names of matrices in a module that is no known layer."
-    if isinstance(m, (*_known(), *_NO_PRODUCTS)) or experts_in(m): return []
+    if _is_known(m) or isinstance(m, _NO_PRODUCTS): return []
     own = ((n, p) for n,p in m.named_parameters(recurse=False) if not is_lazy(p))
     return [n for n,p in own if p.ndim == 2 and min(p.shape) > 1]
 
@@ -1181,8 +1183,8 @@ def _rounded_layers(model, recipe, skipped, seed, rank):
         why = 'skipped' if skipped(n) else _left_because(m)
         kind:Any = _class_of(m)
         if why is None:
-            m.plain_class,twin = kind,_twin_of(m)
-            _becomes(m, twin)
+            m.plain_class = kind
+            _becomes(m, _twin_of(m))
             m.begin(recipe, fold_in(torch.tensor(seed, device='cpu'), len(layers)), rank)
             layers.append(m)
         note = _note(m, recipe) if why is None else why
