@@ -45,6 +45,7 @@ from .pieces import (
     cut_in_pieces,
     for_cpu,
     fused_kernel,
+    is_ordinary,
     is_seen_between,
     is_small,
     join_tensors,
@@ -149,9 +150,18 @@ def _new_short(op, kind):
     op.short[kind] = short = Short()
     return short
 
+def _barely(op, x):
+    "The value by one operation, if that has left no infinity and no nan; else None."
+    y = op.bare(x.float() if x.dtype in HALVES else x)
+    if not math.isfinite(y.sum()): return None
+    return y if y.dtype == x.dtype else y.to(x.dtype)
+
 def _as_written(x, op, grid, knobs):
     "The value of a small tensor, in memory of its own."
     if op.single and not grid: return op.value(x, *knobs)
+    if op.bare and not grid:
+        y = _barely(op, x)
+        if y is not None: return y
     brief = not grid and _value_here in op.brief
     if brief: y, = _value_here(op, False, x, *knobs)
     else: y, = _here(_value_here, op, (x,), grid, knobs)
@@ -185,6 +195,10 @@ class _Straight(Function):
     @staticmethod
     def backward(ctx, g): return g,None,None,None
 
+def _is_wide_here(x):
+    "Is `x` dense on a CPU, where its numbers may be read, and of a dtype that formulas take?"
+    return x.is_cpu and x.dtype not in HALVES and is_ordinary(x)
+
 def _read(rest, x):
     "Step, offset and knobs of a small call: what is one number is taken for it, unfollowed."
     if isinstance(rest[0], Grid): return rest               # it takes a tensor for an offset
@@ -198,13 +212,25 @@ _small,_by_function = quick_apply(_Small),quick_apply(_Straight)
 _IN_PLACE:dict[Any, Callable] = {torch.round: torch.round_, torch.floor: torch.floor_,
     torch.ceil: torch.ceil_, torch.trunc: torch.trunc_}
 
+def with_bare(op, f, **kw):
+    "`op`, whose value is `f(x, **kw)` of torch wherever that is a finite number."
+    op.bare,op.change = partial(f, **kw),partial(_IN_PLACE[f], **kw)
+    return op
+
 def _straight(x, op, grid, knobs):
     """Slope 1, where nothing else learns. One operation changes a copy that autograd follows,
     where it does not look: in backward no Python runs. Beyond 2**14 copying takes longer."""
-    change = None if grid else _IN_PLACE.get(op.value)
-    if change is None or x.numel() > 2**14: return _by_function(x, op, grid, knobs)
+    change = None if grid or x.numel() > 2**14 else op.change
+    if change is None: return _by_function(x, op, grid, knobs)
     y = x.clone()
-    change(y.detach())
+    held = y.detach()
+    if not op.bare:
+        change(held)
+        return y
+    wide = held.float() if x.dtype in HALVES else held
+    change(wide)
+    if not math.isfinite(wide.sum()): return _by_function(x, op, grid, knobs)
+    if wide is not held: held.copy_(wide)
     return y
 
 def _of_numbers(step, offset):
@@ -532,6 +558,8 @@ class estimator:
         self.single,self.kernels = single or known,{}
         self.short,self.brief = {},set()            # ways of small tensors; what needs none
         self.knob_slopes:tuple = ()                 # of the first knobs: `f(v, slope, *knobs)`
+        self.bare:Callable|None = None              # one operation, see `with_bare`
+        self.change = _IN_PLACE.get(value) if known else None       # the same in place
         introduce(self, name, self.names, self.defaults, step=1., offset=0.)
 
     def __repr__(self): return f'{self.name}{self.__signature__}'
@@ -621,6 +649,9 @@ class estimator:
             tensor([0., 2.])
         """
         if self.single and is_default_grid(*rest[:2]): return self.value(x, *rest[2:])
+        if self.bare and _is_wide_here(x) and is_default_grid(*rest[:2]):
+            y = _barely(self, x)
+            if y is not None: return y
         if not (self.pure and is_small(x)): return _in_pieces(self, _value, (), (x,), rest)[0]
         rest = _read(rest, x)
         grid = _of_only_numbers(rest)

@@ -361,6 +361,12 @@ def drawn_for(x, fn, generator, seed, random_bits=None, draw=0):
     if random_bits is None: return u
     return ((u*2**random_bits).floor()+.5)/2**random_bits
 
+def noise_for(x, fn, generator, seed):
+    "The same minus ½; where torch draws for a plain tensor, in one pass."
+    here = generator is None and seed is None and type(x) in PLAIN_TYPES and mode() == 'eager'
+    if not (here and x.is_contiguous()): return drawn_for(x, fn, generator, seed) - .5
+    return torch.empty_like(x, dtype=wide_dtype(x.dtype)).uniform_(-.5, .5)
+
 # %% ../../nbs/engine/60_random.ipynb #6c65c00d
 def uniform_like(
     x:Tensor,        # Gives shape, device and sharding; floating dtype

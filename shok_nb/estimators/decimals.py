@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from ..engine.arguments import check_choice, check_count, check_input
 from ..engine.compat import constant, has_float64
-from ..engine.core import estimator
+from ..engine.core import estimator, with_bare
 from ..engine.parts import addcmul, as_scalar, cached, either, nan_to_zero
 
 # %% ../../nbs/estimators/26_decimals.ipynb #6a3e40af
@@ -25,7 +25,8 @@ def _of_product(d):
     def compiled_value(v):
         y = torch.round(v, decimals=d)
         return torch.where(y.abs() < math.inf, y, v)
-    return estimator('decimal_ste', either(value, compiled_value), pure=True)
+    rounding = estimator('decimal_ste', either(value, compiled_value), pure=True)
+    return with_bare(rounding, torch.round, decimals=d)
 
 _flat = estimator('decimal_ste', lambda v: torch.where(v.abs() < math.inf, v*0, v), pure=True)
 

@@ -20,20 +20,20 @@ from ..engine.arguments import (
 )
 from ..engine.core import estimator, with_noise
 from ..engine.grid import is_default_grid, step_at
-from ..engine.pieces import HALVES
-from ..engine.random import NoiseKind, checked_grid, drawn_for, noise_like
+from ..engine.pieces import HALVES, is_small
+from ..engine.random import NoiseKind, checked_grid, noise_for, noise_like
 from .soft import soft_round, soft_round_conditional_mean
 
 # %% ../../nbs/estimators/31_dither.ipynb #fd066fb7
 def _noisy(x, step, generator, seed, fn):
-    noise = noise_like(x, generator=generator, seed=seed, fn=fn)
-    x = x.to(noise.dtype)
-    return x + (noise if is_default_grid(step, 0.) else noise*step_at(step, x))
+    e = noise_for(x, fn, generator, seed)
+    x = x.to(e.dtype)
+    return x + (e if is_default_grid(step, 0.) else e*step_at(step, x))
 
-def _plus_noise(v, u): return v + (u-.5)
+def _plus_noise(v, e): return v+e
 
 _added = estimator('uniform_noise', _plus_noise, None, _plus_noise, export_value=False,
-    pure=True, u=dict(lo=-math.inf))
+    pure=True, e=dict(lo=-math.inf))
 
 def uniform_noise(
     x:Tensor,                    # Values; any shape, floating dtype
@@ -63,15 +63,15 @@ def uniform_noise(
         >>> R.uniform_noise(torch.tensor([1., 2.]), seed=torch.tensor(0))
         tensor([1.2272, 1.5982])
     """
-    check_input(x, 'uniform_noise')
-    step = check_step(step, x, 'uniform_noise')
-    dtype = x.dtype if dtype is None else dtype
-    check_dtype(dtype, 'uniform_noise')
-    if dtype not in HALVES or dtype != x.dtype or not is_default_grid(step, 0.):
-        return _noisy(x, step, generator, seed, 'uniform_noise').to(dtype)
+    fn = 'uniform_noise'
+    check_input(x, fn)
+    step = check_step(step, x, fn)
+    if dtype is None: dtype = x.dtype
+    else: check_dtype(dtype, fn)
+    cut = dtype in HALVES and dtype == x.dtype and is_default_grid(step, 0.)
+    if not cut or is_small(x): return _noisy(x, step, generator, seed, fn).to(dtype)
     # in pieces: what is wide stays in the cache
-    u = drawn_for(x, 'uniform_noise', generator, seed)
-    return with_noise(_added, x, u, 1., 0.)
+    return with_noise(_added, x, noise_for(x, fn, generator, seed), 1., 0.)
 
 # %% ../../nbs/estimators/31_dither.ipynb #6e6dc496
 def _dithered(v, e): return torch.round(v+e) - e
