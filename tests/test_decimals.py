@@ -1,4 +1,5 @@
 "Halves of decimals beside Python's `decimal`, in both meanings, and over the whole range of float64."
+import math
 from decimal import ROUND_HALF_DOWN, ROUND_HALF_EVEN, ROUND_HALF_UP, Context, Decimal
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 from estimators import FLOATS, compiled, generator, same
 from shok_nb import decimal_ste
 
+SIZES = 3, 2**14+1, 2**17           # a copy that is changed, a Function, one operation for all
 RULES = dict(even=ROUND_HALF_EVEN, away=ROUND_HALF_UP, zero=ROUND_HALF_DOWN)
 EXACT = Context(prec=1100, Emin=-9999, Emax=9999)              # a float64 has at most 767 digits
 
@@ -77,3 +79,19 @@ def test_transforms_and_export(dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize('dtype', FLOATS, ids=str)
 def test_compiled(dtype): assert same(compiled(Away())(written_in(dtype)), Away()(written_in(dtype)))
+
+@pytest.mark.parametrize('dtype', FLOATS)
+@pytest.mark.parametrize('n', SIZES)
+@pytest.mark.parametrize('d', [-2, 0, 1, 10])
+def test_what_has_no_digits_left(dtype, n, d):
+    "Where `torch.round` overflows a number comes back; elsewhere it is that, to the bit."
+    x = 100*torch.randn(n, generator=generator(d+2)).to(dtype)
+    for odd in (0., torch.finfo(dtype).max, math.inf, -math.inf):
+        x[-1] = odd
+        wide = x if dtype == torch.float64 else x.float()
+        rounded = torch.round(wide, decimals=d)
+        want = torch.where(rounded.isfinite(), rounded, wide).to(dtype)
+        leaf = x.clone().requires_grad_()
+        for y in (decimal_ste(x, d), decimal_ste(leaf, d)):
+            assert torch.equal(y, want) and torch.equal(y.signbit(), want.signbit())
+        assert torch.equal(torch.autograd.grad(y.sum(), leaf)[0], torch.ones_like(x))

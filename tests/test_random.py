@@ -24,7 +24,7 @@ from shok_nb.engine.random import (
     split_mix,
     uniform_like,
 )
-from shok_nb.estimators.dither import expected_noise_grad
+from shok_nb.estimators.dither import expected_noise_grad, uniform_noise
 from shok_nb.estimators.neighbours import local_expectation
 
 BACKENDS = slow_after(['eager', 'aot_eager', 'inductor'], 2)
@@ -583,3 +583,14 @@ def test_without_a_seed_the_numbers_are_torchs_own(dtype):
     u = uniform_like(x)
     torch.manual_seed(3)
     assert torch.equal(u, torch.rand(7, 5, dtype=dtype))
+
+@pytest.mark.parametrize('dtype', FLOATS)
+def test_noise_drawn_in_one_pass_is_that_of_two(dtype):
+    "Of a contiguous tensor, of one that is turned, and of one that is cut in pieces."
+    for x in (torch.randn(5, 7).to(dtype), torch.randn(7, 5).to(dtype).t(), torch.randn(2**17).to(dtype)):
+        wide = torch.promote_types(dtype, torch.float32)
+        torch.manual_seed(3)
+        want = (x.to(wide) + (torch.rand(x.shape, dtype=wide)-.5)).to(dtype)
+        torch.manual_seed(3)
+        y = uniform_noise(x.detach().requires_grad_())
+        assert torch.equal(y, want) and torch.equal(torch.autograd.grad(y.sum(), y)[0], torch.ones_like(x))

@@ -19,7 +19,13 @@ from ..engine.arguments import (
     what_came,
 )
 from ..engine.parts import either
-from ..engine.pieces import dense, is_ordinary, reusing, wide_dtype
+from ..engine.pieces import (
+    is_ordinary,
+    reusing,
+    room,
+    shared_numpy,
+    wide_dtype,
+)
 from ..engine.random import check_random, fold_in, quarters_in_pieces, takes_seed
 from ..estimators.stochastic import stochastic_round
 from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
@@ -27,31 +33,35 @@ from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
 # %% ../../nbs/low_precision/10_stored.ipynb #10570009
 _MOST = torch.finfo(torch.bfloat16).max
 
-def _add_tensors(some, to, bits):
-    "Into `to` the upper halves of `some` and its bits. Are all below the largest bfloat16?"
-    mine = some.view(torch.int32)
+def _add_tensors(whole, halves, bits):
+    """Into `halves` the upper ones of `whole`, float32 as integers, and its bits. Are all below
+    the largest bfloat16?"""
     # the bits, turned around where `x` is positive: up is up
-    turned = (~mine >> 31 ^ bits) & 0xFFFF
-    to.view(torch.int16).copy_(mine+turned >> 16)
-    low,high = some.aminmax()
+    turned = (~whole >> 31 ^ bits) & 0xFFFF
+    halves.copy_(whole+turned >> 16)
+    low,high = whole.view(torch.float32).aminmax()
     return -_MOST < low and high < _MOST
 
-def _add_arrays(some, to, bits):
+def _add_arrays(whole, halves, bits):
     "The same by NumPy: the lower half and its bits carry if it is larger than what they lack."
-    mine = some.numpy().view('int32')
-    upper,lower = (mine >> 16).astype('int16'),mine.astype('uint16')
+    upper,lower = (whole >> 16).astype('int16'),whole.astype('uint16')
     bits ^= (upper >> 15).view('uint16')
-    to.view(torch.int16).numpy()[:] = upper + (lower > bits).view('int8')
+    carry = (lower > bits).view('int8').astype('int16')
+    shared_numpy().add(upper, carry, out=halves)
     return upper.max() < 0x7F7F and upper.view('uint16').max() < 0xFF7F
 
 def _carried(x, seed, y):
     """`x` with random bits added below those of bfloat16, which keeps the upper half of each:
     in the memory of `y`."""
     v,y = x.contiguous().view(-1),y.view(-1)
+    whole:Any = v.view(torch.int32)
+    halves:Any = y.view(torch.int16)
+    add:Callable = _add_tensors
     for i,j,bits in quarters_in_pieces(v, seed):
+        if i == 0 and not isinstance(bits, Tensor):
+            whole,halves,add = whole.numpy(),halves.numpy(),_add_arrays
+        if add(whole[i:j], halves[i:j], bits): continue
         some,to = v[i:j],y[i:j]
-        add = _add_tensors if isinstance(bits, Tensor) else _add_arrays
-        if add(some, to, bits): continue
         held = torch.where(torch.isfinite(some), some.clamp(-_MOST, _MOST), some)
         to.copy_(torch.where(some.abs() < _MOST, to, held.bfloat16()))
 
@@ -229,7 +239,8 @@ class _Storage:
 
 def _wide(v, dtype):
     "`v` in that dtype, laid out as it is."
-    return dense(v, dtype) if is_ordinary(v) and v.is_contiguous() else v.to(dtype)
+    if v.dtype == dtype or not (v.is_contiguous() and is_ordinary(v)): return v.to(dtype)
+    return room(v.shape, dtype, v.device).copy_(v)
 
 def _in_float32(p, states):
     "A copy of `p` with its gradient in float32; its state is there in float32, `p` has none."
