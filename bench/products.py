@@ -4,12 +4,13 @@
     .venv/bin/python bench/products.py
     .venv-peers/bin/python bench/products.py        # adds the rows of torchao
 
-bench/products.json holds a row for each recipe and way: the processor time of one thread over that of float32, the
-median of calls that take turns, and the milliseconds of both. Of the way 'medium' the products of the recipe, and they
-alone, are made with torch.set_float32_matmul_precision('medium'); for a step the bytes for each number that are kept
-and that the step adds. What is done already is not done again; remove the file
-to measure anew."""
+bench/products.json holds a row for each processor, recipe and way: the processor time of one thread over that of
+float32, the median of calls that take turns, and the milliseconds of both. Of the way 'medium' the products of the
+recipe, and they alone, are made with torch.set_float32_matmul_precision('medium'); for a step the bytes for each number
+that are kept and that the step adds. What is done already is not done again, and rows of other processors stay; remove
+those of this one to measure anew."""
 import importlib.util
+import json
 import os
 import time
 from functools import partial
@@ -20,7 +21,7 @@ import torch  # noqa: E402
 import torch.distributed.tensor  # noqa: E402, F401 (torch imports it at the first trace)
 from jobs import run  # noqa: E402
 import shok_nb as R  # noqa: E402
-from bench import Cpu  # noqa: E402
+from bench import Cpu, processor  # noqa: E402
 from shok_nb.engine.pieces import give_all_back  # noqa: E402
 
 TABLE = Path(__file__).with_name('products.json')
@@ -94,26 +95,29 @@ STEPS = {
     'float32 parameters': (torch.float32, ours(foreach=True)),
     'torchao, bfloat16 parameters and states': (torch.bfloat16, torchao)}
 
-def row_of(what, way):
-    "One race."
+def row_of(processor, what, way):
+    "One race, on this processor."
     torch.set_num_threads(1)
     torch.empty(2**25-2**14, dtype=torch.uint8)             # from then on glibc keeps blocks up to that size
     if way == 'step':
         one,plain = stepped(*STEPS[what]),stepped(torch.float32, partial(ADAMW, foreach=True))
         ratio,own,other = raced(one.step, plain.step)
     else: ratio,own,other = raced(*layers(what, way))
-    row = dict(what=what, way=way, ratio=round(ratio, 2), ms=round(own, 1), float32=round(other, 1))
+    row = dict(processor=processor, what=what, way=way, ratio=round(ratio, 2), ms=round(own, 1), float32=round(other, 1))
     if way != 'step': return row
     kept,added = memory(one)
     return row | dict(kept=kept, added=added)
 
 def main():
     "All rows that are not there yet, one at a time."
-    known = TABLE.read_text('utf-8') if TABLE.exists() else ''
-    there = importlib.util.find_spec('torchao') or 'torchao' in known
-    jobs = [(what, 'step') for what in STEPS if there or 'torchao' not in what]
-    jobs += [(recipe, way) for way in ('eager', 'medium') for recipe in R.RECIPES]
-    jobs += [(recipe, 'compiled') for recipe in COMPILED]
-    run(__doc__, TABLE, row_of, jobs, ('what', 'way'), workers=1, torch=torch.__version__.partition('+')[0])
+    here,fields = processor(),('processor', 'what', 'way')
+    rows = json.loads(TABLE.read_text('utf-8'))['rows'] if TABLE.exists() else []
+    jobs = [tuple(row[k] for k in fields) for row in rows if row['processor'] != here]
+    there = importlib.util.find_spec('torchao') or any('torchao' in r['what'] for r in rows if r['processor'] == here)
+    ways = [(what, 'step') for what in STEPS if there or 'torchao' not in what]
+    ways += [(recipe, way) for way in ('eager', 'medium') for recipe in R.RECIPES]
+    ways += [(recipe, 'compiled') for recipe in COMPILED]
+    jobs += [(here, *way) for way in ways]
+    run(__doc__, TABLE, row_of, jobs, fields, workers=1, torch=torch.__version__.partition('+')[0])
 
 if __name__ == '__main__': main()

@@ -196,7 +196,7 @@ def _little(words, each):
     return sum(parts[1:], parts[0])
 
 def _in_arrays(keys, each, start, stop, room):
-    """Parts `start` to `stop` of the words of a stream, at most `PIECE` of them, by NumPy:
+    """Parts `start` to `stop` of a stream, `PIECE`/2 words of it at most, by NumPy:
     `split_mix` in the memory of `room`, since to ask for more takes as long. Its first step
     has no carry, so of counts that are known it is known, and of the key a number."""
     np,counts,mixed,(first,factor,second,other,last),kind,parts,_ = _arrays()
@@ -224,14 +224,14 @@ def _in_tensors(keys, each, start, stop, device):
 # %% ../../nbs/engine/60_random.ipynb #5b14c00b
 def bits_in_pieces(x, seed, each, numbers):
     """Start, stop, and the random bits of each element between them, of each stream: a half
-    or a quarter of a word. In arrays where NumPy is faster, for few numbers and on one or
-    two threads; the next piece is in the same memory."""
+    or a quarter of a word. In arrays where NumPy is faster, for few numbers and on one or two
+    threads, as many words at a time; the next piece is in the same memory."""
     # reading a seed that is elsewhere would wait for it
     seed = seed.item() & _WORD if seed.is_cpu else seed
     streams = [_keys(seed, number, _times) for number in numbers]
     n,threads = x.numel(),torch.get_num_threads()
     arrays = x.is_cpu and (n <= _FEW or threads < 3) and _arrays()
-    size = PIECE if arrays else PIECE*threads if x.is_cpu else 2**22
+    size = PIECE*each//2 if arrays else PIECE*threads if x.is_cpu else 2**22
     shape = len(streams),2,min(n, size)//each+1
     room:Any = arrays and arrays.np.empty(shape, arrays.word)
     for i in range(0, n, size):

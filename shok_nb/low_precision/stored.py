@@ -34,8 +34,8 @@ from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
 _MOST = torch.finfo(torch.bfloat16).max
 
 def _add_tensors(whole, halves, bits):
-    """Into `halves` the upper ones of `whole`, float32 as integers, and its bits. Are all below
-    the largest bfloat16?"""
+    """Into `halves` the upper ones of `whole`, float32 as integers, and its bits. Are all
+    below the largest bfloat16?"""
     # the bits, turned around where `x` is positive: up is up
     turned = (~whole >> 31 ^ bits) & 0xFFFF
     halves.copy_(whole+turned >> 16)
