@@ -4657,6 +4657,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                  'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness.best_records': ( 'studies/harness.html#best_records',
                                                                                    'shok_nb/studies/harness.py'),
+                                         'shok_nb.studies.harness.by_processor': ( 'studies/harness.html#by_processor',
+                                                                                   'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness.images_of_digits': ( 'studies/harness.html#images_of_digits',
                                                                                        'shok_nb/studies/harness.py'),
                                          'shok_nb.studies.harness.interval': ( 'studies/harness.html#interval',

@@ -422,6 +422,14 @@ def stored(name):
 
 def stored_rows(name): return (stored(name) or {}).get('rows', [])
 
+def by_processor(name):
+    "The rows of each processor, under its name."
+    found = {}
+    for r in stored_rows(name):
+        short = r['processor'].replace('(R)', '').removesuffix(' Processor')
+        found.setdefault(short, []).append(r)
+    return found
+
 def markdown_table(head, rows):
     "In Markdown."
     lines = [head, ['---']*len(head), *rows]
