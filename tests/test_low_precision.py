@@ -765,11 +765,16 @@ def two_layers(kind):
     return nn.Sequential(*blocks), lambda n: torch.randn(2, n, 32)
 
 def some_of_any_size():
-    "Each recipe on one kind of layer, each kind with one recipe; one of them quickly."
-    op = R.Operand('e4m3', 32, 'ceil', rounding=R.sine_round)
-    sine = R.Recipe('sine', (op, op), (op, op), (op, op))
-    for kind,recipe in [*[('linear', n) for n in (*R.RECIPES, sine)], ('image', 'mxfp8'), ('attention', 'mxfp8')]:
-        yield pytest.param(kind, recipe, marks=[] if recipe == 'mxfp4_stochastic' else pytest.mark.slow)
+    """Each recipe on one kind of layer, each kind with one recipe, and roundings with knobs whose values are those of
+    `torch.round`: two of them quickly."""
+    def mine(name, rounding):
+        op = R.Operand('e4m3', 32, 'ceil', rounding=rounding)
+        return R.Recipe(name, (op, op), (op, op), (op, op))
+    soft = mine('soft', partial(R.soft_round, alpha=5., hard=True))
+    own = mine('sine', R.sine_round),soft,mine('ewgs', partial(R.ewgs_round, delta=.1))
+    for kind,recipe in [*[('linear', n) for n in (*R.RECIPES, *own)], ('image', 'mxfp8'), ('attention', 'mxfp8')]:
+        quick = recipe in ('mxfp4_stochastic', soft)
+        yield pytest.param(kind, recipe, marks=[] if quick else pytest.mark.slow)
 
 @pytest.mark.parametrize('kind, recipe', [*some_of_any_size()])
 def test_two_layers_of_any_size(kind, recipe):

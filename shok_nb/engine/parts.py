@@ -188,9 +188,14 @@ def is_followed(*args):
             if isinstance(t, Tensor) and t.requires_grad: return True
     return mode() == 'transform'
 
+def _is_viewed(x): return x.layout == torch.strided
+def _is_not_nested(x): return not x.is_nested           # Dynamo lets no Function ask the first
+
+_can_be_viewed = either(_is_viewed, _is_not_nested)
+
 def view_of(x):
     "A view; a copy of a nested tensor, which torch cannot view."
-    return x.view_as(x) if x.layout == torch.strided else x.clone()
+    return x.view_as(x) if _can_be_viewed(x) else x.clone()
 
 def clamp_nested(v, lower, upper):
     "A nested tensor clamped; torch does it between numbers alone."
