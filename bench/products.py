@@ -103,7 +103,8 @@ def row_of(processor, what, way):
         one,plain = stepped(*STEPS[what]),stepped(torch.float32, partial(ADAMW, foreach=True))
         ratio,own,other = raced(one.step, plain.step)
     else: ratio,own,other = raced(*layers(what, way))
-    row = dict(processor=processor, what=what, way=way, ratio=round(ratio, 2), ms=round(own, 1), float32=round(other, 1))
+    row = dict(processor=processor, what=what, way=way)
+    row |= dict(ratio=round(ratio, 2), ms=round(own, 1), float32=round(other, 1))
     if way != 'step': return row
     kept,added = memory(one)
     return row | dict(kept=kept, added=added)
@@ -113,7 +114,8 @@ def main():
     here,fields = processor(),('processor', 'what', 'way')
     rows = json.loads(TABLE.read_text('utf-8'))['rows'] if TABLE.exists() else []
     jobs = [tuple(row[k] for k in fields) for row in rows if row['processor'] != here]
-    there = importlib.util.find_spec('torchao') or any('torchao' in r['what'] for r in rows if r['processor'] == here)
+    mine = [row['what'] for row in rows if row['processor'] == here]
+    there = importlib.util.find_spec('torchao') or any('torchao' in what for what in mine)
     ways = [(what, 'step') for what in STEPS if there or 'torchao' not in what]
     ways += [(recipe, way) for way in ('eager', 'medium') for recipe in R.RECIPES]
     ways += [(recipe, 'compiled') for recipe in COMPILED]

@@ -73,7 +73,7 @@ def test_pieces_are_compared_with_none(monkeypatch):
     monkeypatch.setattr(pieces, '_cut', off)
     law(r.f, r, torch.float32)
     with pytest.raises(AssertionError, match='in pieces'): law(r.f, r, torch.bfloat16)
-    assert pieces.PIECE == 2**16
+    assert pieces.PIECE == 2**17
 
 # --- planted faults, each of which the report calls wrong
 class WithSlope(torch.autograd.Function):

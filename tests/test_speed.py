@@ -234,7 +234,7 @@ def test_tensors_allocate_their_result(r, f, monkeypatch):
     of `ewgs_round`. No program of an earlier test is kept, lest there be no room for one here."""
     for memory in ('_seen', '_programs'): monkeypatch.setattr(replay, memory, {})
     from bench import Cpu
-    x,g = torch.randn(2*pieces.SMALL, generator=generator()),torch.ones(2*pieces.SMALL)
+    x,g = torch.randn(2*pieces.PIECE, generator=generator()),torch.ones(2*pieces.PIECE)
     for _ in range(replay._PAYS): both(f, x, g)
     extra = r.name == 'ewgs_round'
     assert Cpu().peak(lambda: f(x)) <= x.nbytes + 64

@@ -26,8 +26,8 @@ from .compat import (
 from .replay import Label, StandIn, number_in, run
 
 # %% ../../nbs/engine/40_pieces.ipynb #00b00012
-PIECE = 1<<16                              # elements of a piece, for each thread
-SMALL = PIECE                              # up to here, and to a piece, a formula is not cut
+PIECE = 1<<17                              # elements of a piece, for each thread
+SMALL = 1<<16                              # up to here, and to a piece, a formula is not cut
 
 # %% ../../nbs/engine/40_pieces.ipynb #683dd654
 HALVES = torch.float16,torch.bfloat16
@@ -255,7 +255,7 @@ def cut_in_pieces(f, key, ts, knobs, make=None, uncut=(), free=None):
         return y,*kernel(to, given, knobs)
     if not (x.is_cpu and x.numel()): return whole(f, ts, knobs)
     y = room_like(x)
-    size = PIECE*torch.get_num_threads()*(2 if uncut else 1)
+    size = PIECE*torch.get_num_threads()
     if x.numel() <= size: return y,*run_into(f, y, ts, knobs, key, free)
     to,*given = _as_vectors(uncut, tensors, y, *ts)
     return y,*_cut(f, key, size, to, given, knobs, uncut, free)

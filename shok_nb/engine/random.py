@@ -26,7 +26,6 @@ from .compat import mode
 from .grid import has_no_offset, is_default_grid
 from .parts import as_sum, either, maths, pick
 from .pieces import (
-    PIECE,
     PLAIN_TYPES,
     is_ordinary,
     is_run_on_cpu,
@@ -41,6 +40,7 @@ _HALF,_WORD = 2**32-1,2**64-1
 _GOLDEN = 0x9E3779B97F4A7C15                            # 2**64 over the golden ratio
 _MIX = 30,0xBF58476D1CE4E5B9,27,0x94D049BB133111EB,31     # shift, multiply, and so on
 _FEW = 1<<14                                            # up to here one thread is enough
+_WORDS = 1<<15                                          # of 64 bits that are made at a time
 
 def _right(t, n): return t.bitwise_right_shift(n) if isinstance(t, Tensor) else t >> n
 
@@ -182,7 +182,7 @@ def _arrays()->Any:
     "What arrays need, made once; None where torch has no NumPy."
     np = shared_numpy()
     if np is None: return None
-    counts = np.arange(PIECE//2, dtype='uint64')*np.uint64(_GOLDEN)
+    counts = np.arange(_WORDS, dtype='uint64')*np.uint64(_GOLDEN)
     mixed = counts ^ counts >> np.uint64(_MIX[0])
     word,half,quarter,signed = map(np.dtype, ('uint64', 'uint32', 'uint16', 'int32'))
     mix = [np.array(n, dtype=word) for n in _MIX]
@@ -196,7 +196,7 @@ def _little(words, each):
     return sum(parts[1:], parts[0])
 
 def _in_arrays(keys, each, start, stop, room):
-    """Parts `start` to `stop` of a stream, `PIECE`/2 words of it at most, by NumPy:
+    """Parts `start` to `stop` of a stream, at most `_WORDS` words of it, by NumPy:
     `split_mix` in the memory of `room`, since to ask for more takes as long. Its first step
     has no carry, so of counts that are known it is known, and of the key a number."""
     np,counts,mixed,(first,factor,second,other,last),kind,parts,_ = _arrays()
@@ -231,7 +231,7 @@ def bits_in_pieces(x, seed, each, numbers):
     streams = [_keys(seed, number, _times) for number in numbers]
     n,threads = x.numel(),torch.get_num_threads()
     arrays = x.is_cpu and (n <= _FEW or threads < 3) and _arrays()
-    size = PIECE*each//2 if arrays else PIECE*threads if x.is_cpu else 2**22
+    size = each*_WORDS if arrays else 2*_WORDS*threads if x.is_cpu else 2**22
     shape = len(streams),2,min(n, size)//each+1
     room:Any = arrays and arrays.np.empty(shape, arrays.word)
     for i in range(0, n, size):
