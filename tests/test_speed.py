@@ -274,6 +274,17 @@ def test_a_small_step_of_slope_one_is_a_copy(f):
     x = torch.ones(2**14+1, requires_grad=True)
     assert 'Clone' in f(x[1:]).grad_fn.name() and 'Straight' in f(x).grad_fn.name()
 
+@pytest.mark.parametrize('dtype', FLOATS)
+def test_trunc_of_many_is_that_of_few(dtype):
+    "By another operation, which has no detour over MKL: to the bit, forward alone and recorded."
+    v = torch.cat([sample(60, dtype), torch.tensor([-.5, -0., math.inf, -math.inf, math.nan]).to(dtype)])
+    for n in (2**6, 2**8, 2**10):
+        many = v.repeat(n)
+        leaf = many.clone().requires_grad_()
+        y = trunc_ste(leaf)
+        for found in (trunc_ste(many), y.detach()): assert same(found, torch.trunc(v).repeat(n))
+        assert torch.autograd.grad(y.sum(), leaf)[0].eq(1).all()
+
 def test_small_results_are_their_own():
     "A formula that returns what it took returns a copy, as it does in pieces."
     for v in (lambda v: v, lambda v: v.view_as(v), lambda v: v.detach()):

@@ -56,10 +56,6 @@ def _clamp(a, lo, hi):
 
 def _closed(q, a):
     m = math if type(a) is float else maths(a)    # no call for what is usual
-    if m is not torch and a <= 6:                 # from a tanh; its error grows with cosh(a/2)
-        t,end,p = torch.tanh(q*(a/2)),m.tanh(a/2),1/m.cosh(a/2)**2
-        d = t - end
-        return t*(p/end)/(d*d + p)
     k,p,end = 2*a,-m.expm1(-a),2*m.sinh(a)
     if m is torch: k,p,end = worked_out_once(k, p, end)
     u = torch.expm1(k*q)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..engine.arguments import check_choice
 from ..engine.core import estimator
 from ..engine.parts import nearest_and_error, sign_of
+from ..engine.pieces import is_run_on_cpu
 
 # %% ../../nbs/estimators/10_ste.ipynb #635bf346
 def _down(v):
@@ -61,9 +62,19 @@ def round_ste(
     return _ties[ties](x, step=step, offset=offset)
 
 # %% ../../nbs/estimators/10_ste.ipynb #d72a21f0
+# Where MKL runs on a processor of AMD, `torch.trunc` takes thirty times as long.
+def _is_large(v): return is_run_on_cpu(v) and v.numel() > 2**12
+
+def _cut_off(v):
+    return torch.div(v, 1, rounding_mode='trunc') if _is_large(v) else torch.trunc(v)
+
+def _cut_off_in_place(v):
+    return v.div_(1, rounding_mode='trunc') if _is_large(v) else v.trunc_()
+
 _floor = estimator('floor_ste', torch.floor, pure=True)
 _ceil = estimator('ceil_ste', torch.ceil, pure=True)
-_trunc = estimator('trunc_ste', torch.trunc, pure=True)
+_trunc = estimator('trunc_ste', _cut_off, compiled=torch.trunc, pure=True, single=True)
+_trunc.change = _cut_off_in_place
 _signs = estimator('sign_ste', sign_of, pure=True)
 
 def floor_ste(
