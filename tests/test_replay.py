@@ -466,7 +466,7 @@ def test_a_short_process_does_not_wait_for_an_import():
     told = """import sys, torch, shok_nb as R
 x,large = torch.randn(100, requires_grad=True),torch.randn(2**23)
 for _ in range(400): R.soft_round(x).sum().backward()
-for _ in range(2): R.soft_round(large)
+for _ in range(4): R.soft_round(large)
 print('torch.distributed.tensor' in sys.modules, bool(R.engine.replay._programs))
 import torch.distributed.tensor
 R.soft_round(large)
@@ -564,14 +564,14 @@ def test_finalizer_and_callback_that_round(early):
     assert len(got) > 600 and all(got)
 
 class Floor(TorchFunctionMode):
-    "Rounds halves up, and knows nothing of `out`."
+    "Rounds down, and knows nothing of `out`."
     def __torch_function__(self, f, types, args=(), kwargs=None):
-        if f in (torch.round, torch.Tensor.round): return torch.floor(args[0]+.5)
+        if f in (torch.round, torch.Tensor.round): return torch.floor(args[0])
         return f(*args, **(kwargs or {}))
 
 def test_function_mode(early):
     "A mode that replaces operations sees them, also where a program was made without it."
-    x = torch.tensor([.5, 1.5, 2.5, -.5])
+    x = torch.tensor([.5, 1.7, 2.5, -.2])
     calls_agree(round_ste, x, step=.5, offset=.25)
     want = [soft_round(x) for _ in range(5)][-1]
     with Floor():
