@@ -2357,6 +2357,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                              'shok_nb/low_precision/products.py'),
                                                 'shok_nb.low_precision.products._matrices_of': ( 'low_precision/products.html#_matrices_of',
                                                                                                  'shok_nb/low_precision/products.py'),
+                                                'shok_nb.low_precision.products._may_have_floats': ( 'low_precision/products.html#_may_have_floats',
+                                                                                                     'shok_nb/low_precision/products.py'),
                                                 'shok_nb.low_precision.products._met': ( 'low_precision/products.html#_met',
                                                                                          'shok_nb/low_precision/products.py'),
                                                 'shok_nb.low_precision.products._multiply': ( 'low_precision/products.html#_multiply',

@@ -793,6 +793,17 @@ def test_two_layers_of_any_size(kind, recipe):
         assert equal(gradients(other, x), gradients(model, x, compiled))
     assert counter.frame_count <= 2
 
+def test_a_rounding_with_a_knob_of_each_row_compiled():
+    "It takes values of its own rows alone."
+    torch.manual_seed(0)
+    alpha = torch.linspace(1., 9., 24)[:, None]
+    by_row = R.Operand('e4m3', rounding=partial(R.soft_round, alpha=alpha, hard=True))
+    model = nn.Linear(40, 24)
+    R.low_precision_(model, R.Recipe('rows', (None, by_row), (None, None), (None, None)))
+    x = torch.randn(12, 40)
+    want,compiled = model(x),torch.compile(model, dynamic=True, fullgraph=True, backend='eager')
+    assert torch.equal(compiled(x), want)
+
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_halves(dtype):
     "Under autocast, and in parameters of the dtype: the output is of that dtype, the operands are those of float32."

@@ -120,6 +120,7 @@ class Operand:
             raise ValueError(f'Operand: {told}, got {self!r}')
         draws = self.eden > 0 or takes_seed(self.rounding)
         object.__setattr__(self, 'draws', draws)
+        object.__setattr__(self, 'has_floats', _may_have_floats(self.rounding))
     def __repr__(self):
         "In words."
         said,tile = [_shown(self.format)],vars(self)['tile']
@@ -535,6 +536,12 @@ def _check_block(block, format, scale):
     if fits: return tile
     raise ValueError(f'{fn}: block must be {wanted} where scale={scale!r}, got {block!r}')
 
+def _may_have_floats(rounding):
+    "Is it a rounding of one's own, for values of any shape?"
+    knobs = getattr(rounding, 'keywords', {}).values()
+    if any(isinstance(k, Tensor) and k.ndim for k in knobs): return False
+    return rounding not in (round_ste, stochastic_round)
+
 def _check_scale(scale, format):
     "Raises for a rule of scales that the format does not have."
     if scale is None: return
@@ -791,10 +798,10 @@ def _local(t)->Any: return t.to_local() if hasattr(t, 'placements') else t
 def _met(recipe, device, seed):
     """Round a 0 by each rounding of one's own. Dynamo makes an input of every float that it
     meets there, and a Function cannot take one that another Function has met first."""
-    own = [op for _,_,pair in recipe.products() for op in pair
-        if op is not None and op.rounding not in (round_ste, stochastic_round)]
+    ops = [op for _,_,pair in recipe.products() for op in pair if op is not None]
     with torch.no_grad():
-        for op in own: _on_grid(torch.zeros(1, 1, device=device), op, -1, seed)
+        for op in ops:
+            if op.has_floats: _on_grid(torch.zeros(1, 1, device=device), op, -1, seed)
 
 def _leave(recipe, device, seed): pass
 
@@ -853,7 +860,8 @@ class _Rounded(nn.Module):
         x,w = x.to(dtype),w.to(dtype)
         seeds = self.drawn_by(x.device)
         _meet_floats(self.recipe, x.device, seeds[0])
-        for n in place: seeds = [fold_in(s, n) for s in seeds]
+        if self.recipe.draws():
+            for n in place: seeds = [fold_in(s, n) for s in seeds]
         with torch.autocast(x.device.type, enabled=False):
             return f(x, w, *seeds, self.recipe, *more)
     def extra_repr(self):
