@@ -95,7 +95,7 @@ STEPS = {
     'float32 parameters': (torch.float32, ours(foreach=True)),
     'torchao, bfloat16 parameters and states': (torch.bfloat16, torchao)}
 
-def row_of(processor, what, way):
+def row_of(here, what, way):
     "One race, on this processor."
     torch.set_num_threads(1)
     torch.empty(2**25-2**14, dtype=torch.uint8)             # from then on glibc keeps blocks up to that size
@@ -103,7 +103,7 @@ def row_of(processor, what, way):
         one,plain = stepped(*STEPS[what]),stepped(torch.float32, partial(ADAMW, foreach=True))
         ratio,own,other = raced(one.step, plain.step)
     else: ratio,own,other = raced(*layers(what, way))
-    row = dict(processor=processor, what=what, way=way)
+    row = dict(processor=here, what=what, way=way)
     row |= dict(ratio=round(ratio, 2), ms=round(own, 1), float32=round(other, 1))
     if way != 'step': return row
     kept,added = memory(one)

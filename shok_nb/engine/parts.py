@@ -188,10 +188,8 @@ def is_followed(*args):
             if isinstance(t, Tensor) and t.requires_grad: return True
     return mode() == 'transform'
 
-def _is_viewed(x): return x.layout == torch.strided
-def _is_not_nested(x): return not x.is_nested           # Dynamo lets no Function ask the first
-
-_can_be_viewed = either(_is_viewed, _is_not_nested)
+# within a Function Dynamo lets nobody ask for a layout
+_can_be_viewed = either(lambda x: x.layout == torch.strided, lambda x: not x.is_nested)
 
 def view_of(x):
     "A view; a copy of a nested tensor, which torch cannot view."

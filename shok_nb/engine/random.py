@@ -338,16 +338,20 @@ def check_random(
             f'got layout {x.layout}; use x.values()')
 
 # %% ../../nbs/engine/60_random.ipynb #bbf2aea4
+def _fills_in_order(x, generator, seed):
+    """May torch draw for `x` itself? It takes less time than for a shape, but fills another
+    layout in another order."""
+    torchs = generator is None and seed is None and type(x) in PLAIN_TYPES
+    return torchs and mode() == 'eager' and x.is_contiguous()
+
 def _drawn(x, generator, seed, draw, dtype, random_bits):
     if seed is not None: return _look_up(x, seed, draw, dtype, random_bits)
     if generator is not None:
         return torch.rand(x.shape, generator=generator, dtype=dtype, device=x.device)
-    if type(x) not in PLAIN_TYPES: return torch.rand_like(x, dtype=dtype)
-    how = mode()
-    # takes less time than a shape, but fills another layout in another order
-    if how == 'eager' and x.is_contiguous(): return torch.rand_like(x, dtype=dtype)
+    if type(x) not in PLAIN_TYPES or _fills_in_order(x, generator, seed):
+        return torch.rand_like(x, dtype=dtype)
     # naming a generator, if only None, would want known sizes
-    if how != 'compile' or not x.is_cpu:
+    if mode() != 'compile' or not x.is_cpu:
         return torch.rand(x.shape, dtype=dtype, device=x.device)
     # compiled for a CPU, `rand` makes one number at a time
     seed = torch.randint(2**63-1, (), device=x.device)
@@ -363,8 +367,7 @@ def drawn_for(x, fn, generator, seed, random_bits=None, draw=0):
 
 def noise_for(x, fn, generator, seed):
     "The same minus ½; where torch draws for a plain tensor, in one pass."
-    here = generator is None and seed is None and type(x) in PLAIN_TYPES and mode() == 'eager'
-    if not (here and x.is_contiguous()): return drawn_for(x, fn, generator, seed) - .5
+    if not _fills_in_order(x, generator, seed): return drawn_for(x, fn, generator, seed) - .5
     return torch.empty_like(x, dtype=wide_dtype(x.dtype)).uniform_(-.5, .5)
 
 # %% ../../nbs/engine/60_random.ipynb #6c65c00d
