@@ -795,13 +795,17 @@ _next_number = either(_next, own_operation('next_number', _next))
 
 def _local(t)->Any: return t.to_local() if hasattr(t, 'placements') else t
 
-def _meet_floats(recipe, device, seed):
+def _meet(recipe, device, seed):
     """Round a 0 by each rounding of one's own. Dynamo makes an input of every float that it
     meets there, and a Function cannot take one that another Function has met first."""
     ops = [op for _,_,pair in recipe.products() for op in pair if op is not None]
     with torch.no_grad():
         for op in ops:
             if op.has_floats: _on_grid(torch.zeros(1, 1, device=device), op, -1, seed)
+
+def _need_not_meet(recipe, device, seed): "Floats are numbers in eager code."
+
+_meet_floats = either(_need_not_meet, _meet)
 
 class _Call:
     """Is a model being called, which has counted for its layers? In an object beside them:
@@ -855,7 +859,7 @@ class _Rounded(nn.Module):
         dtype = _dtype_of(x)
         x,w = x.to(dtype),w.to(dtype)
         seeds = self.drawn_by(x.device)
-        if torch.compiler.is_compiling(): _meet_floats(self.recipe, x.device, seeds[0])
+        _meet_floats(self.recipe, x.device, seeds[0])
         if self.recipe.draws():
             for n in place: seeds = [fold_in(s, n) for s in seeds]
         with torch.autocast(x.device.type, enabled=False):
