@@ -96,6 +96,13 @@ def test_own_format():
     assert torch.isin(y, levels).all() and torch.equal((y-x).abs(), gaps.min(1).values)
     assert not R.float_round(torch.tensor(-0.), f).signbit()
 
+@pytest.mark.parametrize('f', [R.FloatFormat(8, 3, bias=145), R.FloatFormat(11, 4)])
+def test_numbers_below_the_normal_ones_of_the_dtype(f):
+    "They have binades too, where the bits of float32 say none; float64 has bits for them."
+    x = numbers()
+    x = torch.cat([x, x[:4000]*2.**-14, torch.arange(-999, 999)*2.**-149])
+    assert same(R.float_round(x, f), R.float_round(x.double(), f).float())
+
 @pytest.mark.parametrize('name', R.FORMATS)
 def test_neighbours(name):
     "The step is the distance of the two numbers around, and both are fixed."
@@ -988,3 +995,54 @@ def test_a_choice_by_the_bits(dtype):
     ints = {torch.float32: torch.int32, torch.float64: torch.int64}[dtype]
     for m in (mask, ~mask): assert torch.equal(_chosen(m, a, b).view(ints), torch.where(m, a, b).view(ints))
     assert _chosen(mask, a.clone().requires_grad_(), b).grad_fn is not None
+
+# --- graphs that others read
+def rows(x): return x[:len(x)//32*32].view(-1, 32)
+
+def of_four_and_six(x): return R.best_quantize(x, [partial(R.nvfp4_quantize, top=top) for top in (6., 4.)])
+
+SEED = torch.tensor(3)
+READ = {name: partial(R.float_round, format=name) for name in ('e4m3', 'e2m1', 'e5m2fnuz', 'bfloat16', 'tf32', 'e8m0')}
+READ |= {f'{name}, beyond': partial(R.float_round, format=name, saturate=False) for name in ('e4m3', 'e5m2', 'e8m0')}
+READ |= {'fine': partial(R.float_round, format=R.FloatFormat(7, 30)), 'low': partial(R.float_round,
+    format=R.FloatFormat(8, 3, bias=145)), 'wide': partial(R.float_round, format=R.FloatFormat(11, 4))}
+READ |= {f'mx, {scale}': partial(R.mx_quantize, format='e2m1', scale=scale) for scale in
+    ('floor', 'even', 'ceil', 'rceil', 'mse', 'up')}
+READ |= {'mx, even, integers': partial(R.mx_quantize, scale='even',
+    format=R.FloatFormat(1, 2, infinities=False, nans=False))}
+READ |= {'nvfp4': R.nvfp4_quantize, 'nvfp4, up': partial(R.nvfp4_quantize, scale='up'), '4/6': of_four_and_six}
+READ |= {'log2': R.log2_round, 'levels': partial(R.levels_round, levels=[-1., 0., 2.]),
+    'decimal': R.decimal_ste, 'fixed': partial(R.fixed_point, width=8, integer=3)}
+READ |= {'soft': partial(R.float_round, format='e4m3', rounding=partial(R.soft_round, alpha=3.)),
+    'tossed': partial(R.float_round, format='e4m3', rounding=R.stochastic_round, seed=SEED),
+    'stochastic': partial(R.stochastic_round, seed=SEED)}
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64])
+@pytest.mark.parametrize('name', READ)
+def test_traced(name, dtype):
+    "`torch.jit.trace` cannot write down that bits are looked at. Traced on other numbers, which decide nothing."
+    f,x = READ[name],rows(numbers(dtype))
+    for leaf in (x, x.clone().requires_grad_()):
+        other = leaf.detach().roll(7).requires_grad_(leaf.requires_grad)
+        traced = torch.jit.trace(lambda x: f(x), other, check_trace=False)
+        assert same(traced(leaf), f(leaf))
+    few = rows(torch.randn(256, generator=generator(), dtype=dtype)*9)
+    assert torch.allclose(back(traced, few)[1], back(f, few)[1], rtol=1e-6)
+
+class Side(torch.nn.Module):
+    "All of them, side by side."
+    def forward(self, x): return tuple(f(x) for f in READ.values())
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')                      # of the exporter
+def test_read_by_onnx_runtime():
+    "ONNX has no bits of numbers, and no copysign; the runtime's Where makes 0 of -0, and no other sign is lost."
+    x = rows(numbers())
+    program = torch.onnx.export(Side(), (x.roll(7),), dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    ys = session.run(None, {'x': x.numpy()})
+    for (name,f),y in zip(READ.items(), map(torch.from_numpy, ys), strict=True):
+        want = f(x)
+        if name == 'soft': y = torch.where((y-want).abs() <= 2e-6*want.abs().clamp(min=1), want, y)   # no expm1
+        assert same(torch.where(want == 0, y.abs(), y), torch.where(want == 0, 0., want)), name
+        assert not (y.signbit() & ~want.signbit() & ~want.isnan()).any(), name

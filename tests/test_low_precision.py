@@ -793,6 +793,13 @@ def test_two_layers_of_any_size(kind, recipe):
         assert equal(gradients(other, x), gradients(model, x, compiled))
     assert counter.frame_count <= 2
 
+@pytest.mark.parametrize('recipe', R.RECIPES)
+def test_traced(recipe):
+    "For a reader of TorchScript, which has no bits of numbers."
+    model,x = made(recipe).eval(),torch.randn(5, 40)
+    other = copy.deepcopy(model)                        # it draws for the same call
+    assert torch.equal(torch.jit.trace(model, torch.randn(5, 40), check_trace=False)(x), other(x))
+
 def test_a_rounding_with_a_knob_of_each_row_compiled():
     "It takes values of its own rows alone."
     torch.manual_seed(0)

@@ -1019,3 +1019,12 @@ def test_a_grid_along_an_axis_compiles_for_any_size():
         for s in shapes:
             x = torch.randn(*s, generator=generator(1))
             torch.testing.assert_close(compiled(x), q(x))
+
+def test_a_power_of_two_traced():
+    "TorchScript has no bits of numbers; torch's powers of 2 are exact, all of them."
+    k = torch.arange(-126., 128)
+    assert torch.equal(torch.pow(2., k), torch.tensor([2.**n for n in range(-126, 128)]))
+    x = torch.randn(8, 16)
+    q = Quantizer(4, scale='po2', axis=0)
+    q.calibrate_(x)
+    assert torch.equal(torch.jit.trace(q, x, check_trace=False)(x+1), q(x+1))

@@ -179,6 +179,10 @@ def in_transform():
     "Does a transform of torch.func run the code? True if it cannot be asked."
     return not is_compiling() and bool(_active())
 
+def in_graph():
+    "Are operations written down for another reader: by `torch.export` or `torch.jit.trace`?"
+    return exporting() if is_compiling() else bool(_tracing())
+
 def _mode_of_code():
     if exporting(): return 'export'
     return 'transform' if _active() or forward_ad._current_level >= 0 else 'compile'

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 import torch
 from torch import Tensor
-from .compat import broadcast_shapes, constant, mode
+from .compat import broadcast_shapes, constant, in_graph, mode
 from .pieces import PLAIN_TYPES, for_cpu, looked_at
 from .replay import Number
 
@@ -30,6 +30,20 @@ def by_mode(eager, compile=None, transform=None, export=None):
     forms = dict(eager=eager, compile=compile, transform=transform, export=export)
     def choose(*args): return forms[mode()](*args)
     return choose
+
+def or_in_graph(f, written):
+    "A function with a form for graphs that others read, who know no bits of numbers."
+    def choose(*args): return (written if in_graph() else f)(*args)
+    return choose
+
+def _signed(n, v): return torch.where(v == 0, v, torch.where(v < 0, -n.abs(), n.abs()))
+
+def _plus_zero(y): return y + 0.
+def _zero_for_zero(y): return torch.where(y == 0, 0., y)
+
+without_minus_zero = or_in_graph(_plus_zero, _zero_for_zero)    # readers leave out + 0
+
+copysign = or_in_graph(torch.copysign, _signed)         # of an `n` that is 0 where `v` is
 
 pi = constant(math.pi)
 

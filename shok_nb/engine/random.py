@@ -24,7 +24,7 @@ from .arguments import (
 )
 from .compat import mode
 from .grid import has_no_offset, is_default_grid
-from .parts import as_sum, either, maths, pick
+from .parts import as_sum, copysign, either, maths, pick
 from .pieces import (
     PLAIN_TYPES,
     is_ordinary,
@@ -547,7 +547,7 @@ def _signed_as(n, v):
     """`n`, and -0 where it is 0 and `v` is below: by the bits, as eager code on a CPU is slow
     at `copysign`."""
     ints,plain = _INTS.get(v.dtype),type(v) in PLAIN_TYPES or type(v) is StandIn
-    if not (ints and plain and is_run_on_cpu(v)): return torch.copysign(n, v)
+    if not (ints and plain and is_run_on_cpu(v)): return copysign(n, v)
     sign = v.resolve_neg().view(ints) & torch.iinfo(ints).min
     return (n.view(ints) | sign).view(v.dtype)
 

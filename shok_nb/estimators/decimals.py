@@ -13,7 +13,14 @@ from torch import Tensor
 from ..engine.arguments import check_choice, check_count, check_input
 from ..engine.compat import constant, has_float64
 from ..engine.core import estimator, with_bare
-from ..engine.parts import addcmul, as_scalar, cached, either, nan_to_zero
+from ..engine.parts import (
+    addcmul,
+    as_scalar,
+    cached,
+    copysign,
+    either,
+    nan_to_zero,
+)
 
 # %% ../../nbs/estimators/26_decimals.ipynb #6a3e40af
 @cached
@@ -92,7 +99,7 @@ def _of_decimals(d, ties, halves, dtype):
             half = (nearest(n+.5) == x) | (n >= limit/2)        # n + ½ is no float there
             tie = half & (above.abs() < .05) & ends
         out = torch.where(tie, _to_away(ties, n, v > 0), above > 0)
-        y = torch.copysign(nearest(n + out.double()).to(v.dtype), v)
+        y = copysign(nearest(n + out.double()).to(v.dtype), v)
         return torch.where(fine & torch.isfinite(y), y, v)
     return estimator('decimal_ste', value, pure=True)
 

@@ -6,6 +6,7 @@
 __all__ = ['mx_quantize', 'nvfp4_quantize', 'int_quantize', 'gguf_quantize']
 
 # %% ../../nbs/grids/20_blocks.ipynb #20f00003
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -19,7 +20,7 @@ from ..engine.arguments import (
     check_knob,
 )
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
-from ..engine.parts import either, for_block, is_followed
+from ..engine.parts import either, for_block, is_followed, or_in_graph
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from .floats import (
@@ -44,11 +45,20 @@ def _ceil(amax, f):
     p = binade_of(amax)
     return torch.where(amax > p, 2*p, p)
 
-def _even(amax, f):
+def _carried_by_bits(amax, f):
     ints,mantissa,_ = FLOAT_BITS[amax.dtype]
-    half = (1 << mantissa-f.mantissa) >> 1 if f.mantissa < mantissa else 0
+    half = (1 << mantissa-f.mantissa) >> 1
+    return (amax.view(ints)+half).view(amax.dtype)
+
+def _carried_by_size(amax, f):
+    half = binade_of(amax).clamp(min=torch.finfo(amax.dtype).tiny)*2.**(-f.mantissa-1)
+    return torch.where(half < math.inf, amax+half, half)
+
+_carried = or_in_graph(_carried_by_bits, _carried_by_size)
+
+def _even(amax, f):
     # half a step of the format, which may carry; a format as fine as the dtype has none
-    return binade_of((amax.view(ints)+half).view(amax.dtype))
+    return binade_of(_carried(amax, f) if f.mantissa < FLOAT_BITS[amax.dtype][1] else amax)
 
 def _rceil(amax, f):
     most = top_of(f)

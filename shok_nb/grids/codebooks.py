@@ -23,7 +23,7 @@ from ..engine.arguments import (
 )
 from ..engine.core import straight_through
 from ..engine.grid import Cells, GradientRule, Grid
-from ..engine.parts import by_mode, saturate
+from ..engine.parts import by_mode, copysign, saturate
 from ..engine.pieces import detached, wide_dtype
 from ..engine.random import check_random, uniform_like
 from ..estimators.ste import round_ste
@@ -304,7 +304,7 @@ class _Powers(Grid):
         p = binade_of(size.detach())
         def raw(n): return p*(1+n)
         def value(n):
-            y = torch.copysign(raw(n).clamp(self.low, self.high), x.detach())
+            y = copysign(raw(n).clamp(self.low, self.high), x.detach())
             return torch.where(x.detach() == 0, x.detach(), y)
         worth = x.detach()*math.log(2)
         return Cells((size/p).log2(), x.abs(), worth, (self.low, self.high), raw, value)

@@ -20,6 +20,7 @@ from ..engine.arguments import (
     check_input,
 )
 from ..engine.grid import Cells, GradientRule, Grid
+from ..engine.parts import without_minus_zero
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import floor_ste, round_ste, trunc_ste
 from .floats import check_rounding, rounded_on
@@ -122,7 +123,7 @@ class FixedGrid(Grid):
         if self.step > 1:                        # what is too small in steps is not 0
             v = v + torch.where((v == 0) & (left != 0), left, 0.).detach()
         def raw(n): return n*self.step
-        def value(n): return self.hold(n)*self.step + 0.            # without -0
+        def value(n): return without_minus_zero(self.hold(n)*self.step)
         return Cells(v, x, self.step, self.judged(x)[1], raw, value)
 
     def judged(self, x, own=0.):

@@ -23,6 +23,7 @@ from ..engine.arguments import (
     check_knob,
 )
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
+from ..engine.parts import or_in_graph, without_minus_zero
 from ..engine.pieces import for_cpu, is_run_on_cpu, wide_dtype
 from ..estimators.ste import round_ste
 
@@ -93,10 +94,27 @@ FORMATS = dict(
 # %% ../../nbs/grids/10_floats.ipynb #10f00014
 FLOAT_BITS = {torch.float32: (torch.int32, 23, 0xFF), torch.float64: (torch.int64, 52, 0x7FF)}
 
-def binade_of(x):
-    "2**floor(log2|x|) by the bits; 0 for 0 and subnormals, infinity for infinity and nan."
+def _by_bits(x):
     ints,mantissa,exponents = FLOAT_BITS[x.dtype]
     return (x.resolve_neg().view(ints) & exponents << mantissa).view(x.dtype)
+
+def _climbed(size, low, high):
+    "The power of two below a size, from `low` to `high`, by comparisons in few strides."
+    p,left = torch.full_like(size, low),math.frexp(high)[1]-math.frexp(low)[1]
+    while left:
+        stride = min(left+1 >> 1, 64)          # TorchScript has numbers of float32 alone
+        further = p*2.**stride
+        p = torch.where(size >= further, further, p)
+        left -= stride
+    return p
+
+def _by_size(x):
+    limits,size = torch.finfo(x.dtype),x.abs()
+    p = _climbed(size, limits.tiny, power_of_two(limits.max))
+    return torch.where(size < limits.tiny, 0., torch.where(size <= limits.max, p, math.inf))
+
+# 2**floor(log2|x|); 0 for 0 and subnormals, infinity for infinity and nan
+binade_of = or_in_graph(_by_bits, _by_size)
 
 def _scaled_binade(x, mantissa, most):
     "`binade_of(x)/2**mantissa`, at most `most`, from sums: compiled code is slow at bits."
@@ -111,6 +129,15 @@ def _by_sums(size, mantissa):
 def e8m0_ends():
     "The least and the largest of the shared scales."
     return 2.**-127, 2.**127
+
+def _step_by_bits(x, mantissa, low, high):
+    return (binade_of(x)*2.**-mantissa).clamp(low, high)
+
+def _step_by_size(x, mantissa, low, high):
+    most = power_of_two(torch.finfo(x.dtype).max)
+    return _climbed(x.abs(), low*2.**mantissa, min(high*2.**mantissa, most))*2.**-mantissa
+
+_step_of = or_in_graph(_step_by_bits, _step_by_size)
 
 def _span(dtype):
     "The least and the largest power of two of a dtype."
@@ -146,7 +173,8 @@ class FloatGrid(Grid):
         low,high = max(self.finest, least),min(self.coarsest, most)
         if for_cpu(x) and low >= 2.**-126 and high <= 2.**90:
             return _scaled_binade(x, self.mantissa, high).clamp(min=low)
-        return (binade_of(x)*2.**-self.mantissa).clamp(low, high)
+        small = low*2.**self.mantissa < torch.finfo(x.dtype).tiny    # bits say no binade there
+        return (_step_by_size if small else _step_of)(x, self.mantissa, low, high)
 
     def is_summed(self, x):
         "Is the nearest number made of sums? On a CPU it is faster so, eager without a -0."
@@ -197,9 +225,9 @@ class FloatGrid(Grid):
         if self.largest > torch.finfo(y.dtype).max: return y
         if self.over == self.largest: y = y.clamp(-self.largest, self.largest)
         else:
-            over = torch.copysign(torch.full_like(y, self.over), y)
-            y = torch.where(y.abs() > self.largest, over, y)
-        return y if self.signed_zero else y+0.
+            y = torch.where(y > self.largest, self.over, y)
+            y = torch.where(y < -self.largest, -self.over, y)
+        return y if self.signed_zero else without_minus_zero(y)
 
 @dataclass(frozen=True)
 class _Scales(Grid):

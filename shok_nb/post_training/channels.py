@@ -471,6 +471,7 @@ class _Code:
             frame.f_trace_opcodes,frame.f_trace_lines = True,False
             return local
         was = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True      # Python 3.12 wants it of a frame before
         sys.settrace(calls)
         try: yield
         finally: sys.settrace(was)

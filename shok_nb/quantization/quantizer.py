@@ -25,7 +25,7 @@ from ..engine.arguments import (
     what_came,
 )
 from ..engine.core import straight_through
-from ..engine.parts import name_of, saturate
+from ..engine.parts import name_of, or_in_graph, saturate
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from ..grids.blocks import (
@@ -584,12 +584,14 @@ def _in_place_of(stored, log_scale):
     "What a scale is rounded to: the gradient is as if it were the scale (1903.08066, eq. 7)."
     return stored*(log_scale-log_scale.detach()).exp()
 
+def _by_bits(k): return ((k.to(torch.int32)+127) << 23).view(torch.float32)
+
+_power = or_in_graph(_by_bits, partial(torch.pow, 2.))
+
 def _power_of_two(log_scale):
     "The power of two next to a scale by their ratio, made of bits and so exact everywhere."
-    k = (log_scale.detach()*(1/math.log(2))).round()
-    if torch.onnx.is_in_onnx_export(): return torch.pow(2., k)
-    power = ((k.to(torch.int32)+127) << 23).view(torch.float32)
-    return _in_place_of(power, log_scale)
+    power = _power((log_scale.detach()*(1/math.log(2))).round())
+    return power if torch.onnx.is_in_onnx_export() else _in_place_of(power, log_scale)
 
 def _checked_pair(scale, zero_point, grid, learn, who):
     "Both in float32, if a grid of them can be computed with; or raises."
