@@ -1046,3 +1046,14 @@ def test_read_by_onnx_runtime():
         if name == 'soft': y = torch.where((y-want).abs() <= 2e-6*want.abs().clamp(min=1), want, y)   # no expm1
         assert same(torch.where(want == 0, y.abs(), y), torch.where(want == 0, 0., want)), name
         assert not (y.signbit() & ~want.signbit() & ~want.isnan()).any(), name
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_the_largest_of_all_in_onnx():
+    "It wants to be told which dims that are."
+    class Weight(torch.nn.Module):
+        def forward(self, w): return R.dorefa_weight(w, bits=3)
+    w = torch.randn(4, 8, generator=generator())
+    program = torch.onnx.export(Weight(), (w.roll(1),), dynamo=True, verbose=False)
+    y, = onnxruntime.InferenceSession(program.model_proto.SerializeToString()).run(None, {'w': w.numpy()})
+    assert torch.allclose(torch.from_numpy(y), R.dorefa_weight(w, bits=3), atol=1e-6)

@@ -800,6 +800,20 @@ def test_traced(recipe):
     other = copy.deepcopy(model)                        # it draws for the same call
     assert torch.equal(torch.jit.trace(model, torch.randn(5, 40), check_trace=False)(x), other(x))
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')                      # of the exporter
+def test_read_by_onnx_runtime():
+    "What a network in low precision answers, its operands rounded: all recipes side by side."
+    ort = pytest.importorskip('onnxruntime')
+    models = nn.ModuleList([made(recipe) for recipe in R.RECIPES]).eval()
+    class Side(nn.Module):
+        def forward(self, x): return tuple(m(x) for m in models)
+    x,other = torch.randn(5, 40),copy.deepcopy(models)     # they draw for the same call
+    program = torch.onnx.export(Side(), (torch.randn(5, 40),), dynamo=True, verbose=False)
+    ys = ort.InferenceSession(program.model_proto.SerializeToString()).run(None, {'x': x.numpy()})
+    for name,m,y in zip(R.RECIPES, other, ys, strict=True):
+        assert torch.allclose(torch.from_numpy(y), m(x), atol=1e-5), name
+
 def test_a_rounding_with_a_knob_of_each_row_compiled():
     "It takes values of its own rows alone."
     torch.manual_seed(0)

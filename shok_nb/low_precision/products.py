@@ -346,7 +346,9 @@ def _tiles(v, op, dim):
 
 def _largest(t, dims=()):
     "The largest magnitude: two passes, and no copy of the size of `t`. One dim after another."
-    if not dims: return torch.maximum(t.amax(), -t.amin())
+    if not dims:
+        every = tuple(range(t.ndim))                        # ONNX wants them by name
+        return torch.maximum(t.amax(every), -t.amin(every))
     high = low = t
     for dim in dims:
         if t.shape[dim] != 1: high,low = high.amax(dim, True),low.amin(dim, True)

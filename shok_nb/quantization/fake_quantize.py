@@ -420,7 +420,7 @@ def dorefa_weight(
     if bits == 1: return straight_through((sign_ste(v)*v.abs().mean()).detach(), v).to(w.dtype)
     if not v.numel(): return w
     t = torch.tanh(v)
-    most = t.abs().amax()
+    most = t.abs().amax(tuple(range(t.ndim)))               # ONNX wants all dims by name
     most = torch.where(most < torch.finfo(v.dtype).eps, 1., most)   # a gradient of 1, as of 1
     return (2*dorefa(t/(2*most)+.5, bits)-1).to(w.dtype)
 
