@@ -198,3 +198,20 @@ def test_absmean_quantizer():
     want = model(x)
     R.deploy_(model, x)
     assert torch.allclose(model(x), want, atol=.01)           # a bias is rounded to the step of the sums
+
+FAKE = dict(lsq_init=R.lsq_init, softmax=lambda x: R.levels_softmax(x, R.NF4),
+    listed=lambda x: R.levels_round(x, [-1., 0., 2.]), levels=lambda x: R.levels_round(x, torch.tensor([-1., 0., 2.])),
+    quantizer=lambda x: R.Quantizer(4, axis=0), initial=lambda x: R.lsq_init(x, axis=0))
+
+@pytest.mark.parametrize('name', FAKE)
+def test_what_is_fake_is_not_looked_at(name):
+    "Shapes alone, as when a network's memory is counted before it is made."
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode(): FAKE[name](torch.randn(4, 8, requires_grad=True))
+
+def test_the_scale_of_a_group_of_zeros():
+    "That of the middle one of the others, or 1."
+    rows = torch.tensor([[0., 0.], [1., 1.], [2., 2.], [4., 4.]])
+    scale = R.lsq_init(rows, 4, axis=0).flatten()
+    assert scale[0] == scale[2] and (scale[1:] == scale[1]*torch.tensor([1., 2., 4.])).all()
+    assert torch.equal(R.lsq_init(rows[:1], 4, axis=0).flatten(), torch.ones(1))

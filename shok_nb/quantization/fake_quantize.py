@@ -22,6 +22,7 @@ from ..engine.arguments import (
     check_input,
     check_knob,
 )
+from ..engine.compat import has_numbers
 from ..engine.core import (
     back_in_range,
     clipping,
@@ -101,8 +102,8 @@ def code_range(fn, bits, signed, zero=True):
 def filled_scale(scale):
     "A scale for groups of zeros too: the middle one of the others, or 1."
     good = scale > 0
-    typical = scale[good].median() if good.any() else scale.new_ones(())
-    return torch.where(good, scale, typical)
+    typical = torch.where(good, scale, math.nan).nanmedian()
+    return torch.where(good, scale, torch.where(typical > 0, typical, 1.))
 
 def _check_ways(fn, rounding, gradient='ste'):
     "Raises for what is no function of a tensor, or no kind of gradient."
@@ -281,7 +282,7 @@ def check_values(x, fn, arg='x'):
     if x.is_meta:
         raise ValueError(f'{fn}: {arg} is on the meta device, where it has no values')
     check_not_empty(x, fn, arg)
-    if not x.isfinite().all():
+    if has_numbers(x) and not x.isfinite().all():
         raise ValueError(f'{fn}: {arg} must be finite, got nan or infinity')
 
 # %% ../../nbs/quantization/10_fake_quantize.ipynb #b2c75f1d

@@ -24,6 +24,7 @@ from ..engine.arguments import (
     real_tensor,
     what_came,
 )
+from ..engine.compat import with_numbers
 from ..engine.core import straight_through
 from ..engine.parts import name_of, or_in_graph, saturate
 from ..engine.pieces import wide_dtype
@@ -251,7 +252,8 @@ class _IntegerGrid(_Grid):
         "The arguments of a `Quantizer` of another kind, if these values ask for one."
         return None
 
-    def checked_rounding(self, rounding): return _whole_values(rounding)
+    def checked_rounding(self, rounding):
+        with with_numbers(): return _whole_values(rounding)
 
     def points(self, v): return v.round().clamp(*self.ends())
 
