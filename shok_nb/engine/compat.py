@@ -166,7 +166,6 @@ no_torch_function:Any = torch.nn.Parameter.__torch_function__
 _make_wrapper = _private('Tensor._make_wrapper_subclass')
 can_stand_in = _make_wrapper is not None
 
-_fake = _private('_subclasses.FakeTensor')
 _without_modes = _private('utils._python_dispatch._disable_current_modes')
 
 def with_numbers():
@@ -174,8 +173,8 @@ def with_numbers():
     return _without_modes() if _without_modes and dispatch_modes() else nullcontext()
 
 def has_numbers(x):
-    "Is there something to look at? A tensor on the meta device has a shape, and so has a fake."
-    return not (x.is_meta or _fake is not None and isinstance(x, _fake))
+    "Is there something to look at? What is fake or on the meta device has a shape alone."
+    return not x.is_meta and getattr(x, 'fake_mode', None) is None
 
 def stand_in(cls, like):
     "A `cls` in the shape, strides, dtype and device of `like`, no data. If `can_stand_in`."
