@@ -814,11 +814,24 @@ def test_read_by_onnx_runtime():
     for name,m,y in zip(R.RECIPES, other, ys, strict=True):
         assert torch.allclose(torch.from_numpy(y), m(x), atol=1e-5), name
 
-def test_a_rounding_with_a_knob_of_each_row_compiled():
+class ByRow:
+    "A rounding that is an object."
+    def __init__(self, alpha): self.alpha = alpha
+    def __call__(self, v, *, step=1., offset=0.):
+        return R.soft_round(v, self.alpha, step=step, offset=offset, hard=True)
+
+class Layer(nn.Module):
+    "And one that is a layer."
+    def __init__(self, alpha):
+        super().__init__()
+        self.register_buffer('alpha', alpha)
+    forward = ByRow.__call__
+
+@pytest.mark.parametrize('made_of', [lambda alpha: partial(R.soft_round, alpha=alpha, hard=True), ByRow, Layer])
+def test_a_rounding_with_a_knob_of_each_row_compiled(made_of):
     "It takes values of its own rows alone."
     torch.manual_seed(0)
-    alpha = torch.linspace(1., 9., 24)[:, None]
-    by_row = R.Operand('e4m3', rounding=partial(R.soft_round, alpha=alpha, hard=True))
+    by_row = R.Operand('e4m3', rounding=made_of(torch.linspace(1., 9., 24)[:, None]))
     model = nn.Linear(40, 24)
     R.low_precision_(model, R.Recipe('rows', (None, by_row), (None, None), (None, None)))
     x = torch.randn(12, 40)
