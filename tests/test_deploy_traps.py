@@ -8,7 +8,7 @@ import importlib
 import math
 import pytest
 import torch
-from estimators import generator, look, slow_after
+from estimators import generator, look, older, slow_after
 from networks import Lora, Made
 from torch import nn
 from torch.nn import functional as F
@@ -473,7 +473,9 @@ def test_writes_are_taken_apart(name, apart):
 @pytest.mark.slow
 def test_others_are_read_as_they_are(apart, monkeypatch):
     "All that is asked of a graph has the answers that it has after decompositions."
-    models = nn.ModuleList(map(of_two_layers, PLAIN.values()))
+    # in evaluation newer decompositions leave nothing of a dropout, older ones a copy
+    plain = [f for name,f in PLAIN.items() if name != 'dropout' or older('2.14')]
+    models = nn.ModuleList(map(of_two_layers, plain))
     model = Made(lambda m, x: [m(x) for m in models], models=models).eval()
     layers = [layer for m in models for layer in (m.a, m.d)]
     def asked():

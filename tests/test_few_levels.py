@@ -215,3 +215,9 @@ def test_the_scale_of_a_group_of_zeros():
     scale = R.lsq_init(rows, 4, axis=0).flatten()
     assert scale[0] == scale[2] and (scale[1:] == scale[1]*torch.tensor([1., 2., 4.])).all()
     assert torch.equal(R.lsq_init(rows[:1], 4, axis=0).flatten(), torch.ones(1))
+
+def test_the_slope_of_an_entropy_at_the_ends():
+    "That just inside, where torch's clamp has 1, 0 or a half by its version."
+    def slopes(x): return back(lambda x: R.soft_entropy(x, bits=4), x)[1]
+    ends,inside = torch.tensor([-8., -7.7, 7., 6.8]),torch.tensor([-7.999, -7.7, 6.999, 6.8])
+    assert torch.allclose(slopes(ends), slopes(inside), rtol=.05) and (slopes(inside).abs() > .01).all()

@@ -60,8 +60,8 @@ def store(p, value, mask=True, **hints):
 
 def full(shape, value, dtype): return torch.full(shape, value, dtype=dtype)
 
-def larger(a, b): return torch.where((a > b) | (a != a), a, b)             # as in torch's triton_helpers
-def smaller(a, b): return torch.where((a < b) | (a != a), a, b)
+def larger(a, b, nan=None): return torch.where((a > b) | (a != a), a, b)             # as in torch's triton_helpers
+def smaller(a, b, nan=None): return torch.where((a < b) | (a != a), a, b)
 
 def fma(a, b, c):
     "a*b+c, rounded once but for the rarest ties; of doubles twice."
@@ -75,6 +75,7 @@ class Language(Torch):
     "`tl` in one program."
     constexpr,int1 = None,torch.bool
     load,store,full,fma,sqrt_rn,div_rn = map(staticmethod, (load, store, full, fma, torch.sqrt, torch.div))
+    maximum,minimum,PropagateNan = staticmethod(larger),staticmethod(smaller),SimpleNamespace(ALL=True)
     def __init__(self, place): self.program_id = place.__getitem__
     def arange(self, start, end): return torch.arange(start, end, dtype=torch.int32)
     def broadcast_to(self, t, shape): return t.expand(shape)

@@ -17,6 +17,7 @@ from ..engine.arguments import (
     real_tensor,
 )
 from ..engine.compat import exact
+from ..engine.parts import saturate
 from ..engine.pieces import wide_dtype
 from ..estimators.soft import soft_round
 from ..quantization.fake_quantize import BitWidth, code_range, scale_groups
@@ -124,7 +125,7 @@ def soft_entropy(
     alpha,step = check_knob(alpha, x, fn, 'alpha'),check_step(step, x, fn)
     offset = check_knob(offset, x, fn, 'offset', -math.inf, finite=True)
     low,high = code_range(fn, bits, check_flag(signed, fn, 'signed'))
-    v = ((x.to(wide_dtype(x.dtype))-offset)/step).clamp(low, high)
+    v = saturate((x.to(wide_dtype(x.dtype))-offset)/step, low, high)
     rows,many = _rows(v, axis, fn)
     soft,_ = _rows(soft_round(v, alpha), axis, fn)
     p = _soft_counts(rows, soft, low, high)/max(rows.shape[1], 1)

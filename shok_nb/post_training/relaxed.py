@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 from ..engine.arguments import check_callable, check_choice, check_count, check_knob
+from ..engine.parts import saturate
 from ..estimators.ste import round_ste
 from ..networks.flow import in_float64
 from .closest import check_damping, checked_gram, damped_gram, lattice_of
@@ -53,7 +54,7 @@ def _flexround_way(u):
     return torch.zeros_like(u),codes,codes
 
 def _signround_way(u):
-    def codes(v, t=1.): return signround(u, v.clamp(-.5, .5))
+    def codes(v, t=1.): return signround(u, saturate(v, -.5, .5))
     return torch.zeros_like(u),codes,codes
 
 def _any_way(rounding, u):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from ..engine.parts import saturate
 from . import harness
 from .aware import small_digits
 from .harness import Study, Way
@@ -127,7 +128,7 @@ def _as_sign(way):
     "A rounding between 0 and 1 as a sign: outside of [-1, 1] it has no slope."
     def rounding(value):
         f = way.rounding(value)
-        return lambda x, t: 2*f((x.clamp(-1, 1)+1)/2, t) - 1
+        return lambda x, t: 2*f((saturate(x, -1, 1)+1)/2, t) - 1
     return way._replace(rounding=rounding)
 
 def _from_spike(way):

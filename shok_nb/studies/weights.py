@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from ..engine.parts import saturate
 from ..estimators.stochastic import stochastic_round
 from ..post_training.closest import (
     Lattice,
@@ -189,7 +190,7 @@ def _learned(layers, method, rate, steps):
     for k in range(steps):
         t = k/steps
         adam.param_groups[0]['lr'] = rate*(1-t)
-        soft = method.soft(layers.target, v, t).clamp(layers.low, layers.high)
+        soft = saturate(method.soft(layers.target, v, t), layers.low, layers.high)
         loss = (layers.errors(soft)/one).sum()
         if method.pull: loss = loss + method.pull(v, t)
         v.grad, = torch.autograd.grad(loss, v)
@@ -220,7 +221,7 @@ def _flexround(value):
     return _Method(torch.zeros_like, soft, lambda *of: (soft(*of),))
 
 def _signround(value):
-    def soft(w, v, t): return signround(w, v.clamp(-.5, .5))
+    def soft(w, v, t): return signround(w, saturate(v, -.5, .5))
     return _Method(torch.zeros_like, soft, lambda *of: (soft(*of),))
 
 _METHODS = {
@@ -275,7 +276,7 @@ def _between(way):
         def confined(x, t):
             nonlocal floor
             if floor is None: floor = x.detach().floor()
-            return f(x.clamp(floor, floor+1), t)
+            return f(saturate(x, floor, floor+1), t)
         return confined
     return way._replace(name='up or down', rounding=rounding)
 
