@@ -221,3 +221,7 @@ def test_the_slope_of_an_entropy_at_the_ends():
     def slopes(x): return back(lambda x: R.soft_entropy(x, bits=4), x)[1]
     ends,inside = torch.tensor([-8., -7.7, 7., 6.8]),torch.tensor([-7.999, -7.7, 6.999, 6.8])
     assert torch.allclose(slopes(ends), slopes(inside), rtol=.05) and (slopes(inside).abs() > .01).all()
+
+def test_the_first_scale_under_vmap():
+    x = torch.randn(3, 4, 8, generator=generator())
+    assert torch.equal(torch.vmap(R.lsq_init)(x), torch.stack([R.lsq_init(v) for v in x]))

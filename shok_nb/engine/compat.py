@@ -173,8 +173,8 @@ def with_numbers():
     return _without_modes() if _without_modes and dispatch_modes() else nullcontext()
 
 def has_numbers(x):
-    "Is there something to look at? What is fake or on the meta device has a shape alone."
-    return not x.is_meta and getattr(x, 'fake_mode', None) is None
+    "May numbers be looked at? Fakes and the meta device have none, and `vmap` shows none."
+    return not (x.is_meta or in_transform() or getattr(x, 'fake_mode', None) is not None)
 
 def stand_in(cls, like):
     "A `cls` in the shape, strides, dtype and device of `like`, no data. If `can_stand_in`."

@@ -78,9 +78,9 @@ _PART = 1 << 20             # values counted at a time: float32 counts ones exac
 
 def _soft_counts(rows, soft, low, high):
     "How often each code comes in each row, where a value between two codes is a part of both."
-    below = rows.detach().floor()
-    share = soft-below
-    at = below.nan_to_num(low).long()-low
+    # the largest code has a slope too, that from below
+    at = (rows.detach().floor().nan_to_num(low).long()-low).clamp(max=max(high-low-1, 0))
+    share = soft-(at+low)
     counts = soft.new_zeros(len(rows), high-low+1)
     for a,s in zip(at.split(_PART, 1), share.split(_PART, 1)):
         part = torch.zeros_like(counts).scatter_add(1, a, 1-s)
