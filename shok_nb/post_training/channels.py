@@ -468,6 +468,7 @@ class _Code:
         def calls(frame, event, arg):
             if frame.f_code not in self.known: return None
             self.ran.setdefault(frame.f_code, set())
+            frame.f_trace = local                   # Python 3.13 wants it before the next line
             frame.f_trace_opcodes,frame.f_trace_lines = True,False
             return local
         was = sys.gettrace()
