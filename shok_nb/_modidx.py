@@ -885,6 +885,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                        'shok_nb.engine.compat.has_numbers': ('engine/compat.html#has_numbers', 'shok_nb/engine/compat.py'),
                                        'shok_nb.engine.compat.has_triton': ('engine/compat.html#has_triton', 'shok_nb/engine/compat.py'),
                                        'shok_nb.engine.compat.has_vnni': ('engine/compat.html#has_vnni', 'shok_nb/engine/compat.py'),
+                                       'shok_nb.engine.compat.hides_bits': ('engine/compat.html#hides_bits', 'shok_nb/engine/compat.py'),
                                        'shok_nb.engine.compat.in_backward': ('engine/compat.html#in_backward', 'shok_nb/engine/compat.py'),
                                        'shok_nb.engine.compat.in_graph': ('engine/compat.html#in_graph', 'shok_nb/engine/compat.py'),
                                        'shok_nb.engine.compat.in_transform': ( 'engine/compat.html#in_transform',

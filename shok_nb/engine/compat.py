@@ -189,6 +189,10 @@ def in_transform():
     "Does a transform of torch.func run the code? True if it cannot be asked."
     return not is_compiling() and bool(_active())
 
+def hides_bits():
+    "Is this a transform, in which torch before 2.12 does not take a tensor for another dtype?"
+    return _early and in_transform()
+
 def in_graph():
     "Are operations written down for another reader: by `torch.export` or `torch.jit.trace`?"
     return exporting() if is_compiling() else bool(_tracing())

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 import torch
 from torch import Tensor
-from .compat import broadcast_shapes, constant, in_graph, mode
+from .compat import broadcast_shapes, constant, hides_bits, in_graph, mode
 from .pieces import PLAIN_TYPES, for_cpu, looked_at
 from .replay import Number
 
@@ -33,7 +33,7 @@ def by_mode(eager, compile=None, transform=None, export=None):
 
 def or_in_graph(f, written):
     "A function with a form for graphs that others read, who know no bits of numbers."
-    def choose(*args): return (written if in_graph() else f)(*args)
+    def choose(*args): return (written if in_graph() or hides_bits() else f)(*args)
     return choose
 
 def _signed(n, v): return torch.where(v == 0, v, torch.where(v < 0, -n.abs(), n.abs()))

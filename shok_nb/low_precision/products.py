@@ -207,7 +207,7 @@ class Recipe:
             >>> R.RECIPES['mxfp8'].draws(), R.RECIPES['nvfp4'].draws()
             (False, True)
         """
-        return any(vars(self)['turns']) or any(op.draws for _,_,pair in self.products()
+        return any(getattr(self, 'turns')) or any(op.draws for _,_,pair in self.products()
             for op in pair if op is not None)
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570031
@@ -324,6 +324,7 @@ class BatchedProduct(nn.Module):
 def _padded(v, rows, columns):
     "Zeros behind the last row and column, up to whole blocks."
     right,below = -v.shape[-1] % columns,-v.shape[-2] % rows
+    if not v.numel(): return v.new_zeros(*v.shape[:-2], v.shape[-2]+below, v.shape[-1]+right)
     return F.pad(v, (0, right, 0, below)) if right or below else v
 
 def _in_groups(v, n, dim):
