@@ -95,7 +95,7 @@ def _learning(x, scale):
 def scaled(cells, scale):
     "What was divided by a scale is multiplied by it."
     def value(n): return cells.value(n)*scale
-    return cells._replace(worth=cells.worth*scale, value=value)
+    return Cells(cells.v, cells.x, cells.worth*scale, cells.ends, cells.raw, value)
 
 def _over(x, power):
     "`x` over powers of two, whose reciprocals are exact: a CPU multiplies in half the time."

@@ -473,8 +473,7 @@ class Scaled(NamedTuple):
     "The values of an operand, and a scale that its product is to be multiplied by, or None."
     values:Any
     scale:Any=None
-    @property
-    def mT(self):
+    def transposed(self):                           # Dynamo of torch 2.8 reads no property
         scale = self.scale
         return Scaled(self.values.mT, scale.mT if scale is not None and scale.ndim else scale)
     def joined(self):
@@ -684,7 +683,7 @@ class _Product(_OfBatch):
     def forward(x, w, seed, own, recipe, x_=None, of_x=None, w_=None, of_w=None):
         if x_ is None or w_ is None: both = _operands(x, w, seed, own, recipe)
         else: both = Scaled(x_, of_x),Scaled(w_, of_w)
-        return _times(both[0], both[1].mT).to(x.dtype)
+        return _times(both[0], both[1].transposed()).to(x.dtype)
     @staticmethod
     def setup_context(ctx, inputs, output):
         x,w,seed,own,ctx.recipe,*both = inputs
@@ -699,16 +698,16 @@ class _Product(_OfBatch):
             a,b = r.input_gradient
             if r.turns[0]:
                 g_,w = _turned(r.turns[0], seed, 2, g.mT, w)
-                g_ = _rounded(a, g_, -2, own+2).mT
+                g_ = _rounded(a, g_, -2, own+2).transposed()
             else: g_ = _rounded(a, g, -1, own+2)
             w_ = _rounded(b, w, -2, seed+3)
             dx = _times(g_, w_, of_w).to(dtypes[0])
         if ctx.needs_input_grad[1]:
             a,b = r.weight_gradient
             if r.turns[1]: g,x = _turned(r.turns[1], seed, 1, g, x)
-            if g_ is None or not vars(r)['once']: g_ = _rounded(a, g, -2, own+4)
+            if g_ is None or not r.once: g_ = _rounded(a, g, -2, own+4)
             x_ = _rounded(b, x, -2, own+5)
-            dw = _times(g_.mT, x_, of_x).to(dtypes[1])
+            dw = _times(g_.transposed(), x_, of_x).to(dtypes[1])
         return dx,dw,*[None]*(len(ctx.needs_input_grad)-2)
 
 def _operands(x, w, seed, own, recipe):

@@ -489,13 +489,13 @@ class _Code:
         "Where in the source the instructions are that ran."
         names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
         for c in _codes(code):
-            line = c.co_firstlineno
+            line,ran,left = c.co_firstlineno,set(),set()
             for i in dis.get_instructions(c):
                 place = getattr(i, 'positions', None)
-                line = i.starts_line or line
-                if i.offset not in self.ran.get(c, ()): continue
-                if place is None: yield line
-                elif None not in place: yield from _both_of(i, place, names)
+                line,did = i.starts_line or line,i.offset in self.ran.get(c, ())
+                if place is None: (ran if did else left).add(line)
+                elif did and None not in place: yield from _both_of(i, place, names)
+            yield from ran-left                     # before Python 3.11: lines that ran whole
 
     def source(self, f):
         "The source of a function as a tree, or None where there is none."
