@@ -132,6 +132,16 @@ def back(f, *ts, g=None, **kw):
     y = f(*given)
     return y.detach(),*torch.autograd.grad(y, given, torch.ones_like(y) if g is None else g, **kw)
 
+def through_onnx(model, examples, xs):
+    "What ONNX Runtime makes of `xs` by the graph that torch writes of `model`, from examples that decide nothing."
+    pytest.importorskip('onnxscript')
+    ort = pytest.importorskip('onnxruntime')
+    program = torch.onnx.export(model, examples, dynamo=True, verbose=False)
+    names = [i.name for i in program.model.graph.inputs]
+    session = ort.InferenceSession(program.model_proto.SerializeToString())
+    given = {n: x.numpy() for n,x in zip(names, xs, strict=True)}
+    return [torch.from_numpy(y) for y in session.run(None, given)]
+
 def kept(f):
     "The tensors that autograd keeps for backward while `f` runs."
     found = []

@@ -16,7 +16,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from estimators import LAID, back, block_rows, generator, kept, lumped, saved, slow_after
+from estimators import LAID, back, block_rows, generator, kept, lumped, saved, slow_after, through_onnx
 from test_files import gguf
 import shok_nb as R
 from shok_nb.engine.grid import Grid
@@ -1038,10 +1038,8 @@ class Side(torch.nn.Module):
 def test_read_by_onnx_runtime():
     "ONNX has no bits of numbers, and no copysign; the runtime's Where makes 0 of -0, and no other sign is lost."
     x = rows(numbers())
-    program = torch.onnx.export(Side(), (x.roll(7),), dynamo=True, verbose=False)
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    ys = session.run(None, {'x': x.numpy()})
-    for (name,f),y in zip(READ.items(), map(torch.from_numpy, ys), strict=True):
+    ys = through_onnx(Side(), (x.roll(7),), (x,))
+    for (name,f),y in zip(READ.items(), ys, strict=True):
         want = f(x)
         if name == 'soft': y = torch.where((y-want).abs() <= 2e-6*want.abs().clamp(min=1), want, y)   # no expm1
         assert same(torch.where(want == 0, y.abs(), y), torch.where(want == 0, 0., want)), name
@@ -1054,6 +1052,5 @@ def test_the_largest_of_all_in_onnx():
     class Weight(torch.nn.Module):
         def forward(self, w): return R.dorefa_weight(w, bits=3)
     w = torch.randn(4, 8, generator=generator())
-    program = torch.onnx.export(Weight(), (w.roll(1),), dynamo=True, verbose=False)
-    y, = onnxruntime.InferenceSession(program.model_proto.SerializeToString()).run(None, {'w': w.numpy()})
-    assert torch.allclose(torch.from_numpy(y), R.dorefa_weight(w, bits=3), atol=1e-6)
+    y, = through_onnx(Weight(), (w.roll(1),), (w,))
+    assert torch.allclose(y, R.dorefa_weight(w, bits=3), atol=1e-6)

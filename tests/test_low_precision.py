@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 import pytest
 import torch
-from estimators import equal, generator
+from estimators import equal, generator, through_onnx
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -804,15 +804,12 @@ def test_traced(recipe):
 @pytest.mark.filterwarnings('ignore')                      # of the exporter
 def test_read_by_onnx_runtime():
     "What a network in low precision answers, its operands rounded: all recipes side by side."
-    ort = pytest.importorskip('onnxruntime')
     models = nn.ModuleList([made(recipe) for recipe in R.RECIPES]).eval()
     class Side(nn.Module):
         def forward(self, x): return tuple(m(x) for m in models)
     x,other = torch.randn(5, 40),copy.deepcopy(models)     # they draw for the same call
-    program = torch.onnx.export(Side(), (torch.randn(5, 40),), dynamo=True, verbose=False)
-    ys = ort.InferenceSession(program.model_proto.SerializeToString()).run(None, {'x': x.numpy()})
-    for name,m,y in zip(R.RECIPES, other, ys, strict=True):
-        assert torch.allclose(torch.from_numpy(y), m(x), atol=1e-5), name
+    ys = through_onnx(Side(), (torch.randn(5, 40),), (x,))
+    for name,m,y in zip(R.RECIPES, other, ys, strict=True): assert torch.allclose(y, m(x), atol=1e-5), name
 
 class ByRow:
     "A rounding that is an object."

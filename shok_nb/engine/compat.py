@@ -173,7 +173,7 @@ def with_numbers():
     return _without_modes() if _without_modes and dispatch_modes() else nullcontext()
 
 def has_numbers(x):
-    "May numbers be looked at? Fakes and the meta device have none, and `vmap` shows none."
+    "May numbers be looked at? The meta device and fakes have none; a transform may show none."
     return not (x.is_meta or in_transform() or getattr(x, 'fake_mode', None) is not None)
 
 def stand_in(cls, like):

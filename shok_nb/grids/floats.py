@@ -131,7 +131,7 @@ def e8m0_ends():
     return 2.**-127, 2.**127
 
 def _step_by_bits(x, mantissa, low, high):
-    return (binade_of(x)*2.**-mantissa).clamp(low, high)
+    return (_by_bits(x)*2.**-mantissa).clamp(low, high)
 
 def _step_by_size(x, mantissa, low, high):
     most = power_of_two(torch.finfo(x.dtype).max)

@@ -586,12 +586,12 @@ def _in_place_of(stored, log_scale):
     "What a scale is rounded to: the gradient is as if it were the scale (1903.08066, eq. 7)."
     return stored*(log_scale-log_scale.detach()).exp()
 
-def _by_bits(k): return ((k.to(torch.int32)+127) << 23).view(torch.float32)
+def _power_by_bits(k): return ((k.to(torch.int32)+127) << 23).view(torch.float32)
 
-_power = or_in_graph(_by_bits, partial(torch.pow, 2.))
+_power = or_in_graph(_power_by_bits, partial(torch.pow, 2.))
 
 def _power_of_two(log_scale):
-    "The power of two next to a scale by their ratio, made of bits and so exact everywhere."
+    "The power of two next to a scale by their ratio, exact everywhere."
     power = _power((log_scale.detach()*(1/math.log(2))).round())
     return power if torch.onnx.is_in_onnx_export() else _in_place_of(power, log_scale)
 
