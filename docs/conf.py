@@ -46,7 +46,8 @@ literate_places = dict(                                      # pages of other fo
     start=['first_network', 'which', 'straight_through_fails', 'try_it', ...],
     deployment=[..., 'hardware', 'everywhere'],
     engine=[..., 'layers', 'flow', 'forwards', 'operations', 'attention', 'foreign_layers', 'channels',
-        'integer_layers', 'integer_operations', 'harness'],
+        'integer_layers', 'integer_operations'],
+    studies=[..., 'harness'],
 )
 literate_guidance = dict(                                    # at the head of a group
     start=(

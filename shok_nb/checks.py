@@ -919,7 +919,7 @@ LAWS = (
     Law(is_finite, FLOATS), Law(takes_infinity, FLOATS),
     Law(keeps_the_sign_of_zero, FLOATS, _signed, detail=True),
     Law(fixes_integers, FLOATS, _fixed), Law(rounds_halves_once, FLOATS[:2]),
-    Law(is_the_same_in_pieces, _SOME, _single), Law(is_the_same_when_large, _F32, _single),
+    Law(is_the_same_in_pieces, _SOME, _single), Law(is_the_same_when_large, _SOME, _single),
     Law(is_the_same_again, _F32), Law(is_the_same_without_grad, _SOME),
     Law(keeps_its_claims, _F64), Law(is_on_its_grid, _F64, _jumps),
     Law(stays_close, _F64, _far), Law(keeps_float64, _F64),

@@ -36,6 +36,7 @@ from .grid import (
     put_on_grid,
     returned_gradient,
 )
+from .halves import additions, can_look_up, is_sooner, looked_up
 from .parts import by_mode, is_followed, nan_to_zero, saturate
 from .pieces import (
     HALVES,
@@ -333,10 +334,14 @@ def _to_knobs(op, learn, v, slope, g, knobs):
     return [next(grads) if l else None for l in learn]
 
 # %% ../../nbs/engine/10_core.ipynb #c1000010
+def _kind_of_grid(step, offset):
+    "Is it not the common grid? One that is not even is what its `repr` says."
+    return repr(step) if isinstance(step, Grid) else not is_default_grid(step, offset)
+
 def _kernel(op, job, needs, f, x, rest):
     "The kernel of `f`, made when first it may be; None if there is none."
     grid = not is_default_grid(*rest[:2])
-    key = job,needs,x.device.type,x.dtype,repr(rest[0]) if isinstance(rest[0], Grid) else grid
+    key = job,needs,x.device.type,x.dtype,_kind_of_grid(*rest[:2])
     if key not in op.kernels and can_fuse(x) and not any(needs[3:]):
         op.kernels[key] = fused_kernel(f, op.name+job, grid)
     return op.kernels.get(key)
@@ -452,6 +457,36 @@ def introduce(f, name, names, defaults, **options):
     f.__signature__ = Signature([Parameter('x', place), *knobs, *last])
     f.__name__ = f.__qualname__ = name
 
+# %% ../../nbs/engine/10_core.ipynb #c1000020
+def _slopes(op, needs, x, step, offset, *knobs):
+    "What the gradient of each element is multiplied by, for `x` and each knob that learns."
+    v,learn = in_steps(x, step, offset),needs[3:]
+    slope = op.slope(v, *knobs)
+    if not isinstance(slope, Tensor): slope = torch.full_like(v, slope)
+    if not any(learn): return slope,None,None,*[None]*len(knobs)
+    to = [f(v, slope, *knobs) if l else None for l,f in zip(learn, op.knob_slopes)]
+    return slope,None,None,*to,*[None]*(len(knobs)-len(to))
+
+def _has_slopes(op, needs, step, offset, *knobs):
+    "Are these all there is to know of the gradient?"
+    if op.slope is None or isinstance(step, Grid) or any(needs[1:3]): return False
+    learn = needs[3:]
+    if not any(learn): return True
+    return is_default_grid(step, offset) and not any(learn[len(op.knob_slopes):])
+
+def _by_table(op, job, needs, ts, rest):
+    "`job` in half precision by a table of all numbers; None where that is not sooner."
+    x,*g = ts
+    if not (op.pure and can_look_up(x, rest, *g)): return None
+    if g and not _has_slopes(op, needs, *rest): return None
+    asked = (needs,) if needs else ()
+    key,uncut = cut_as(rest[0], (op.label, job.__name__, *asked))
+    if key is None or uncut: return None
+    f,kind = partial(job, op, *asked),(job, needs, _kind_of_grid(*rest[:2]))
+    if kind not in op.costs: op.costs[kind] = additions(f, rest)
+    if not is_sooner(op.costs[kind], x.numel(), bool(g)): return None
+    return looked_up(f, key, x, rest, *g, free=2)
+
 # %% ../../nbs/engine/10_core.ipynb #5f5979d4
 def _composite(op, x, rest):
     "The value as plain ops, in float32 at least."
@@ -487,6 +522,8 @@ def _gradients_of_small(op, needs, x, g, rest):
 
 def _in_pieces(op, job, needs, ts, rest):
     "`job` in pieces: replayed if all it depends on is written in the key."
+    found = _by_table(op, _slopes if job is _vjp else job, needs, ts, rest)
+    if found is not None: return found
     name = job.__name__
     kernel = partial(_kernel, op, name, needs)
     asked = (needs,) if needs else ()
@@ -507,7 +544,7 @@ class estimator:
         compiled (Callable|None = None): `value` as code is generated from it; None if no other
         export_value (bool = True): Does an exported graph want `value` alone?
         near (bool = True): Is the value never more than two from `v`?
-        pure (bool = False): Do formulas depend on their arguments alone, and may be replayed?
+        pure (bool = False): Does a result depend on its element and knobs alone? For replay
         single (bool = False): Is the value one operation of torch? Then it is not run in
             pieces
         **ranges (Any): What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`. A
@@ -532,7 +569,7 @@ class estimator:
         compiled:Callable|None=None,  # `value` as code is generated from it; None if no other
         export_value:bool=True,    # Does an exported graph want `value` alone?
         near:bool=True,  # Is the value never more than two from `v`?
-        pure:bool=False, # Do formulas depend on their arguments alone, and may be replayed?
+        pure:bool=False, # Does a result depend on its element and knobs alone? For replay
         single:bool=False, # Is the value one operation of torch? Then it is not run in pieces
         # What `check_knob` takes of each knob, and a default: `p=dict(lo=0.)`. A tensor that
         # has left the range is taken for its end, or for one of two numbers,
@@ -555,7 +592,7 @@ class estimator:
         self.common = [(low, high) for _,_,low,high in self.ranges[2:]]
         # One operation gains nothing from pieces. Dynamo cuts none and may not know its type.
         known = not torch.compiler.is_compiling() and isinstance(value, BuiltinFunctionType)
-        self.single,self.kernels = single or known,{}
+        self.single,self.kernels,self.costs = single or known,{},{}
         self.short,self.brief = {},set()            # ways of small tensors; what needs none
         self.knob_slopes:tuple = ()                 # of the first knobs: `f(v, slope, *knobs)`
         self.bare:Callable|None = None              # one operation, see `with_bare`
@@ -566,7 +603,7 @@ class estimator:
 
     def __getstate__(self):
         "What is compiled, or made on the way, is not copied."
-        return self.__dict__ | dict(kernels={}, short={}, brief=set())
+        return self.__dict__ | dict(kernels={}, costs={}, short={}, brief=set())
 
     def __call__(self,
         x:Tensor,               # Values; any shape, floating dtype
