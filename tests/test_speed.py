@@ -15,6 +15,8 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.utils.checkpoint import checkpoint
 from shok_nb import (
     ceil_ste,
+    clipped_round,
+    clipped_sign,
     cubic_round,
     dorefa,
     dsq_round,
@@ -26,6 +28,7 @@ from shok_nb import (
     mx_quantize,
     pact,
     quantized_bits,
+    ramp_round,
     round_ste,
     soft_round,
     stochastic_round,
@@ -407,6 +410,46 @@ def test_a_small_step_of_slope_one_is_a_copy(f):
             assert torch.autograd.grad(y, x, g[1])[0].equal(g[1])
     x = torch.ones(2**14+1, requires_grad=True)
     assert 'Clone' in f(x[1:]).grad_fn.name() and 'Straight' in f(x).grad_fn.name()
+
+FLAT = {f'{getattr(f, "func", f).__name__}-{i}': f for i,f in enumerate([clipped_round, clipped_sign, ramp_round,
+    *[partial(fake_quantize, scale=.3, **kw) for kw in ({}, dict(gradient='clipped'), dict(zero_point=.3, bits=4))]])}
+
+@pytest.mark.parametrize('f', FLAT.values(), ids=FLAT)
+def test_a_small_step_of_flat_slope_is_a_product(f):
+    """Which autograd follows: no Python in backward. Layouts, batches of gradients, a gradient that is followed, and
+    changes in place of the result, or of `x`, come out as where the formula is run in pieces."""
+    for dtype in FLOATS:
+        v = sample(60, dtype).view(6, 10)
+        for x in (v, v.t(), v[::2, 1:], v[0, 0], v[:1].expand(4, 10)):
+            x = x.detach().requires_grad_()
+            y = f(x)
+            wide = f is ramp_round and dtype in pieces.HALVES                  # 1e4 is no number of these
+            assert wide or 'Mul' in y.grad_fn.name() and same(y.detach(), f(x.detach())), dtype
+            g = torch.randn(3, *y.shape, generator=generator()).to(dtype)
+            slope = back(f, x)[1]
+            batch, = torch.autograd.grad(y, x, g, is_grads_batched=True, retain_graph=True)
+            for of_one,one in zip(batch, g): assert same(of_one, back(f, x, g=one)[1])
+            w = g[0].clone().requires_grad_()
+            once, = torch.autograd.grad(f(x), x, w, create_graph=True)
+            assert same(torch.autograd.grad(once.sum(), w)[0], slope)
+            assert same(y.add_(1.).detach(), f(x.detach())+1)
+            if wide or 0 in x.stride(): continue
+            with torch.no_grad(): x.add_(100.)
+            assert same(torch.autograd.grad(y, x, g[1])[0], batch[1])
+
+def test_flat_slopes_are_flat():
+    "The next number has the same slope, but where it jumps; of a mask it is 0 or 1."
+    for f in FLAT.values(): f(torch.ones(3))
+    flat = [o for o in EARLY + listed() if o.flat]
+    assert {o.name for o in flat} >= {'clipped_round', 'clipped_sign', 'ramp_round', 'fake_quantize'}
+    v = torch.rand(10_000, generator=generator())*4 - 2
+    for o in flat:
+        if o.slope is None: continue
+        given = dict(low=-1., high=1., lower=-1., upper=1., apart=.3, clip=1., gain=1., threshold=.499)
+        knobs = [given[k] for k in o.names]
+        here,there = (o.slope(x, *knobs) for x in (v, torch.nextafter(v, torch.tensor(9.))))
+        assert (here != there).sum() <= 3 and here.ne(0).any(), o
+        if o.flat == 'mask': assert ((here == 0) | (here == 1)).all(), o
 
 @pytest.mark.parametrize('dtype', FLOATS)
 def test_trunc_of_many_is_that_of_few(dtype):

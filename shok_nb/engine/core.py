@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from inspect import Parameter, Signature
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -189,6 +189,24 @@ class _Small(Function):
         else: to_x, = _here(_gradient_here, op, (v, g), grid, knobs)
         return to_x if to_x.dtype == v.dtype else to_x.to(v.dtype),None,None,None
 
+def _both_here(op, has_grid, x, *knobs):
+    "The value and the slope by the formulas alone, in a wide dtype."
+    if x.dtype in HALVES: x = x.float()
+    y, = _value_here(op, has_grid, x, *knobs)
+    if has_grid: x,knobs = in_steps(x, *knobs[-2:]),knobs[:-2]
+    return y,op.slope(x, *knobs)
+
+def _by_product(x, op, grid, knobs):
+    """Of a flat slope: a product that autograd follows, with the value in its place where it
+    does not look. In backward no Python runs."""
+    v = x.detach()
+    brief = not grid and _both_here in op.brief
+    if brief: value,slope = _both_here(op, False, v, *knobs)
+    else: value,slope = _here(_both_here, op, (v,), grid, knobs)
+    y = x*(slope if slope.dtype == x.dtype else slope.to(x.dtype))
+    y.detach().copy_(value)
+    return y
+
 class _Straight(Function):
     "Of slope 1, where nothing else learns: the least Function there is."
     @staticmethod
@@ -250,7 +268,10 @@ def _straight_way(op, x):
     dense = x.layout == torch.strided and not x.is_nested
     if not (dense and x.dtype in WHOLE_FLOATS): return None      # refused, by name
     if not (torch.is_grad_enabled() and x.requires_grad): return _as_written
-    return _straight if op.slope is None else _small
+    if op.slope is None: return _straight
+    # a slope other than 0 and 1 is no number of half precision
+    by_product = op.flat == 'mask' or op.flat and x.dtype not in HALVES
+    return _by_product if by_product else _small
 
 # %% ../../nbs/engine/10_core.ipynb #c1000004
 def _form_now(op): return op.compiled if torch.compiler.is_compiling() else op.value
@@ -560,6 +581,8 @@ class estimator:
         (tensor([0., 2.]), tensor([3., 3.]))
     """
     __signature__:Signature
+    # Is the slope the same all around an element, almost everywhere? 'mask': only 0 and 1
+    flat:Literal['mask', 'any']|None = None
     def __init__(self,
         name:str,        # Name of the public function, for error messages
         value:Callable,  # `value(v, *knobs)`: what forward returns; never differentiated
@@ -734,6 +757,7 @@ class estimator:
 # %% ../../nbs/engine/10_core.ipynb #76413fa1
 class clipping(estimator):
     "Its knobs are its ends: the value lies between them, the slope is `within(v, *ends)`."
+    flat = 'mask'
 
 # %% ../../nbs/engine/10_core.ipynb #3f5a91c3
 def with_noise(op, x, noise, step, offset):

@@ -26,6 +26,7 @@ def _slope(v, gain, threshold):
 
 _ramp = estimator('ramp_round', _value, _slope, _plain, export_value=False,
     gain=dict(lo=0.), threshold=dict(lo=-math.inf, open=True), pure=True)
+_ramp.flat = 'any'
 
 def ramp_round(
     x:Tensor,                    # Values, meant to lie in [0, 1]; any shape, floating dtype

@@ -37,6 +37,7 @@ def _finite(q): return torch.where(torch.isinf(q), 0., q)       # infinity teach
 def _within_clip(q, clip): return within(q, None, clip)
 
 _clipped_sign = _surrogate('clipped_sign', _upto, _within_clip, clip=dict(lo=0.))
+_clipped_sign.flat = 'mask'
 
 def clipped_sign(
     x:Tensor,             # Values; any shape, floating dtype

@@ -224,6 +224,7 @@ def round_clipped_plain(v, lower, upper):
 _ends:dict[str,Any] = dict(lower=dict(lo=-math.inf), upper=dict(lo=-math.inf))
 clipped_estimator = estimator('clipped_round', round_clipped, rounds_inside,
     round_clipped_plain, near=False, **_ends, pure=True)
+clipped_estimator.flat = 'mask'
 
 # %% ../../nbs/estimators/13_surrogates.ipynb #94169793
 def clipped_round(

@@ -79,6 +79,7 @@ def _moved(slope, plain):
     op = estimator('fake_quantize', *forms, near=False, **ranges, pure=True)
     # nan is nan, wherever the grid is
     op.knob_slopes = (lambda v, slope, *_: torch.where(v == v, slope-1, 0.)),
+    op.flat = 'mask'
     return op
 
 # gradient: the estimator for a zero point that is a code, and the one for any other
