@@ -269,7 +269,7 @@ def _straight_way(op, x):
     if not (dense and x.dtype in WHOLE_FLOATS): return None      # refused, by name
     if not (torch.is_grad_enabled() and x.requires_grad): return _as_written
     if op.slope is None: return _straight
-    # a slope other than 0 and 1 is no number of half precision
+    # a slope other than 0 and 1 may be no number of half precision
     by_product = op.flat == 'mask' or op.flat and x.dtype not in HALVES
     return _by_product if by_product else _small
 
@@ -495,15 +495,16 @@ def _has_slopes(op, needs, step, offset, *knobs):
     if not any(learn): return True
     return is_default_grid(step, offset) and not any(learn[len(op.knob_slopes):])
 
-def _by_table(op, job, needs, ts, rest):
-    "`job` in half precision by a table of all numbers; None where that is not sooner."
+def _by_table(op, needs, ts, rest):
+    """The value, or with `needs` the gradients, in half precision by a table of all numbers;
+    None where that is not sooner."""
     x,*g = ts
     if not (op.pure and can_look_up(x, rest, *g)): return None
     if g and not _has_slopes(op, needs, *rest): return None
-    asked = (needs,) if needs else ()
+    job,asked = (_slopes, (needs,)) if g else (_value, ())
     key,uncut = cut_as(rest[0], (op.label, job.__name__, *asked))
     if key is None or uncut: return None
-    f,kind = partial(job, op, *asked),(job, needs, _kind_of_grid(*rest[:2]))
+    f,kind = partial(job, op, *asked),(needs, _kind_of_grid(*rest[:2]))
     if kind not in op.costs: op.costs[kind] = additions(f, rest)
     if not is_sooner(op.costs[kind], x.numel(), bool(g)): return None
     return looked_up(f, key, x, rest, *g, free=2)
@@ -543,7 +544,7 @@ def _gradients_of_small(op, needs, x, g, rest):
 
 def _in_pieces(op, job, needs, ts, rest):
     "`job` in pieces: replayed if all it depends on is written in the key."
-    found = _by_table(op, _slopes if job is _vjp else job, needs, ts, rest)
+    found = _by_table(op, needs, ts, rest)
     if found is not None: return found
     name = job.__name__
     kernel = partial(_kernel, op, name, needs)

@@ -79,5 +79,5 @@ def _is_simple(x, knobs, others):
         and x.permute(dims_in_memory(x)).is_contiguous())
 
 def can_look_up(x, knobs, *others):
-    "Is that so of a tensor in half precision on a CPU?"
+    "Is `x` in half precision on a CPU, and are these all that a table asks for?"
     return x.dtype in HALVES and x.is_cpu and _is_simple(x, split_tensors(knobs)[1], others)
