@@ -13,7 +13,14 @@ from types import ModuleType
 from typing import Any
 import torch
 from torch import Tensor
-from .compat import broadcast_shapes, constant, hides_bits, in_graph, mode
+from .compat import (
+    broadcast_shapes,
+    constant,
+    hides_bits,
+    in_graph,
+    mode,
+    own_operation,
+)
 from .pieces import PLAIN_TYPES, for_cpu, looked_at
 from .replay import Number
 
@@ -75,6 +82,21 @@ def as_sum(t):
     "`t` as a sum, which Inductor works out before it is used, and not again at each place."
     return torch.stack([t, torch.zeros_like(t)]).cumsum(0)[0]
 
+def _copy(t:Tensor)->Tensor: return t.clone()
+
+_copied = own_operation('copied', _copy, lambda g: _copied(g))
+
+def _as_it_is(t): return t
+
+def _alone(t):
+    now = mode()
+    if now == 'export' or not t.is_cpu or hasattr(t, 'placements'): return t
+    return as_sum(t) if now == 'transform' else _copied(t)
+
+# What is filled up to whole blocks, before it is cut. In one loop with what made it, code for a
+# CPU leaves out the last block: pytorch/pytorch#195582.
+before_cut = either(_as_it_is, _alone)
+
 def for_block(t):
     "What a block shares: in code for a CPU its elements load it, or each works it out."
     return as_sum(t) if for_cpu(t) else t
@@ -116,6 +138,11 @@ def unless_inf(a, k):
 def finite_scale(k, v):
     "A scale >= 0 for `v`, at most 1e30: 0*inf has no value."
     return saturate(k.to(v.dtype), None, 1e30) if isinstance(k, Tensor) else min(k, 1e30)
+
+def tanh_with_tails(z):
+    "`torch.tanh` whose slope autograd finds far out too, where its own 1-tanh² is 0."
+    q = z.abs()
+    return torch.where(q < .5, torch.tanh(z), z.sign()*(1 - 2*torch.sigmoid(-2*q)))
 
 def flat_at_jump(y, k):
     "`y` without a slope where the knob `k` is infinite, and a curve a jump."

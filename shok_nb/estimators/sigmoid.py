@@ -95,7 +95,11 @@ def _one(v, s, c):
     big = torch.finfo(v.dtype).max
     return torch.sigmoid(finite_scale(s, v)*saturate(v-c, -big, big))
 
-def _one_plain(v, s, c): return flat_at_jump(_one(v, s, c), s)
+def _one_plain(v, s, c):
+    big = torch.finfo(v.dtype).max
+    z = finite_scale(s, v)*saturate(v-c, -big, big)
+    y = torch.sigmoid(torch.where(z > 0, -z, z))            # in the smaller half 1-y is exact
+    return flat_at_jump(torch.where(z > 0, 1-y, y), s)
 
 def _incline(v, s, c):
     q = saturate((v-c).abs(), None, torch.finfo(v.dtype).max)

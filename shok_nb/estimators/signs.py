@@ -16,6 +16,7 @@ from ..engine.parts import (
     finite,
     saturate,
     sign_of,
+    tanh_with_tails,
     within,
 )
 
@@ -94,12 +95,13 @@ def _bell(z):
     return 4*(s - s*s)
 
 def _flat(q, t):
-    "tanh(tq)*max(1/t, 1); where the tanh is still a line its series, free of 1/t²."
+    "tanh(tq)*max(1/t, 1); where the tanh is nearly a line its series, free of 1/t²."
     q,t = _finite(q),as_scalar(t, q)
     z = t*q
-    line = (z < 1e-4) & (t < 1)
+    line = (z < .02) & (t <= 1)
     z,t = torch.where(line, z, 0.),torch.where(line, 1., t)
-    return torch.where(line, q - q*z*z/3, torch.tanh(t*q)*saturate(1/t, 1.))
+    series = q - q*z*z*(1/3 - 2/15*z*z)
+    return torch.where(line, series, tanh_with_tails(t*q)*saturate(1/t, 1.))
 
 def _flat_slope(q, t): return as_scalar(t, q).clamp(min=1)*_bell(t*q)
 
@@ -131,7 +133,8 @@ def ede_sign(
 # %% ../../nbs/estimators/14_signs.ipynb #a14e0012
 def _swish(q, beta):
     z = _upto(beta*_finite(q), 1e4)                         # inf*0 would be nan
-    return 2*torch.sigmoid(z)*(1 + z*torch.sigmoid(-z)) - 1
+    s = torch.sigmoid(-z)                                   # of z its slope would cancel
+    return 1 - 2*s*(1 - z*(1-s))
 
 def _swish_slope(q, beta):
     z = beta*q

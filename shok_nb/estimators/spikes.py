@@ -7,12 +7,13 @@ __all__ = ['arctan_spike', 'triangular_spike', 'fast_sigmoid_spike', 'sigmoid_sp
 
 # %% ../../nbs/estimators/15_spikes.ipynb #15a00003
 import math
+from functools import partial
 from typing import Any
 import torch
 from torch import Tensor
 from ..engine.arguments import check_flag
 from ..engine.core import estimator, slope_one
-from ..engine.parts import broadcast_with, finite, pi, saturate
+from ..engine.parts import broadcast_with, finite, pi, saturate, tanh_with_tails
 
 # %% ../../nbs/estimators/15_spikes.ipynb #15a00004
 def _step(u, *own): return u.floor().clamp(-1, 0) + 1      # no bools, and nan where `u` is
@@ -24,14 +25,17 @@ def _summed(f, ternary, mirrored, v, *knobs):
     up = f(v-threshold, *own)
     return up + mirrored*f(-v-threshold, *own) if ternary else up
 
-def _form(name, curve, slope, ternary, soft, ranges):
-    "The spike with this slope, or, if `soft`, the odd `curve` that has it, from 0 to 1."
+def _form(name, curve, slope, followed, ternary, soft, ranges):
+    """The spike with this slope, or, if `soft`, the odd `curve` that has it, from 0 to 1.
+    Autograd follows `followed`, the same curve."""
     def hard(v, *knobs): return broadcast_with(_summed(_step, ternary, -1, v, *knobs), *knobs)
-    def smooth(v, *knobs): return _summed(_from_half, ternary, -1, v, *knobs)
-    def _from_half(u, *own): return .5 + curve(saturate(u, -1e15, 1e15), *own)
+    def risen(curve, v, *knobs):
+        def from_half(u, *own): return .5 + curve(saturate(u, -1e15, 1e15), *own)
+        return _summed(from_half, ternary, -1, v, *knobs)
+    smooth = partial(risen, curve)
     def known(v, *knobs): return finite(_summed(slope, ternary, 1, v, *knobs))
     def plain(v, *knobs):
-        y = smooth(v, *knobs)
+        y = risen(followed, v, *knobs)
         return y if soft else hard(v.detach(), *knobs) - (y.detach()-y)
     return estimator(name, smooth if soft else hard, known, plain, **ranges, pure=True)
 
@@ -39,9 +43,10 @@ _threshold:dict[str,Any] = dict(threshold=dict(lo=-math.inf, open=True))
 _knobs:dict[str,Any] = dict(alpha=dict(open=True, held=(None, 1e30))) | _threshold
 _flags = [(ternary, soft) for ternary in (False, True) for soft in (False, True)]
 
-def _spikes(name, curve, slope):
+def _spikes(name, curve, slope, followed=None):
     "The estimators of a slope and of the curve that has it, by (ternary, soft)."
-    return {flags: _form(name, curve, slope, *flags, _knobs) for flags in _flags}
+    parts = name,curve,slope,followed or curve
+    return {flags: _form(*parts, *flags, _knobs) for flags in _flags}
 
 def _spike(forms, x, alpha, threshold, ternary, soft):
     "What the flags choose, at `x`."
@@ -160,11 +165,13 @@ def fast_sigmoid_spike(
 # %% ../../nbs/estimators/15_spikes.ipynb #15a00008
 def _logistic(u, alpha): return torch.tanh(alpha/2*u)/2
 
+def _followed(u, alpha): return tanh_with_tails(alpha/2*u)/2
+
 def _logistic_slope(u, alpha):
     s = torch.sigmoid(-alpha*u.abs())
     return alpha*(s - s*s)
 
-_logistics = _spikes('sigmoid_spike', _logistic, _logistic_slope)
+_logistics = _spikes('sigmoid_spike', _logistic, _logistic_slope, _followed)
 
 def sigmoid_spike(
     x:Tensor,              # Values; any shape, floating dtype

@@ -20,7 +20,7 @@ from ..engine.arguments import (
     check_knob,
 )
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
-from ..engine.parts import either, for_block, is_followed, or_in_graph
+from ..engine.parts import before_cut, either, for_block, is_followed, or_in_graph
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from .floats import (
@@ -192,9 +192,10 @@ def _in_blocks(x, block, dim, pad, fn):
         raise ValueError(f'{fn}: block must divide dim {dim} of length {n}, got {block}; '
             'or use pad=True')
     v = torch.nn.functional.pad(x, (*[0, 0]*(-along-1), 0, short)) if short else x
+    if short and is_followed(x): v = before_cut(v)          # backward cuts the gradient
     def back(y):
         y = y.flatten(along-1, along)
-        return y.narrow(along, 0, n) if short else y
+        return before_cut(y).narrow(along, 0, n) if short else y
     return v.unflatten(along, (-1, block)),back,(along,)
 
 def _in_squares(x, fn):

@@ -31,7 +31,7 @@ from ..engine.arguments import (
 )
 from ..engine.compat import in_backward, in_transform, own_operation
 from ..engine.grid import Grid
-from ..engine.parts import either, for_block
+from ..engine.parts import before_cut, either, for_block
 from ..engine.pieces import (
     cut_in_pieces,
     dense,
@@ -327,14 +327,19 @@ def _padded(v, rows, columns):
     if not v.numel(): return v.new_zeros(*v.shape[:-2], v.shape[-2]+below, v.shape[-1]+right)
     return F.pad(v, (0, right, 0, below)) if right or below else v
 
+def _cut(y, rows, columns):
+    "The first rows and columns, which are what was there before `_padded`."
+    if y.shape[-2:] == (rows, columns): return y
+    return before_cut(y)[..., :rows, :columns]
+
 def _in_groups(v, n, dim):
     """Matrices in groups of `n` along `dim`, filled up, and these in blocks of 16; in which
     dims these are counted, and a function that undoes it."""
     rows,columns = v.shape[-2:]
     if dim == -1:
-        def row(y): return y.flatten(-3)[..., :columns]
+        def row(y): return _cut(y.flatten(-3), rows, columns)
         return _padded(v, 1, n).unflatten(-1, (-1, n//16, 16)),(-2, -1),row
-    def column(y): return y.flatten(-4, -2)[..., :rows, :]
+    def column(y): return _cut(y.flatten(-4, -2), rows, columns)
     return _padded(v, n, 1).unflatten(-2, (-1, n//16, 16)),(-3, -2),column
 
 def _tiles(v, op, dim):
@@ -408,8 +413,7 @@ def _by_floats(v, op, dim, knobs):
     scale = for_block(scale.clamp(min=torch.finfo(v.dtype).tiny))
     y = float_round(t, op.format, _over(scale, op.rounding, t is not v), **knobs)
     if t is v: return y,scale
-    y = y.flatten(-4, -3).flatten(-2)
-    return y[..., :v.shape[-2], :v.shape[-1]],None
+    return _cut(y.flatten(-4, -3).flatten(-2), *v.shape[-2:]),None
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c002
 def _by_nvfp4(v, op, dim, knobs):
@@ -429,7 +433,7 @@ def _by_nvfp4(v, op, dim, knobs):
     size = _largest(v).clamp(min=1e-30)/most
     t = _padded(v, 16, 16) if square else v
     y = fit(t, size, dim)
-    return y[..., :v.shape[-2], :v.shape[-1]],size
+    return _cut(y, *v.shape[-2:]),size
 
 # %% ../../nbs/low_precision/20_products.ipynb #2057c004
 def _fit():
