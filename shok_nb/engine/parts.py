@@ -93,8 +93,8 @@ def _alone(t):
     if now == 'export' or not t.is_cpu or hasattr(t, 'placements'): return t
     return as_sum(t) if now == 'transform' else _copied(t)
 
-# What is filled up to whole blocks, before it is cut. In one loop with what made it, code for a
-# CPU leaves out the last block: pytorch/pytorch#195582.
+# What is filled up to whole blocks, before it is cut. In one loop with what made it, code for
+# a CPU leaves out the last block: pytorch/pytorch#195582.
 before_cut = either(_as_it_is, _alone)
 
 def for_block(t):
