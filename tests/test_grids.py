@@ -534,6 +534,24 @@ def test_as_ggml(kind, n):
     x = block_rows(n)
     assert torch.equal(R.gguf_quantize(x, kind), torch.tensor(as_in_ggml(x, kind)))
 
+@pytest.mark.parametrize('kind', ('IQ4_NL', 'Q6_K', 'Q4_K'))
+def test_a_search_is_one_operation_of_a_graph(kind):
+    "Written out it has up to two thousand, and code for them takes minutes. Value and gradient as eager ones."
+    from torch._dynamo.backends.common import aot_autograd              # it loads the compiler
+    sizes = []
+    def count(graph, inputs):
+        sizes.append(len(graph.graph.nodes))
+        return graph
+    x,f = torch.randn(3, 256, generator=generator(), requires_grad=True),partial(R.gguf_quantize, format=kind)
+    ys = f(x),torch.compile(f, fullgraph=True, backend=aot_autograd(fw_compiler=count))(x)
+    assert torch.equal(*ys) and sizes[0] < 100
+    assert torch.equal(*[torch.autograd.grad(y, x, x.detach())[0] for y in ys])
+
+@pytest.mark.parametrize('kind', ('IQ4_NL', 'Q6_K'))
+def test_a_search_in_a_transform_that_is_compiled(kind):
+    x,f = torch.randn(3, 256, generator=generator()),torch.vmap(partial(R.gguf_quantize, format=kind))
+    assert torch.equal(torch.compile(f, fullgraph=True, backend='aot_eager')(x), f(x))
+
 def test_gradient_of_blocks_of_integers():
     "Where nothing is clipped it is 1; Q4_0 clips what is beyond 7.5 of its scale on the other side."
     x = torch.randn(64, 32, generator=generator())

@@ -149,7 +149,7 @@ def compare_catalog(block, those=lambda calls: calls):
 def test_catalog_of_small_tensors(block, short):
     "Of one formula in two or more there is a short way: of ten or more for each block."
     compare_catalog(block, contiguous)
-    assert len(short) > 10
+    assert len(short) >= 10
 
 @pytest.mark.slow
 @blocks(16)
@@ -814,6 +814,7 @@ class Holder(torch.nn.Module):
 def test_nothing_is_kept_alive(kind, calls, early):
     """Counted, made into a program or refused: an estimator that is deleted takes its module, its tensors and its
     formulas along, while what replay knows of others stays."""
+    gc.collect()                                            # what the tests before this one have left
     holder = Holder(kind)
     for i in range(calls): results(holder.round, torch.randn(9, generator=generator(i)), torch.ones(9), {})
     known = len(replay._seen),len(early)

@@ -97,12 +97,12 @@ def compile_error():
     "What `torch.compile` raises when it fails."
     return _private('_dynamo.exc.TorchDynamoException') or RuntimeError
 
-def own_operation(name, f, gradient=None):
-    """The operation `shok_nb::name` of torch that is `f`; its result is as its first argument.
-    `gradient` makes that of the argument from that of the result."""
+def own_operation(name, f, gradient=None, empty=lambda x, *_: torch.empty_like(x)):
+    """The operation `shok_nb::name` of torch that is `f`; its result is as its first argument,
+    or as `empty` makes it. `gradient` makes that of the argument from that of the result."""
     if not hasattr(torch.ops.shok_nb, name):            # once, though this may be loaded again
         op:Any = torch.library.custom_op(f'shok_nb::{name}', f, mutates_args=())
-        op.register_fake(lambda x, *_: torch.empty_like(x))
+        op.register_fake(empty)
         if gradient is not None: op.register_autograd(lambda ctx, g: gradient(g))
     return getattr(torch.ops.shok_nb, name).default
 

@@ -19,6 +19,7 @@ from ..engine.arguments import (
     check_flag,
     check_knob,
 )
+from ..engine.compat import mode, own_operation
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
 from ..engine.parts import before_cut, either, for_block, is_followed, or_in_graph
 from ..engine.pieces import wide_dtype
@@ -481,8 +482,27 @@ def _better(new, error, old, least):
     better = error < least
     return torch.where(better, new, old),torch.where(better, error, least)
 
+_FOUND = dict(IQ4_NL=(1,), Q6_K=(1, 16), Q4_K=(1, 1, 8, 8))      # of each block
+
+def _search(x:Tensor, format:str)->Tensor:
+    "The scales of each block, side by side."
+    return torch.cat(gguf_grid(format, 'ste').search(x), -1)
+
+def _room_for(x, format): return x.new_empty(*x.shape[:-1], sum(_FOUND[format]))
+
+_search_op = own_operation('search', _search, empty=_room_for)
+
+class _Searched(Grid):
+    "Its scales are the best of many."
+    format:str
+    def search(self, x)->tuple: raise NotImplementedError
+    def scales(self, x):
+        "Compiled in an operation of its own: as code the many take minutes."
+        if mode() != 'compile': return self.search(x)
+        return _search_op(x, self.format).split(_FOUND[self.format], -1)
+
 @dataclass(frozen=True, kw_only=True)
-class LevelsGrid(Grid):
+class LevelsGrid(_Searched):
     "IQ4_NL: sixteen uneven levels and a float16, the best of those that are tried."
     format:str
     block:Any
@@ -490,7 +510,7 @@ class LevelsGrid(Grid):
     fixed = False
     def numbers(self, x): return torch.tensor(IQ4_NL, dtype=x.dtype, device=x.device)
 
-    def scale(self, x):
+    def search(self, x):
         """With it the value of the largest magnitude is one of the outer levels, or near one;
         or the levels fit the values best. 0 where none can be stored; nan where not finite."""
         levels,peak = self.numbers(x),_peak(x)
@@ -509,10 +529,10 @@ class LevelsGrid(Grid):
             n = on(best)
             best,least = tried((x*n).sum(-1, keepdim=True)/sum_squares(n), best, least)
         large = (best == 0) & (peak.abs() > 127*65504.)
-        return torch.where(torch.isfinite(peak) & ~large, best, torch.nan)
+        return torch.where(torch.isfinite(peak) & ~large, best, torch.nan),
 
     def cells(self, x, own=0.):
-        levels,d = self.numbers(x),self.scale(x.detach())
+        levels,(d,) = self.numbers(x),self.scales(x.detach())
         by = torch.where(d == 0, 1., d)
         y = _learning(x, d)/by
         at = torch.bucketize(y.detach().contiguous(), levels).clamp(1, 15)
@@ -525,14 +545,14 @@ class LevelsGrid(Grid):
         return Cells(v, v, (high-low)*by, None, raw, value)
 
 @dataclass(frozen=True, kw_only=True)
-class Q6KGrid(Grid):
+class Q6KGrid(_Searched):
     """Q6_K: sixteen runs of 16 codes share a float16, and each has 8 bits that multiply it.
     The largest value of a block is the lowest code of the largest run, as far as float16
     goes, so that a second time the block has the same scales."""
     format:str
     block:Any
     gradient:GradientRule
-    def scales(self, x):
+    def search(self, x):
         "The float16 of each block and the multiples of its runs."
         runs = x.unflatten(-1, (16, 16))
         peak = _peak(runs)
@@ -569,7 +589,7 @@ def _down_to_half(t):
 def _row(runs, at): return runs.gather(-2, at.expand(*at.shape[:-1], runs.shape[-1]))
 
 @dataclass(frozen=True, kw_only=True)
-class Q4KGrid(Grid):
+class Q4KGrid(_Searched):
     """Q4_K: eight runs of 32 codes. A value is a step times its code less an offset; step and
     offset of a run are multiples, of 6 bits, of two numbers in float16 that the block has.
     The run with the longest reach has the largest step and all its codes, that with the least
@@ -644,7 +664,7 @@ class Q4KGrid(Grid):
         k,m = torch.where(longest, 63., k),torch.where(longest, near, m)
         return (d, unit, k, m),tried(k, m)[1].sum(-2, keepdim=True)
 
-    def scales(self, x):
+    def search(self, x):
         "The float16 of the steps and of the offsets of each block, and their multiples."
         runs = x.unflatten(-1, (8, 32))
         low,high = runs.amin(-1, keepdim=True),runs.amax(-1, keepdim=True)

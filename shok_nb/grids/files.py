@@ -80,7 +80,7 @@ def _tq2_0(grid, x):
     return torch.cat([packed.flatten(-2).to(torch.uint8), _half(grid.laid(x)[1])], -1)
 
 def _iq4_nl(grid, x):
-    d = grid.scale(x)
+    d, = grid.scales(x)
     n = round_ste(x, step=grid)/torch.where(d == 0, 1., d)
     return torch.cat([_half(d), _two_a_byte(torch.bucketize(n, torch.tensor(IQ4_NL)))], -1)
 
