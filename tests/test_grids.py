@@ -537,7 +537,7 @@ def test_as_ggml(kind, n):
 @pytest.mark.parametrize('kind', ('IQ4_NL', 'Q6_K', 'Q4_K'))
 def test_a_search_is_one_operation_of_a_graph(kind):
     "Written out it has up to two thousand, and code for them takes minutes. Value and gradient as eager ones."
-    from torch._dynamo.backends.common import aot_autograd              # it loads the compiler
+    from torch._dynamo.backends.common import aot_autograd  # it loads the compiler
     sizes = []
     def count(graph, inputs):
         sizes.append(len(graph.graph.nodes))
