@@ -1949,6 +1949,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                       'shok_nb.grids.blocks._floor': ('grids/blocks.html#_floor', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._halved': ('grids/blocks.html#_halved', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._in_blocks': ('grids/blocks.html#_in_blocks', 'shok_nb/grids/blocks.py'),
+                                      'shok_nb.grids.blocks._in_operation': ('grids/blocks.html#_in_operation', 'shok_nb/grids/blocks.py'),
+                                      'shok_nb.grids.blocks._in_place': ('grids/blocks.html#_in_place', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._in_squares': ('grids/blocks.html#_in_squares', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._learning': ('grids/blocks.html#_learning', 'shok_nb/grids/blocks.py'),
                                       'shok_nb.grids.blocks._one_number': ('grids/blocks.html#_one_number', 'shok_nb/grids/blocks.py'),

@@ -19,9 +19,16 @@ from ..engine.arguments import (
     check_flag,
     check_knob,
 )
-from ..engine.compat import mode, own_operation
+from ..engine.compat import own_operation
 from ..engine.grid import Cells, GradientRule, Grid, power_of_two
-from ..engine.parts import before_cut, either, for_block, is_followed, or_in_graph
+from ..engine.parts import (
+    before_cut,
+    by_mode,
+    either,
+    for_block,
+    is_followed,
+    or_in_graph,
+)
 from ..engine.pieces import wide_dtype
 from ..estimators.ste import round_ste
 from .floats import (
@@ -492,14 +499,18 @@ def _room_for(x, format): return x.new_empty(*x.shape[:-1], sum(_FOUND[format]))
 
 _search_op = own_operation('search', _search, empty=_room_for)
 
+def _in_place(grid, x): return grid.search(x)
+
+def _in_operation(grid, x): return _search_op(x, grid.format).split(_FOUND[grid.format], -1)
+
+# as code the many that are tried take minutes
+_scales = by_mode(_in_place, _in_operation, transform=_in_place, export=_in_place)
+
 class _Searched(Grid):
     "Its scales are the best of many."
     format:str
     def search(self, x)->tuple: raise NotImplementedError
-    def scales(self, x):
-        "Compiled in an operation of its own: as code the many take minutes."
-        if mode() != 'compile': return self.search(x)
-        return _search_op(x, self.format).split(_FOUND[self.format], -1)
+    def scales(self, x): return _scales(self, x)
 
 @dataclass(frozen=True, kw_only=True)
 class LevelsGrid(_Searched):
