@@ -1633,6 +1633,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                   'shok_nb/estimators/sigmoid.py'),
                                             'shok_nb.estimators.sigmoid._slope': ( 'estimators/sigmoid.html#_slope',
                                                                                    'shok_nb/estimators/sigmoid.py'),
+                                            'shok_nb.estimators.sigmoid._steep': ( 'estimators/sigmoid.html#_steep',
+                                                                                   'shok_nb/estimators/sigmoid.py'),
                                             'shok_nb.estimators.sigmoid._terms': ( 'estimators/sigmoid.html#_terms',
                                                                                    'shok_nb/estimators/sigmoid.py'),
                                             'shok_nb.estimators.sigmoid._warm_rise': ( 'estimators/sigmoid.html#_warm_rise',

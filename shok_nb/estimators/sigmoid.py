@@ -91,13 +91,14 @@ def sigmoid_sum_round(
     return _sum(x, temperature, hard=hard, step=step, offset=offset)
 
 # %% ../../nbs/estimators/21_sigmoid.ipynb #b7e7c907
-def _one(v, s, c):
+def _steep(v, s, c):
     big = torch.finfo(v.dtype).max
-    return torch.sigmoid(finite_scale(s, v)*saturate(v-c, -big, big))
+    return finite_scale(s, v)*saturate(v-c, -big, big)
+
+def _one(v, s, c): return torch.sigmoid(_steep(v, s, c))
 
 def _one_plain(v, s, c):
-    big = torch.finfo(v.dtype).max
-    z = finite_scale(s, v)*saturate(v-c, -big, big)
+    z = _steep(v, s, c)
     y = torch.sigmoid(torch.where(z > 0, -z, z))            # in the smaller half 1-y is exact
     return flat_at_jump(torch.where(z > 0, 1-y, y), s)
 
