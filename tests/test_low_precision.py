@@ -220,6 +220,162 @@ def test_a_resume_of_every_optimizer(name, shape):
     "States of another shape than the parameter, and those of a single number, keep their dtype too."
     assert equal(*([t] for t in resumed(EVERY[name], shape)))
 
+class Others(torch.optim.Optimizer):
+    """What optimizers of others do that torch's do not: state beside `state` by tensor and by `id`, in dicts, lists and
+    tuples with text, in a dtype of its own, or kept as the gradient itself; state of its own in what it saves."""
+    def __init__(self, params, lr=.05):
+        super().__init__(params, dict(lr=lr))
+        self.by_tensor,self.by_id,self.steps,self.hooked = {},{},0,0
+        self.known = {id(p) for g in self.param_groups for p in g['params'] if p.ndim > 1}
+        for p in self.known_parameters(): self.state[p]['first'] = torch.full_like(p, .1)
+        self.register_state_dict_post_hook(lambda me, d: d | dict(hooked=me.hooked))
+    def known_parameters(self): return [p for g in self.param_groups for p in g['params']]
+    @torch.no_grad()
+    def step(self):
+        self.steps += 1
+        for p in self.known_parameters():
+            state,g = self.state[p],p.grad
+            state['first'].addcmul_(g, g)
+            state.setdefault('nested', dict(mean=torch.zeros_like(g), name='a,b->c'))
+            state.setdefault('several', [torch.zeros_like(g), (torch.ones(3, dtype=torch.float64), 'text')])
+            state.setdefault('small', torch.zeros_like(g, dtype=torch.bfloat16))
+            state['nested']['mean'].lerp_(g, .1)
+            state['several'][0].add_(g)
+            state['several'][1][0].mul_(1.0001)
+            state['small'].lerp_(g.bfloat16(), .25)
+            last = state.get('last', g)
+            state['last'] = g
+            for kept,key in ((self.by_tensor, p), (self.by_id, id(p))):
+                kept[key] = kept.get(key, 0)*.9+g.norm()
+            assert state['nested']['name'] == 'a,b->c' and state['several'][1][1] == 'text'
+            sign = -1 if id(p) in self.known else 1
+            move = state['nested']['mean']+.1*state['several'][0]+state['small'].float()+.01*(g-last)
+            move = move/(state['first'].sqrt()*state['several'][1][0].mean())
+            move = move+sign*.001*(self.by_tensor[p]+self.by_id[id(p)])+.001*self.steps
+            p.add_(move, alpha=-self.param_groups[0]['lr'])
+        self.hooked = self.steps
+    def state_dict(self):
+        each = enumerate(self.known_parameters())
+        apart = [(i, self.by_tensor[p], self.by_id[id(p)]) for i,p in each]
+        return super().state_dict() | dict(apart=apart, steps=self.steps)
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        known = self.known_parameters()
+        for i,a,b in state_dict['apart']: self.by_tensor[known[i]],self.by_id[id(known[i])] = a.clone(),b.clone()
+        self.steps = self.hooked = state_dict['hooked']
+
+@pytest.mark.parametrize('states', [None, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_optimizers_of_others(states):
+    "A parameter is the same object for them at each step, in float32: they go as without us, and resume bit for bit."
+    plain = [nn.Parameter(p.detach().float()) for p in some()]
+    ours = [nn.Parameter(p.detach().clone()) for p in plain]
+    one,two = Others(plain),R.RoundedOptimizer(ours, Others)
+    for i in range(4):
+        for params,opt in ((plain, one), (ours, two)):
+            give_gradients(params, i)
+            opt.step()
+    assert equal(plain, ours) and len(two.inner.by_tensor) == len(ours)
+    first,second = some(),some()
+    opt,again = (R.RoundedOptimizer(params, Others, states=states) for params in (first, second))
+    for i in range(6):
+        if i == 3:
+            saved = copy.deepcopy(opt.state_dict())
+            assert saved['hooked'] == saved['steps'] == 3
+            for p,q in zip(first, second): q.data.copy_(p.data)
+            again.load_state_dict(saved)
+            kept = copy.deepcopy(saved)
+        give_gradients(first, i)
+        opt.step()
+        if i < 3: continue
+        give_gradients(second, i)
+        again.step()
+    assert equal(first, second)
+    # a file in memory stays what it was
+    for a,b in zip(saved['state'].values(), kept['state'].values()):
+        assert torch.equal(a['first'], b['first']) and torch.equal(a['nested']['mean'], b['nested']['mean'])
+    for p in first:
+        state = opt.state[p]
+        assert state['first'].dtype == state['nested']['mean'].dtype == (states or torch.float32)
+        assert state['small'].dtype == torch.bfloat16 and state['several'][1][0].dtype == torch.float64
+
+def test_a_step_of_the_file_is_its_own():
+    "The count of a checkpoint that stays in memory does not go on with the optimizer that loaded it."
+    params = some()
+    opt = R.RoundedOptimizer(params, ADAMW)
+    give_gradients(params, 0)
+    opt.step()
+    saved = copy.deepcopy(opt.state_dict())
+    opt.load_state_dict(saved)
+    opt.step()
+    assert saved['state'][0]['step'] == 1 and opt.state[params[0]]['step'] == 2
+
+def test_a_state_made_before_the_first_step_is_wide():
+    "Adagrad makes its sum with the optimizer: squares of .02 and less are added to it, also for a single number."
+    for shape in ((8,), ()):
+        w = nn.Parameter(torch.ones(shape).bfloat16())
+        opt = R.RoundedOptimizer([w], partial(torch.optim.Adagrad, initial_accumulator_value=1))
+        for _ in range(100):
+            w.grad = torch.full_like(w, 2**-5)
+            opt.step()
+        total = opt.state[w]['sum']
+        assert total.dtype == torch.float32 and torch.equal(total, torch.full(shape, 1+100*2.**-10))
+
+class Averages(torch.optim.SGD):
+    "Weights to evaluate with that are not those that train, as schedule-free optimizers have."
+    def step(self):
+        assert self.trains
+        super().step()
+        for p in self.param_groups[0]['params']: self.state[p].setdefault('mean', p.clone()).lerp_(p, .5)
+    trains = False
+    def swap(self, trains):
+        if self.trains == trains: return
+        self.trains = trains
+        for p in self.param_groups[0]['params']:
+            if 'mean' in self.state[p]:
+                kept = p.clone()
+                p.copy_(self.state[p]['mean'])
+                self.state[p]['mean'] = kept
+    @torch.no_grad()
+    def train(self): self.swap(True)
+    @torch.no_grad()
+    def eval(self): self.swap(False)
+
+def test_weights_to_evaluate_with():
+    "`train` and `eval` reach the optimizer, with its parameters in float32; one that has none is left alone."
+    plain = [nn.Parameter(p.detach().float()) for p in some()]
+    ours,halves = [nn.Parameter(p.detach().clone()) for p in plain],some()
+    make = partial(Averages, lr=.1)
+    opts = [(plain, make(plain)), *((params, R.RoundedOptimizer(params, make)) for params in (ours, halves))]
+    for i in range(5):
+        for params,opt in opts:
+            opt.train()
+            give_gradients(params, i)
+            opt.step()
+            opt.eval()
+            if i == 3: params[0].grad = None
+        assert equal(plain, ours)
+    # each of 5 swaps rounds by less than a step of bfloat16
+    for p,q in zip(plain, halves):
+        assert q.dtype == torch.bfloat16 and torch.allclose(p, q.float(), rtol=5*2**-7, atol=.01)
+    adamw = R.RoundedOptimizer(some(), ADAMW)
+    assert adamw.eval() is None and adamw.train() is None
+
+def test_an_interrupted_step_loses_nothing():
+    "Who stops a cell while the optimizer steps goes on with its states."
+    params,others = some(),some()
+    opt,same = R.RoundedOptimizer(params, ADAMW),R.RoundedOptimizer(others, ADAMW)
+    def stop(): raise KeyboardInterrupt
+    for i in range(3):
+        give_gradients(params, i)
+        if i == 2:
+            step,opt.inner.step = opt.inner.step,stop
+            with pytest.raises(KeyboardInterrupt): opt.step()
+            opt.inner.step = step
+        opt.step()
+        give_gradients(others, i)
+        same.step()
+    assert equal(params, others) and all(opt.state[p]['step'] == 3 for p in params)
+
 @pytest.mark.parametrize('dtype', [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
 def test_states_of_eight_bits(dtype):
     """A scale for each row and no second moment of 0: weights go where float32 states lead them, not a hundred times as

@@ -8,10 +8,13 @@ __all__ = ['stochastic_cast', 'RoundedOptimizer']
 # %% ../../nbs/low_precision/10_stored.ipynb #10570004
 import math
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.nn import Parameter
+from torch.utils import swap_tensors
 from ..engine.arguments import (
     check_callable,
     check_count,
@@ -194,12 +197,41 @@ def _is_state(v, p):
     "Is it a tensor of the optimizer with a number for each of the parameter?"
     return isinstance(v, Tensor) and v.is_floating_point() and v.shape == p.shape != ()
 
+def _copied(state):
+    "A dict with the dicts that are in it, of the same values."
+    return {k: _copied(v) if isinstance(v, dict) else v for k,v in state.items()}
+
+def _dicts(state):
+    "A dict and those in it."
+    yield state
+    for v in [*state.values()]:
+        if isinstance(v, dict): yield from _dicts(v)
+
+def _parts(state, p):
+    "Each state with as many numbers as `p`: its own number, the dict that holds it, its name."
+    held = ((d, k, v) for d in _dicts(state) for k,v in [*d.items()])
+    return ((i, d, k) for i,(d,k,v) in enumerate(held, 1) if _is_state(v, p))
+
+def _as_saved(now, saved, name=None):
+    """`now`, what torch made of `saved`, in memory of its own. A dtype that it changed to that
+    of the parameter is as saved again, and so is text; that of `step` is torch's to say."""
+    if isinstance(saved, str): return saved
+    if isinstance(saved, Tensor) and isinstance(now, Tensor) and saved.shape == now.shape:
+        kept = name == 'step' or now.dtype == saved.dtype
+        if now is saved: return now.clone()
+        return now if kept else saved.to(now.device, copy=True)
+    if isinstance(saved, dict) and isinstance(now, dict):
+        return {k: _as_saved(v, saved.get(k), k) for k,v in now.items()}
+    if not isinstance(saved, (list, tuple)) or type(now) is not type(saved): return now
+    return type(now)(map(_as_saved, now, saved)) if len(now) == len(saved) else now
+
 class _Storage:
     "What parameters and states are kept as, and the rounding to it."
     def __init__(self, format, states, rounding, fn):
         self.format = None if format is None else format_of(format, fn)
         _check_dtype(states, fn)
         self.states,self.rounding,self.draws = states,rounding,takes_seed(rounding)
+        self.small:set[str] = set()                         # names of states that are kept so
 
     def __repr__(self):
         states = '' if self.states is None else f', states={self.states}'
@@ -208,7 +240,8 @@ class _Storage:
     def told(self)->dict[str,Any]:
         "For a file: what a resume must have too."
         name = None if self.format is None else repr(self.format)
-        return dict(format=name, states=self.states, rounding=named_rounding(self.rounding))
+        return dict(format=name, states=self.states, rounding=named_rounding(self.rounding),
+            small=sorted(self.small))
 
     def _cast(self, v, dtype, format, seed, to=None):
         """`v` in a dtype, of the numbers of a format; None: of all that the dtype has. In the
@@ -232,30 +265,43 @@ class _Storage:
             y = self._cast(t, p.dtype, self.format, (seed, i << 8), p)
             if y is not p: p.copy_(y)
         if self.states is None: return
-        for part,(k,v) in enumerate([*state.items()], 1):
-            if not _is_state(v, p): continue
-            if self.states.itemsize == 1: v,state[f'{k}_scale'] = _by_rows(v, self.states)
-            state[k] = self._cast(v, self.states, None, (seed, i << 8 | part), old.get(k))
+        for part,d,k in [*_parts(state, p)]:
+            v = d[k]
+            if v.dtype != t.dtype: continue                 # the optimizer's own choice
+            self.small.add(k)
+            if self.states.itemsize == 1: v,d[f'{k}_scale'] = _by_rows(v, self.states)
+            was = old.get(k) if d is state else None
+            d[k] = self._cast(v, self.states, None, (seed, i << 8 | part), was)
 
 def _wide(v, dtype):
     "`v` in that dtype, laid out as it is."
     if v.dtype == dtype or not (v.is_contiguous() and is_ordinary(v)): return v.to(dtype)
     return room(v.shape, dtype, v.device).copy_(v)
 
-def _in_float32(p, states):
-    "A copy of `p` with its gradient in float32; its state is there in float32, `p` has none."
-    wide = wide_dtype(p.dtype)
-    t = _wide(p.detach(), wide)
-    t.grad = _wide(p.grad, wide)
-    if p not in states: return t
-    state = states[t] = {**states[p]}
-    for k,v in states.pop(p).items():
-        if not _is_state(v, p): continue
-        scale = state.pop(f'{k}_scale', None)
-        state[k] = _wide(v, wide) if scale is None else v.to(wide)*scale.unsqueeze(-1)
-    return t
+def _is_plain(v): return type(v) in (Tensor, Parameter)
 
-_widened = either(reusing(_in_float32), _in_float32)
+def _holds(t, v):
+    "`t`, the same object, has the memory of `v` now."
+    if _is_plain(v): t.data = v
+    else: swap_tensors(t, v)
+
+def _in_float32(t, p, state, small):
+    """Into `t` a copy of `p` with its gradient in float32; what of `state` was made `small`
+    is in float32 too."""
+    wide = wide_dtype(p.dtype)
+    _holds(t, _wide(p.detach(), wide))
+    if p.grad is not None: t.grad = _wide(p.grad, wide)
+    for _,d,k in [*_parts(state, p)] if small else ():
+        if k not in small: continue
+        scale = d.pop(f'{k}_scale', None)
+        d[k] = _wide(d[k], wide) if scale is None else d[k].to(wide)*scale.unsqueeze(-1)
+
+_widen = either(reusing(_in_float32), _in_float32)
+
+def _let_go(t, p):
+    "`t` has no gradient, and no memory beyond that of `p`."
+    t.grad = None
+    _holds(t, t.new_empty(0) if _is_plain(p) else p.detach())
 
 # %% ../../nbs/low_precision/10_stored.ipynb #10570015
 class RoundedOptimizer(torch.optim.Optimizer):
@@ -312,16 +358,19 @@ class RoundedOptimizer(torch.optim.Optimizer):
         if at_once is not None: at_once = check_count(at_once, fn, 'at_once', 1)
         self.at_once,self.iteration = at_once,0
         self.inner:Any = None
+        self.wide:dict[Tensor,Tensor] = {}                  # what the optimizer knows each as
         try: super().__init__(params, {})
         except Exception as e:
             raise TypeError(f'{fn}: params must be parameters or groups of them, got '
                 f'{what_came(params)}: {e}') from e
         _check_parameters(self.param_groups, fn)
-        try: self.inner = make(self.param_groups)
-        except Exception as e:
-            raise TypeError(f'{fn}: make must make an optimizer of the groups that it gets, '
-                f'got {type(e).__name__}: {e}') from e
-        _check_optimizer(self.inner, self.param_groups, fn)
+        with self._made_wide([p for _,p in self._numbered()]):
+            try: inner = make(self.param_groups)
+            except Exception as e:
+                raise TypeError(f'{fn}: make must make an optimizer of the groups that it '
+                    f'gets, got {type(e).__name__}: {e}') from e
+            _check_optimizer(inner, self.param_groups, fn)
+            self.inner = inner
         if any(g.get('differentiable') for g in self.inner.param_groups):
             raise ValueError(f'{fn}: make must make an optimizer of detached steps, got '
                 'differentiable=True')
@@ -357,7 +406,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
                 f'got {what_came(param_group)}')
         if self.inner is not None: _check_parameters([param_group], fn)
         super().add_param_group(param_group)
-        if self.inner is not None: self.inner.add_param_group(self.param_groups[-1])
+        if self.inner is None: return
+        with self._made_wide(self.param_groups[-1]['params']):
+            self.inner.add_param_group(self.param_groups[-1])
 
     def _numbered(self):
         "Each parameter with its number."
@@ -411,8 +462,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
         self.iteration += 1
         self.now = fold_in(torch.tensor(self.seed), self.iteration)
         for n,some in enumerate(self._chunks()):
-            try: self._step(some)
-            except Exception:
+            try: self._call(self.inner.step, some)
+            except BaseException:
                 if n == 0: self.iteration -= 1              # nothing is stored yet
                 raise
         return loss
@@ -427,25 +478,81 @@ class RoundedOptimizer(torch.optim.Optimizer):
             raise TypeError(f'{fn}: params must have {wanted} gradients for {kind}, got '
                 f'{p.grad.layout} for number {i}')
 
-    def _step(self, some):
-        "A step of these in float32, in their place; the optimizer sees no others."
-        held = [(g, g['params']) for g in self.inner.param_groups]
-        states = {p: self.inner.state[p] for _,p in some if p in self.inner.state}
-        wide = {p: _widened(p, self.inner.state) for _,p in some}
+    @contextmanager
+    def _as_wide(self, params):
+        "Groups with what the optimizer knows these as, and no others; it has their states."
+        some = {p: self.wide[p] for p in params}
+        held = [(g, g['params']) for g in self.param_groups]
         try:
-            for g,params in held: g['params'] = [wide[p] for p in params if p in wide]
-            self.inner.step()
-        except Exception:
-            for t in wide.values(): self.inner.state.pop(t, None)
-            self.inner.state.update(states)
-            raise
+            for g,known in held: g['params'] = [some[p] for p in known if p in some]
+            yield some.items()
         finally:
-            for g,params in held: g['params'] = params
-        for p,t in wide.items():
-            if t in self.inner.state: self.inner.state[p] = self.inner.state.pop(t)
-        for i,p in some:
-            now,old = self.inner.state.get(p, {}),states.get(p, {})
-            self.storage.store(p, wide[p], now, self.now, i, old)
+            for g,known in held: g['params'] = known
+            for p,t in some.items(): _let_go(t, p)
+
+    @contextmanager
+    def _made_wide(self, params):
+        "The same for the first time: a state that the optimizer makes now is theirs."
+        for p in params: self.wide[p] = Parameter(p.detach(), p.requires_grad)
+        with self._as_wide(params) as pairs: yield
+        for p,t in pairs:
+            for d in _dicts(self._move(t, p) or {}):        # it has seen them in their dtype
+                for k,v in d.items():
+                    if getattr(v, 'dtype', None) == p.dtype: d[k] = v.to(wide_dtype(p.dtype))
+
+    def _move(self, p, t):
+        "The state of `p`, if it has one, is that of `t`."
+        state = self.inner.state.pop(p, None)
+        if state is not None: self.inner.state[t] = state
+        return state
+
+    def _as_it_knows(self, f, *args):
+        "What `f` of the optimizer answers, for which all are what it knows them as."
+        with self._as_wide([p for _,p in self._numbered()]) as pairs:
+            for p,t in pairs: self._move(p, t)
+            try: return f(*args)
+            finally:
+                for p,t in pairs: self._move(t, p)
+
+    def _call(self, f, some):
+        "What `f` of the optimizer does to these in float32, in their place; it sees no more."
+        of,old = self.inner.state,{}
+        try:
+            with self._as_wide([p for _,p in some]) as pairs:
+                for p,t in pairs:
+                    old[p] = self._move(p, t) or {}
+                    if old[p]: of[t] = _copied(old[p])
+                    _widen(t, p, of.get(t, {}), self.storage.small)
+                f()
+                wide = [t.data for _,t in pairs]
+        except BaseException:
+            for p,state in old.items():
+                of.pop(self.wide[p], None)
+                if state: of[p] = state
+            raise
+        for p,t in pairs: self._move(t, p)
+        for (i,p),t in zip(some, wide):
+            self.storage.store(p, t, of.get(p, {}), self.now, i, old[p])
+
+    def _swap(self, name):
+        "`train` or `eval` of the optimizer, for all parameters."
+        f = getattr(self.inner, name, None)
+        if f is None: return
+        now = fold_in(torch.tensor(self.seed), self.iteration)
+        self.now = fold_in(now, dict(train=-1, eval=-2)[name])
+        self._call(f, [*self._numbered()])
+
+    @torch.no_grad()
+    def train(self):
+        "Parameters as they train again, after `eval`."
+        self._swap('train')
+
+    @torch.no_grad()
+    def eval(self):
+        """Parameters to evaluate with, where the optimizer has others than those that train,
+        as schedule-free ones have (arXiv:2405.15682). With any other nothing changes.
+        """
+        self._swap('eval')
 
     def _own(self)->dict[str,Any]:
         "What decides the draws."
@@ -465,7 +572,8 @@ class RoundedOptimizer(torch.optim.Optimizer):
             >>> optimizer.state_dict()['rounded']['seed']
             3
         """
-        own,state = self._own(),super().state_dict()      # with hooks on this optimizer
+        own,state = self._own(),super().state_dict()        # with hooks on this optimizer
+        if not _is_of_torch(self.inner): state |= self._as_it_knows(self.inner.state_dict)
         # in the groups too: the state dicts of torch.distributed.checkpoint keep those alone
         groups = [g | dict(rounded=own) for g in state['param_groups']]
         return state | dict(param_groups=groups, rounded=own)
@@ -492,11 +600,17 @@ class RoundedOptimizer(torch.optim.Optimizer):
         def apart(d): return {k: v for k,v in d.items() if k != 'rounded'}
         groups = [apart(g) for g in state_dict.get('param_groups', ())]
         of_inner:Any = apart(state_dict) | dict(param_groups=groups)
+        own_way = not _is_of_torch(self.inner)
+        if own_way: self._as_it_knows(self.inner.load_state_dict, of_inner)
         super().load_state_dict(of_inner)                   # with hooks on this optimizer
+        if own_way:
+            groups = self.inner.param_groups
+            for g,of in zip(groups, self.param_groups): g['params'] = of['params']
+            self.state,self.param_groups = self.inner.state,groups
         # torch casts states to the dtype of their parameter: they are put back as they were
         for i,p in self._numbered():
-            for k,v in of_inner['state'].get(i, {}).items():
-                if not isinstance(v, Tensor) or k == 'step': continue
-                self.state[p][k] = v.to(p.device, copy=True)
+            saved = of_inner['state'].get(i)
+            if p in self.state: self.state[p] = _as_saved(self.state[p], saved)
         self.inner.__setstate__(dict(state=self.state, param_groups=self.param_groups))
         self.seed,self.iteration = own['seed'],own['iteration']
+        self.storage.small = {*own['small']}
