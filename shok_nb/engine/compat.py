@@ -193,7 +193,7 @@ def in_transform():
 
 def hides_bits():
     "Is this a transform, in which torch before 2.12 does not take a tensor for another dtype?"
-    return _early and in_transform()
+    return _early and bool(_active())
 
 def in_graph():
     "Are operations written down for another reader: by `torch.export` or `torch.jit.trace`?"
