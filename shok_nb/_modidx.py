@@ -2563,6 +2563,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                                   'shok_nb/low_precision/stored.py'),
                                               'shok_nb.low_precision.stored.RoundedOptimizer._chunks': ( 'low_precision/stored.html#roundedoptimizer._chunks',
                                                                                                          'shok_nb/low_precision/stored.py'),
+                                              'shok_nb.low_precision.stored.RoundedOptimizer._know_all': ( 'low_precision/stored.html#roundedoptimizer._know_all',
+                                                                                                           'shok_nb/low_precision/stored.py'),
                                               'shok_nb.low_precision.stored.RoundedOptimizer._made_wide': ( 'low_precision/stored.html#roundedoptimizer._made_wide',
                                                                                                             'shok_nb/low_precision/stored.py'),
                                               'shok_nb.low_precision.stored.RoundedOptimizer._move': ( 'low_precision/stored.html#roundedoptimizer._move',

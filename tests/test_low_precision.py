@@ -320,6 +320,19 @@ def test_a_state_made_before_the_first_step_is_wide():
         total = opt.state[w]['sum']
         assert total.dtype == torch.float32 and torch.equal(total, torch.full(shape, 1+100*2.**-10))
 
+def test_parameters_that_are_exchanged():
+    "Trainers that shard a model after the optimizer was made put other tensors into its groups, and drop the first."
+    params,others = some(),some()
+    opt,same = R.RoundedOptimizer(params, ADAMW),R.RoundedOptimizer(others, ADAMW)
+    new = [nn.Parameter(p.detach().clone()) for p in params]
+    opt.param_groups[0]['params'] = new
+    for i in range(2):
+        give_gradients(new, i)
+        give_gradients(others, i)
+        opt.step()
+        same.step()
+    assert equal(new, others) and [*map(id, opt.wide)] == [*map(id, new)]
+
 class Averages(torch.optim.SGD):
     "Weights to evaluate with that are not those that train, as schedule-free optimizers have."
     def step(self):

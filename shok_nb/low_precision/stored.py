@@ -478,9 +478,15 @@ class RoundedOptimizer(torch.optim.Optimizer):
             raise TypeError(f'{fn}: params must have {wanted} gradients for {kind}, got '
                 f'{p.grad.layout} for number {i}')
 
+    def _know_all(self):
+        "What the optimizer knows those in the groups as, that were put there by whom ever."
+        def known_as(p): return self.wide.get(p, Parameter(p.detach(), p.requires_grad))
+        self.wide = {p: known_as(p) for _,p in self._numbered()}
+
     @contextmanager
     def _as_wide(self, params):
         "Groups with what the optimizer knows these as, and no others; it has their states."
+        if any(p not in self.wide for p in params): self._know_all()
         some = {p: self.wide[p] for p in params}
         held = [(g, g['params']) for g in self.param_groups]
         try:
@@ -493,7 +499,6 @@ class RoundedOptimizer(torch.optim.Optimizer):
     @contextmanager
     def _made_wide(self, params):
         "The same for the first time: a state that the optimizer makes now is theirs."
-        for p in params: self.wide[p] = Parameter(p.detach(), p.requires_grad)
         with self._as_wide(params) as pairs: yield
         for p,t in pairs:
             for d in _dicts(self._move(t, p) or {}):        # it has seen them in their dtype
