@@ -2575,6 +2575,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                                                                                       'shok_nb/low_precision/stored.py'),
                                               'shok_nb.low_precision.stored.RoundedOptimizer._room': ( 'low_precision/stored.html#roundedoptimizer._room',
                                                                                                        'shok_nb/low_precision/stored.py'),
+                                              'shok_nb.low_precision.stored.RoundedOptimizer._step': ( 'low_precision/stored.html#roundedoptimizer._step',
+                                                                                                       'shok_nb/low_precision/stored.py'),
                                               'shok_nb.low_precision.stored.RoundedOptimizer._swap': ( 'low_precision/stored.html#roundedoptimizer._swap',
                                                                                                        'shok_nb/low_precision/stored.py'),
                                               'shok_nb.low_precision.stored.RoundedOptimizer.add_param_group': ( 'low_precision/stored.html#roundedoptimizer.add_param_group',

@@ -333,6 +333,18 @@ def test_parameters_that_are_exchanged():
         same.step()
     assert equal(new, others) and [*map(id, opt.wide)] == [*map(id, new)]
 
+def test_a_step_that_is_compiled():
+    "`torch.compile` of a step runs it as it is, with the same draws."
+    params,others = some(),some()
+    opt,same = R.RoundedOptimizer(params, ADAMW),R.RoundedOptimizer(others, ADAMW)
+    step = torch.compile(opt.step, backend='eager')
+    for i in range(3):
+        give_gradients(params, i)
+        give_gradients(others, i)
+        step()
+        same.step()
+    assert equal(params, others)
+
 class Averages(torch.optim.SGD):
     "Weights to evaluate with that are not those that train, as schedule-free optimizers have."
     def step(self):

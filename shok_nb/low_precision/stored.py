@@ -21,6 +21,7 @@ from ..engine.arguments import (
     check_input,
     what_came,
 )
+from ..engine.compat import is_compiling
 from ..engine.parts import either
 from ..engine.pieces import (
     is_ordinary,
@@ -454,6 +455,12 @@ class RoundedOptimizer(torch.optim.Optimizer):
             >>> w.data
             tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=torch.bfloat16)
         """
+        step:Any = self._step
+        # no graph holds what has memory only for a time
+        if is_compiling(): step = torch.compiler.disable(step)
+        return step(closure)
+
+    def _step(self, closure):
         loss = None
         if closure is not None:
             check_callable(closure, type(self).__name__, 'closure', 0)
@@ -549,13 +556,31 @@ class RoundedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def train(self):
-        "Parameters as they train again, after `eval`."
+        """Weights that train, again after `eval`.
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from functools import partial
+            >>> w = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+            >>> optimizer = R.RoundedOptimizer([w], partial(torch.optim.SGD, lr=0.5))
+            >>> optimizer.train()
+            >>> w.data
+            tensor([1., 1.], dtype=torch.bfloat16)
+        """
         self._swap('train')
 
     @torch.no_grad()
     def eval(self):
-        """Parameters to evaluate with, where the optimizer has others than those that train,
-        as schedule-free ones have (arXiv:2405.15682). With any other nothing changes.
+        """Weights to evaluate with, if it is schedule-free (arXiv:2405.15682); else the same.
+
+        Example:
+            >>> import torch, shok_nb as R
+            >>> from functools import partial
+            >>> w = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+            >>> optimizer = R.RoundedOptimizer([w], partial(torch.optim.SGD, lr=0.5))
+            >>> optimizer.eval()
+            >>> w.data
+            tensor([1., 1.], dtype=torch.bfloat16)
         """
         self._swap('eval')
 
