@@ -486,7 +486,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
                 f'{p.grad.layout} for number {i}')
 
     def _know_all(self):
-        "What the optimizer knows those in the groups as, that were put there by whom ever."
+        "What the optimizer knows each in the groups as, also one that a trainer has put there."
         def known_as(p): return self.wide.get(p, Parameter(p.detach(), p.requires_grad))
         self.wide = {p: known_as(p) for _,p in self._numbered()}
 
