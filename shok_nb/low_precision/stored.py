@@ -21,7 +21,6 @@ from ..engine.arguments import (
     check_input,
     what_came,
 )
-from ..engine.compat import is_compiling
 from ..engine.parts import either
 from ..engine.pieces import (
     is_ordinary,
@@ -299,6 +298,12 @@ def _in_float32(t, p, state, small):
 
 _widen = either(reusing(_in_float32), _in_float32)
 
+def _run(f:Any, closure): return f(closure)
+
+def _run_apart(f:Any, closure): return torch.compiler.disable(f)(closure)
+
+_never_in_a_graph = either(_run, _run_apart)                # what has memory only for a time
+
 def _let_go(t, p):
     "`t` has no gradient, and no memory beyond that of `p`."
     t.grad = None
@@ -455,10 +460,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
             >>> w.data
             tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=torch.bfloat16)
         """
-        step:Any = self._step
-        # no graph holds what has memory only for a time
-        if is_compiling(): step = torch.compiler.disable(step)
-        return step(closure)
+        return _never_in_a_graph(self._step, closure)
 
     def _step(self, closure):
         loss = None
@@ -486,7 +488,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
                 f'{p.grad.layout} for number {i}')
 
     def _know_all(self):
-        "What the optimizer knows each in the groups as, also one that a trainer has put there."
+        "What the optimizer knows each in the groups as, also one that a trainer put there."
         def known_as(p): return self.wide.get(p, Parameter(p.detach(), p.requires_grad))
         self.wide = {p: known_as(p) for _,p in self._numbered()}
 
