@@ -217,8 +217,8 @@ def _as_saved(now, saved, name=None):
     of the parameter is as saved again, and so is text; that of `step` is torch's to say."""
     if isinstance(saved, str): return saved
     if isinstance(saved, Tensor) and isinstance(now, Tensor) and saved.shape == now.shape:
-        kept = name == 'step' or now.dtype == saved.dtype
         if now is saved: return now.clone()
+        kept = name == 'step' or now.dtype == saved.dtype
         return now if kept else saved.to(now.device, copy=True)
     if isinstance(saved, dict) and isinstance(now, dict):
         return {k: _as_saved(v, saved.get(k), k) for k,v in now.items()}
@@ -296,11 +296,11 @@ def _in_float32(t, p, state, small):
         scale = d.pop(f'{k}_scale', None)
         d[k] = _wide(d[k], wide) if scale is None else d[k].to(wide)*scale.unsqueeze(-1)
 
-_widen = either(reusing(_in_float32), _in_float32)
+_widen = reusing(_in_float32)
 
-def _run(f:Any, closure): return f(closure)
+def _run(f:Any, *args): return f(*args)
 
-def _run_apart(f:Any, closure): return torch.compiler.disable(f)(closure)
+def _run_apart(f:Any, *args): return torch.compiler.disable(f)(*args)
 
 _never_in_a_graph = either(_run, _run_apart)                # what has memory only for a time
 
@@ -569,7 +569,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
             >>> w.data
             tensor([1., 1.], dtype=torch.bfloat16)
         """
-        self._swap('train')
+        _never_in_a_graph(self._swap, 'train')
 
     @torch.no_grad()
     def eval(self):
@@ -584,7 +584,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
             >>> w.data
             tensor([1., 1.], dtype=torch.bfloat16)
         """
-        self._swap('eval')
+        _never_in_a_graph(self._swap, 'eval')
 
     def _own(self)->dict[str,Any]:
         "What decides the draws."
@@ -636,9 +636,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
         if own_way: self._as_it_knows(self.inner.load_state_dict, of_inner)
         super().load_state_dict(of_inner)                   # with hooks on this optimizer
         if own_way:
-            groups = self.inner.param_groups
-            for g,of in zip(groups, self.param_groups): g['params'] = of['params']
-            self.state,self.param_groups = self.inner.state,groups
+            loaded = self.inner.param_groups                # with what it knows them as
+            for g,of in zip(loaded, self.param_groups): g['params'] = of['params']
+            self.state,self.param_groups = self.inner.state,loaded
         # torch casts states to the dtype of their parameter: they are put back as they were
         for i,p in self._numbered():
             saved = of_inner['state'].get(i)
