@@ -1,5 +1,6 @@
 """Training in few bits: stored weights, and the operands of products, against a second way to write them."""
 import copy
+import math
 import pickle
 import sys
 import types
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import shok_nb as R
 from shok_nb.engine import pieces
 from shok_nb.engine.random import fold_in, uniform_like
-from shok_nb.low_precision import products
+from shok_nb.low_precision import products, stored
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=.1)
 
@@ -167,6 +168,36 @@ def test_a_resume_goes_on_bit_for_bit(states, format, tmp_path):
     kept = states or torch.float32
     assert opt.state[params[0]]['exp_avg'].dtype == kept and opt.state[params[0]]['step'].dtype == torch.float32
     assert again.param_groups is again.inner.param_groups and again.param_groups[0]['lr'] == .1
+
+# most do not divide into words of four draws, one has no numbers, one is laid out in another order
+SMALL = [(), (1,), (2,), (3,), (5, 7), (3, 4), (2, 3, 5, 7), (0,), (64,)]
+
+@pytest.mark.parametrize('states', [None, torch.bfloat16])
+def test_small_parameters_are_stored_in_one_go(states, monkeypatch):
+    "Side by side they get the numbers that each gets alone; each keeps memory of its own."
+    def trained(at_once):
+        torch.manual_seed(0)                            # any: both make the same
+        params = [nn.Parameter(torch.randn(s).bfloat16()) for s in SMALL]
+        params[6].data = params[6].data.to(memory_format=torch.channels_last)
+        make = partial(torch.optim.SGD, lr=1., momentum=.9)
+        opt = R.RoundedOptimizer(params, make, states=states, seed=3, at_once=at_once)
+        with torch.no_grad():
+            params[1].fill_(torch.finfo(torch.bfloat16).max)
+            params[3][1],params[4][0, 0] = math.inf,math.nan
+        for _ in range(3):
+            for p in params: p.grad = torch.randn_like(p)
+            params[1].grad.fill_(-5e35)                 # its step leads beyond the largest
+            opt.step()
+        return params,opt
+    alone,one = trained(1)
+    def alone_if_empty(x, *args): assert not x.numel(), 'a draw for each'
+    monkeypatch.setattr(stored, '_carried', alone_if_empty)
+    params,opt = trained(None)
+    for p,q in zip(params, alone): assert torch.equal(p.view(torch.int16), q.view(torch.int16))
+    for p,q in zip(params, alone):
+        for k,v in opt.state[p].items():
+            assert torch.equal(v, one.state[q][k]) and v.dtype == one.state[q][k].dtype
+            assert v.untyped_storage().nbytes() == v.nbytes
 
 def test_few_are_wide_at_a_time():
     "While torch's optimizer steps, no more elements are in float32 than at_once says; memory is that of before."

@@ -243,6 +243,18 @@ def quarters_in_pieces(x, seed):
     "The same of draw 0 for 16 random bits."
     return bits_in_pieces(x, seed, *_streams(0, x.dtype, 16))
 
+def quarters_side_by_side(seed, numbers, sizes):
+    """The same of tensors that lie side by side, in one array: `fold_in` of a seed and the
+    number of each makes its seed, and each begins with a word of its own."""
+    np,(each,(stream,)) = _arrays().np,_streams(0, torch.float32, 16)
+    seeds = _folded(seed.item() & _WORD, np.array(numbers, 'uint64'), _times)
+    counts = np.array([-(-n//each) for n in sizes])
+    def spread(of_each): return np.repeat(of_each, counts)
+    first,second = map(spread, _keys(seeds, stream, _times))
+    at = np.arange(len(first), dtype='uint64')-spread(counts.cumsum()-counts).astype('uint64')
+    words = split_mix(_times(at, _GOLDEN) ^ first, second)
+    return _little(words, each).view(_arrays().parts[each])
+
 def _few(x, seed, draw):
     "Floats of half a word for a small tensor: one piece, in as few steps as there can be."
     arrays,n = _arrays(),x.numel()

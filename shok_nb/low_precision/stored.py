@@ -9,7 +9,7 @@ __all__ = ['stochastic_cast', 'RoundedOptimizer']
 import math
 from collections.abc import Callable
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
@@ -29,7 +29,13 @@ from ..engine.pieces import (
     shared_numpy,
     wide_dtype,
 )
-from ..engine.random import check_random, fold_in, quarters_in_pieces, takes_seed
+from ..engine.random import (
+    check_random,
+    fold_in,
+    quarters_in_pieces,
+    quarters_side_by_side,
+    takes_seed,
+)
 from ..estimators.stochastic import stochastic_round
 from ..grids.floats import FORMAT_NAMES, FormatLike, float_round, format_of
 
@@ -53,6 +59,11 @@ def _add_arrays(whole, halves, bits):
     shared_numpy().add(upper, carry, out=halves)
     return upper.max() < 0x7F7F and upper.view('uint16').max() < 0xFF7F
 
+def _held(x, y):
+    "`y`, but beyond the largest bfloat16 `x` becomes that one, and what is no number stays."
+    held = torch.where(torch.isfinite(x), x.clamp(-_MOST, _MOST), x)
+    return torch.where(x.abs() < _MOST, y, held.bfloat16())
+
 def _carried(x, seed, y):
     """`x` with random bits added below those of bfloat16, which keeps the upper half of each:
     in the memory of `y`."""
@@ -63,10 +74,23 @@ def _carried(x, seed, y):
     for i,j,bits in quarters_in_pieces(v, seed):
         if i == 0 and not isinstance(bits, Tensor):
             whole,halves,add = whole.numpy(),halves.numpy(),_add_arrays
-        if add(whole[i:j], halves[i:j], bits): continue
-        some,to = v[i:j],y[i:j]
-        held = torch.where(torch.isfinite(some), some.clamp(-_MOST, _MOST), some)
-        to.copy_(torch.where(some.abs() < _MOST, to, held.bfloat16()))
+        if not add(whole[i:j], halves[i:j], bits): y[i:j] = _held(v[i:j], y[i:j])
+
+def _carried_together(xs, seed, numbers):
+    """Each of these by `fold_in` of the seed and its number, as `_carried` has them, in shares
+    of one memory."""
+    sizes,zeros,parts = [x.numel() for x in xs],torch.zeros(4),[]
+    for x,n in zip(xs, sizes):
+        parts.append(x if x.dim() == 1 else x.reshape(-1))
+        if n % 4: parts.append(zeros[n % 4:])               # the next begins with a new word
+    v = torch.cat(parts)
+    y = torch.empty_like(v, dtype=torch.bfloat16)
+    bits = quarters_side_by_side(seed, numbers, sizes)
+    whole,halves = v.view(torch.int32).numpy(),y.view(torch.int16).numpy()
+    if not _add_arrays(whole, halves, bits): y = _held(v, y)
+    for share,x,n in zip(y.split([n + -n % 4 for n in sizes]), xs, sizes):
+        if n % 4: share = share[:n]
+        yield share if x.dim() == 1 else share.view(x.shape)
 
 def _adds_bits(x, dtype, seed, random_bits):
     "Is it a plain float32 tensor on a CPU, to become bfloat16 by a seed and 16 bits?"
@@ -75,12 +99,10 @@ def _adds_bits(x, dtype, seed, random_bits):
     return is_ordinary(x, seed)
 
 def _cast_into(y, x, seed):
-    "`stochastic_cast(x, y.dtype, seed=seed)` in the memory of `y`, if it is one run: was it?"
-    one_run = is_ordinary(y) and y.is_contiguous() and not y.is_inference()
-    if y.shape != x.shape or not (one_run and _adds_bits(x, y.dtype, seed, 16)): return False
+    "`stochastic_cast(x, y.dtype, seed=seed)` in the memory of `y`."
     _carried(x, seed, y)
     increment_version(y)                                    # autograd does not see NumPy write
-    return True
+    return y
 
 # %% ../../nbs/low_precision/10_stored.ipynb #1057c002
 def stochastic_cast(
@@ -133,6 +155,7 @@ def stochastic_cast(
     return torch.where(torch.isfinite(wide), y, odd).to(dtype)
 
 # %% ../../nbs/low_precision/10_stored.ipynb #10570014
+_SMALL = 1<<14                              # up to here tensors are stored together
 _HELD = torch.float16,torch.bfloat16,torch.float32,torch.float64
 
 def _check_parameters(groups, fn):
@@ -225,6 +248,27 @@ def _as_saved(now, saved, name=None):
     if not isinstance(saved, (list, tuple)) or type(now) is not type(saved): return now
     return type(now)(map(_as_saved, now, saved)) if len(now) == len(saved) else now
 
+class _Cast(NamedTuple):
+    "What is to be stored, and where."
+    v:Tensor                                                # In float32 or float64
+    dtype:torch.dtype
+    format:Any                                              # Of its numbers; None: all
+    number:int                                              # Of its draws
+    to:Tensor|None                                          # Memory for it
+    state:dict|None                                         # Keeps it; None: `to` does
+    name:str                                                # Its name there
+
+    def fits(self):
+        "Can it be written into `to` as one run of memory?"
+        y = self.to
+        if y is None or y.dtype != self.dtype or y.shape != self.v.shape: return False
+        return is_ordinary(y) and y.is_contiguous() and not y.is_inference()
+
+    def keep(self, y):
+        "`y` is what it became."
+        if self.state is not None: self.state[self.name] = y
+        elif self.to is not None and self.to is not y: self.to.copy_(y)
+
 class _Storage:
     "What parameters and states are kept as, and the rounding to it."
     def __init__(self, format, states, rounding, fn):
@@ -243,27 +287,10 @@ class _Storage:
         return dict(format=name, states=self.states, rounding=named_rounding(self.rounding),
             small=sorted(self.small))
 
-    def _cast(self, v, dtype, format, seed, to=None):
-        """`v` in a dtype, of the numbers of a format; None: of all that the dtype has. In the
-        memory of `to` if it fits there."""
-        plain = FORMAT_NAMES.get(dtype)
-        format = plain if format is None else format
-        if format is None: return v.to(dtype)
-        draws:Any = dict(seed=fold_in(*seed)) if self.draws else {}
-        if self.rounding is stochastic_round and format == plain:
-            if to is not None and to.dtype == dtype and _cast_into(to, v, **draws): return to
-            y:Any = stochastic_cast(v, dtype, **draws)
-        else:
-            y = float_round(v, format, self.rounding, **draws)
-            y = torch.where(torch.isfinite(v), y, v).to(dtype)
-        if getattr(y, 'placements', None) == getattr(v, 'placements', None): return y
-        return y.redistribute(placements=v.placements)      # one of a size of 1 became whole
-
-    def store(self, p, t, state, seed, i, old):
-        "`p`, the parameter `i`, keeps `t` in its memory; `state` becomes small, as `old` was."
+    def casts(self, i, p, t, state, old):
+        "`p`, the parameter `i`, is to keep `t`; and `state` becomes small, as `old` was."
         if t.dtype != p.dtype or self.format is not None:
-            y = self._cast(t, p.dtype, self.format, (seed, i << 8), p)
-            if y is not p: p.copy_(y)
+            yield _Cast(t, p.dtype, self.format, i << 8, p, None, '')
         if self.states is None: return
         for part,d,k in [*_parts(state, p)]:
             v = d[k]
@@ -271,11 +298,48 @@ class _Storage:
             self.small.add(k)
             if self.states.itemsize == 1: v,d[f'{k}_scale'] = _by_rows(v, self.states)
             was = old.get(k) if d is state else None
-            d[k] = self._cast(v, self.states, None, (seed, i << 8 | part), was)
+            yield _Cast(v, self.states, None, i << 8 | part, was, d, k)
+
+    def _made(self, c, now):
+        "What is kept, in the memory that was given if it fits there."
+        plain = FORMAT_NAMES.get(c.dtype)
+        format = plain if c.format is None else c.format
+        if format is None: return c.v.to(c.dtype)
+        draws:Any = dict(seed=fold_in(now, c.number)) if self.draws else {}
+        if self.rounding is stochastic_round and format == plain:
+            if c.fits() and _adds_bits(c.v, c.dtype, draws['seed'], 16):
+                return _cast_into(c.to, c.v, **draws)
+            y:Any = stochastic_cast(c.v, c.dtype, **draws)
+        else:
+            y = float_round(c.v, format, self.rounding, **draws)
+            y = torch.where(torch.isfinite(c.v), y, c.v).to(c.dtype)
+        if getattr(y, 'placements', None) == getattr(c.v, 'placements', None): return y
+        return y.redistribute(placements=c.v.placements)    # one of a size of 1 became whole
+
+    def store(self, casts, now):
+        "All of these; small ones of bfloat16, of which there are many, in one go."
+        few = []
+        for c in casts:
+            if self._is_small(c): few.append(c)
+            else: c.keep(self._made(c, now))
+        if len(few) > 1 and shared_numpy() and is_ordinary(now, *[c.v for c in few]):
+            of = _carried_together([c.v for c in few], now, [c.number for c in few])
+            for c,y in zip(few, of):
+                # a share would hold the memory of all
+                c.keep(c.to.copy_(y) if c.fits() else y.clone())
+        else:
+            for c in few: c.keep(self._made(c, now))
+
+    def _is_small(self, c):
+        "Is it for `_carried_together`, if it is ordinary?"
+        if c.dtype != torch.bfloat16 or not 0 < c.v.numel() <= _SMALL: return False
+        if self.rounding is not stochastic_round or c.v.dtype != torch.float32: return False
+        return c.v.is_cpu and c.format in (None, FORMAT_NAMES[c.dtype])
 
 def _wide(v, dtype):
     "`v` in that dtype, laid out as it is."
-    if v.dtype == dtype or not (v.is_contiguous() and is_ordinary(v)): return v.to(dtype)
+    if v.dtype == dtype or v.numel() <= _SMALL: return v.to(dtype)
+    if not (v.is_contiguous() and is_ordinary(v)): return v.to(dtype)
     return room(v.shape, dtype, v.device).copy_(v)
 
 def _is_plain(v): return type(v) in (Tensor, Parameter)
@@ -545,8 +609,9 @@ class RoundedOptimizer(torch.optim.Optimizer):
                 if state: of[p] = state
             raise
         for p,t in pairs: self._move(t, p)
-        for (i,p),t in zip(some, wide):
-            self.storage.store(p, t, of.get(p, {}), self.now, i, old[p])
+        kept = ((i, p, t, of.get(p, {}), old[p]) for (i,p),t in zip(some, wide))
+        casts = (c for each in kept for c in self.storage.casts(*each))
+        self.storage.store(casts, self.now)
 
     def _swap(self, name):
         "`train` or `eval` of the optimizer, for all parameters."
