@@ -5,14 +5,17 @@ standard deviations of a mean lets a correct estimator fail at one of 64 points 
 does after an intended change of the stream, try two other seeds, and suspect the code if one of them fails too."""
 import itertools
 import math
+import time
 from functools import partial
 import pytest
 import torch
 from estimators import FLOATS, SEED, X, compiled, exported, generator, grouped, kept, leaves, lumped, slopes, slow_after
 from torch._dynamo.testing import CompileCounter
 from torch.utils.checkpoint import checkpoint
+import shok_nb
 from shok_nb.catalog import catalog
 from shok_nb.checks import LAWS, _Seeded, near, same, slope
+from shok_nb.engine import parts
 from shok_nb.engine.random import (
     _gaussian,
     _keys,
@@ -292,6 +295,43 @@ def test_noise_kinds_compile(backend):
 def test_fold_in_compiled(backend):
     n = torch.tensor(5)
     assert torch.equal(compiled(fold_in, backend)(SEED, n), fold_in(SEED, n))
+
+def seconds_to_compile(f, *args):
+    "Of the processor, without what is known of another call."
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(force_disable_caches=True):
+        begin = time.process_time()
+        compiled(f, 'inductor')(*args)
+        return time.process_time()-begin
+
+@pytest.mark.slow
+def test_noise_compiles_in_the_time_of_a_formula():
+    """Each step of the mix uses a word several times. Written out at each place it is thousands of operations, and
+    takes more than ten times as long as a formula without noise; written once, twice as long."""
+    x = torch.randn(64, 64)
+    def plain(x): return 2*shok_nb.soft_round(x, 3.)
+    def noisy(x, s): return shok_nb.stochastic_round(x, seed=fold_in(s, 3))
+    seconds_to_compile(plain, x)                                # what a process does once
+    ratios = [seconds_to_compile(noisy, x, SEED)/seconds_to_compile(plain, x) for _ in range(3)]
+    assert sorted(ratios)[1] < 5
+
+@pytest.mark.slow
+def test_compiled_noise_of_a_torch_without_the_private_name(monkeypatch):
+    "Only the time to compile is lost where Inductor has no name for strides that are asked for."
+    x = torch.empty(5, 7)
+    def f(x, s): return uniform_like(x, seed=s)
+    monkeypatch.setattr(torch._inductor.inductor_prims, 'force_stride_order', None)
+    assert same(compiled(f, 'inductor')(x, SEED), f(x, SEED))
+    assert parts.used_often(x) is x
+
+def test_a_graph_for_others_has_no_private_operation():
+    "What helps Inductor is not in an exported graph, though Inductor is loaded."
+    assert torch._inductor.inductor_prims.force_stride_order is not None
+    def f(x, s): return shok_nb.stochastic_round(x, seed=fold_in(s, 3))
+    for strict in (False, True):
+        graph = exported(f, X, SEED, strict=strict).graph
+        spaces = {n.target.namespace for n in graph.nodes if hasattr(n.target, 'namespace')}
+        assert spaces == {'aten'}
 
 class Plain(torch.Tensor): pass
 

@@ -101,10 +101,20 @@ def own_operation(name, f, gradient=None, empty=lambda x, *_: torch.empty_like(x
     """The operation `shok_nb::name` of torch that is `f`; its result is as its first argument,
     or as `empty` makes it. `gradient` makes that of the argument from that of the result."""
     if not hasattr(torch.ops.shok_nb, name):            # once, though this may be loaded again
-        op:Any = torch.library.custom_op(f'shok_nb::{name}', f, mutates_args=())
-        op.register_fake(empty)
-        if gradient is not None: op.register_autograd(lambda ctx, g: gradient(g))
+        # half the time of a call of `custom_op`, which asks each time if its result is new
+        of,full = torch.library,f'shok_nb::{name}'
+        tag = torch.Tag.pt2_compliant_tag
+        of.define(full, of.infer_schema(f, mutates_args=()), tags=(tag,))
+        of.impl(full, 'default', f)
+        of.register_fake(full, empty)
+        if gradient is not None: of.register_autograd(full, lambda ctx, g: gradient(g))
     return getattr(torch.ops.shok_nb, name).default
+
+def laid_out(t):
+    """`t`, of more than one number, in strides that are asked for, as they are: Inductor works
+    it out once in a loop, where it would write it out again at each place that uses it."""
+    ask = _private('_inductor.inductor_prims.force_stride_order')
+    return t if ask is None else ask(t, t.stride())
 
 def may_compile():
     "Has this process loaded what compiles, so that something may be compiled?"

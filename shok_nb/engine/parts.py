@@ -18,6 +18,7 @@ from .compat import (
     constant,
     hides_bits,
     in_graph,
+    laid_out,
     mode,
     own_operation,
 )
@@ -96,6 +97,11 @@ def _alone(t):
 # What is filled up to whole blocks, before it is cut. In one loop with what made it, code for
 # a CPU leaves out the last block: pytorch/pytorch#195582.
 before_cut = either(_as_it_is, _alone)
+
+def used_often(t):
+    """`t`, a Tensor of more than one number. Where two things are made of it, two of each, and
+    so on, code that is generated has them once, and not 2, 4, 8 times."""
+    return laid_out(t) if mode() == 'compile' and type(t) in PLAIN_TYPES else t
 
 def for_block(t):
     "What a block shares: in code for a CPU its elements load it, or each works it out."

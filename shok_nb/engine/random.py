@@ -22,11 +22,12 @@ from .arguments import (
     check_step,
     is_strided,
 )
-from .compat import mode
+from .compat import mode, own_operation
 from .grid import has_no_offset, is_default_grid
-from .parts import as_sum, copysign, either, maths, pick
+from .parts import as_sum, copysign, either, maths, pick, used_often
 from .pieces import (
     PLAIN_TYPES,
+    for_cpu,
     is_ordinary,
     is_run_on_cpu,
     room,
@@ -62,6 +63,7 @@ def _without_overflow(word, factor):
     "A Tensor times a number, from products of halves: for code that is generated."
     low = _signed(factor, 32)
     high = (_signed(factor)-low) >> 32
+    word = used_often(word)
     top,bottom = _right(word, 32),word & _HALF
     product = bottom*low
     carried = (bottom*high & _HALF) + top*low + _right(product, 32)
@@ -150,17 +152,25 @@ def _streams(draw, dtype, random_bits):
     return 2,[draw + half*2**32 for half in range(2 if dtype == torch.float64 else 1)]
 
 # %% ../../nbs/engine/60_random.ipynb #5b14c005
-def _beforehand(*numbers):
-    "These as sums, which Inductor works out once and not for each element."
-    return as_sum(torch.stack(numbers)).unbind()
+def _keys_of(seed:Tensor, number:int)->Tensor:
+    "By whole numbers of Python."
+    keys = _keys(int(seed) & _WORD, number, _times)
+    return torch.tensor([_signed(key) for key in keys], device='cpu')
+
+_keys_op = own_operation('keys', _keys_of, empty=lambda seed, number: seed.new_empty(2))
+
+def _keys_once(seed, number):
+    "Made by an operation in code for a CPU; else a sum, which Inductor works out beforehand."
+    if for_cpu(seed) and type(seed) in PLAIN_TYPES: return _keys_op(seed, number).unbind()
+    # without the first sum a seed that is a constant takes minutes to compile
+    keys = _keys(as_sum(seed), number, _without_overflow)
+    return as_sum(torch.stack(keys)).unbind()
 
 def _one_by_one(x, seed, draw, dtype, random_bits):
     "As one formula: each element makes a word and takes its part."
     i,(each,numbers) = _address(x),_streams(draw, dtype, random_bits)
-    # without the first sum a seed that is a constant takes minutes to compile
-    seed, = _beforehand(seed)
     def bits(number):
-        keys = _beforehand(*_keys(seed, number, _without_overflow))
+        keys = _keys_once(seed, number)
         counts = _without_overflow(_right(i, each//2), _GOLDEN)
         words = split_mix(counts ^ keys[0], keys[1], _without_overflow)
         if each == 4: words = torch.where((i & 2) == 2, _right(words, 32), words)
@@ -437,6 +447,18 @@ def _folded(seed, n, times):
     spread = split_mix(seed ^ _beside(seed, _GOLDEN), 1, times)
     return split_mix(spread ^ times(n, _GOLDEN), seed, times) & 2**63-1
 
+def _folded_number(seed:Tensor, n:Tensor)->Tensor:
+    "Of a Tensor without dimensions, by whole numbers of Python."
+    return torch.tensor(_folded(int(seed) & _WORD, int(n) & _WORD, _times), device='cpu')
+
+_folded_op = own_operation('folded', _folded_number)
+
+def _folded_tensor(seed, n):
+    "By an operation in code for a CPU, where a hundred steps would be written out."
+    plain = type(seed) in PLAIN_TYPES and type(n) in PLAIN_TYPES
+    if plain and n.dim() == 0 and for_cpu(seed) and n.is_cpu: return _folded_op(seed, n)
+    return _folded(seed, n, _without_overflow)
+
 # %% ../../nbs/engine/60_random.ipynb #6459913b
 def fold_in(
     seed:Tensor,  # int64, no dimensions
@@ -467,7 +489,7 @@ def fold_in(
     if type(n) is int and seed.is_cpu and is_ordinary(seed):
         return torch.tensor(_folded(int(seed) & _WORD, n & _WORD, _times), device='cpu')
     if not isinstance(n, Tensor): n = torch.full_like(seed, n)
-    return _folded(seed, n, _without_overflow)
+    return _folded_tensor(seed, n)
 
 # %% ../../nbs/engine/60_random.ipynb #8a4fde0a
 def _uniform(u, more, shape): return u-.5
