@@ -7,6 +7,7 @@ from shok_nb.catalog import catalog, row
 from shok_nb.studies import gradient_quality as gradients
 from shok_nb.studies import harness, lattice, scores
 from shok_nb.studies.harness import Study, Way, interval, read_heads, read_results, run_study, search, ways
+from shok_nb.studies.jpeg import mark_pattern
 
 
 # --- the harness
@@ -62,6 +63,14 @@ def test_interval_covers():
         hits += low <= .2 <= high
     assert 176 <= hits <= 199
     assert interval(torch.tensor([.5, float('nan'), -9.]), 'median') == (-.25, -1., .5)
+
+def test_default_device_elsewhere():
+    "What draws from a generator of the CPU does so whatever `torch.set_default_device` says."
+    def made(): return interval(values), mark_pattern((1, 1, 8, 8), torch.Generator().manual_seed(0))
+    values = torch.linspace(0, 1, 11)
+    want = made()
+    with torch.device('meta'): got = made()
+    assert got[0] == want[0] and torch.equal(got[1], want[1])
 
 def test_search_finds_and_counts():
     "The best rate inside, at an end and beyond; equal trials with a knob and without."

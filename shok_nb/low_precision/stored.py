@@ -79,7 +79,8 @@ def _carried(x, seed, y):
 def _carried_together(xs, seed, numbers):
     """Each of these by `fold_in` of the seed and its number, as `_carried` has them, in shares
     of one memory."""
-    sizes,zeros,parts = [x.numel() for x in xs],torch.zeros(4),[]
+    sizes,parts = [x.numel() for x in xs],[]
+    zeros = torch.zeros(4, device='cpu')
     for x,n in zip(xs, sizes):
         parts.append(x if x.dim() == 1 else x.reshape(-1))
         if n % 4: parts.append(zeros[n % 4:])               # the next begins with a new word
@@ -533,7 +534,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad(): loss = closure()
         self._check_gradients()
         self.iteration += 1
-        self.now = fold_in(torch.tensor(self.seed), self.iteration)
+        self.now = fold_in(torch.tensor(self.seed, device='cpu'), self.iteration)
         for n,some in enumerate(self._chunks()):
             try: self._call(self.inner.step, some)
             except BaseException:
@@ -617,7 +618,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         "`train` or `eval` of the optimizer, for all parameters."
         f = getattr(self.inner, name, None)
         if f is None: return
-        now = fold_in(torch.tensor(self.seed), self.iteration)
+        now = fold_in(torch.tensor(self.seed, device='cpu'), self.iteration)
         self.now = fold_in(now, dict(train=-1, eval=-2)[name])
         self._call(f, [*self._numbered()])
 

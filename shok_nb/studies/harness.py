@@ -257,11 +257,11 @@ def interval(
     check_input(values, 'interval', 'values')
     check_choice(centre, 'interval', 'centre', ('median', 'mean'))
     level = float(check_knob(level, None, 'interval', 'level', 0., 1., open=True))
-    values = _kept(values.flatten()).clamp(min=_FLOOR)
+    values = _kept(values.flatten()).clamp(min=_FLOOR).cpu()
     g = torch.Generator().manual_seed(0)
-    again = values[torch.randint(len(values), (2000, len(values)), generator=g)]
-    tails = torch.tensor([(1-level)/2, (1+level)/2], dtype=torch.float64)
-    low,high = _middle(again, centre).quantile(tails).tolist()
+    picks = torch.randint(len(values), (2000, len(values)), generator=g, device='cpu')
+    tails = torch.tensor([(1-level)/2, (1+level)/2], dtype=torch.float64, device='cpu')
+    low,high = _middle(values[picks], centre).quantile(tails).tolist()
     return _middle(values, centre).item(),low,high
 
 # %% ../../nbs/studies/30_harness.ipynb #caff01a2

@@ -293,12 +293,12 @@ def mark_pattern(
         told = f'shape must be a tuple (B, 1, H, W), got {what_came(shape)}'
         raise TypeError(f'mark_pattern: {told}')
     for n in shape: check_count(n, 'mark_pattern', 'shape')
-    check_random(torch.empty(0), generator, None, 'mark_pattern')
+    check_random(torch.empty(0, device='cpu'), generator, None, 'mark_pattern')
     if shape[1] != 1 or shape[2]%8 or shape[3]%8:
         want = '(B, 1, H, W) with H and W multiples of 8'
         raise ValueError(f'mark_pattern: shape must be {want}, got {tuple(shape)}')
     blocks = shape[0],1,shape[2]//8,shape[3]//8
-    order = torch.rand(*blocks, 64, generator=generator).argsort(-1)
+    order = torch.rand(*blocks, 64, generator=generator, device='cpu').argsort(-1)
     return from_blocks(order%2*2. - 1)
 
 def correlate(
