@@ -301,13 +301,17 @@ class _Storage:
             was = old.get(k) if d is state else None
             yield _Cast(v, self.states, None, i << 8 | part, was, d, k)
 
+    def _is_cast(self, c):
+        "Is it a `stochastic_cast`, to all numbers of the dtype?"
+        own = FORMAT_NAMES.get(c.dtype)
+        return self.rounding is stochastic_round and c.format in (None, own)
+
     def _made(self, c, now):
         "What is kept, in the memory that was given if it fits there."
-        plain = FORMAT_NAMES.get(c.dtype)
-        format = plain if c.format is None else c.format
+        format = FORMAT_NAMES.get(c.dtype) if c.format is None else c.format
         if format is None: return c.v.to(c.dtype)
         draws:Any = dict(seed=fold_in(now, c.number)) if self.draws else {}
-        if self.rounding is stochastic_round and format == plain:
+        if self._is_cast(c):
             if c.fits() and _adds_bits(c.v, c.dtype, draws['seed'], 16):
                 return _cast_into(c.to, c.v, **draws)
             y:Any = stochastic_cast(c.v, c.dtype, **draws)
@@ -321,21 +325,16 @@ class _Storage:
         "All of these; small ones of bfloat16, of which there are many, in one go."
         few = []
         for c in casts:
-            if self._is_small(c): few.append(c)
+            small = self._is_cast(c) and 0 < c.v.numel() <= _SMALL
+            if small and _adds_bits(c.v, c.dtype, now, 16): few.append(c)
             else: c.keep(self._made(c, now))
-        if len(few) > 1 and shared_numpy() and is_ordinary(now, *[c.v for c in few]):
+        if len(few) > 1 and shared_numpy():
             of = _carried_together([c.v for c in few], now, [c.number for c in few])
             for c,y in zip(few, of):
                 # a share would hold the memory of all
                 c.keep(c.to.copy_(y) if c.fits() else y.clone())
         else:
             for c in few: c.keep(self._made(c, now))
-
-    def _is_small(self, c):
-        "Is it for `_carried_together`, if it is ordinary?"
-        if c.dtype != torch.bfloat16 or not 0 < c.v.numel() <= _SMALL: return False
-        if self.rounding is not stochastic_round or c.v.dtype != torch.float32: return False
-        return c.v.is_cpu and c.format in (None, FORMAT_NAMES[c.dtype])
 
 def _wide(v, dtype):
     "`v` in that dtype, laid out as it is."
@@ -534,13 +533,17 @@ class RoundedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad(): loss = closure()
         self._check_gradients()
         self.iteration += 1
-        self.now = fold_in(torch.tensor(self.seed, device='cpu'), self.iteration)
+        self.now = self._seed_of_now()
         for n,some in enumerate(self._chunks()):
             try: self._call(self.inner.step, some)
             except BaseException:
                 if n == 0: self.iteration -= 1              # nothing is stored yet
                 raise
         return loss
+
+    def _seed_of_now(self):
+        "Of this iteration, on the CPU wherever new tensors are to be."
+        return fold_in(torch.tensor(self.seed, device='cpu'), self.iteration)
 
     def _check_gradients(self):
         "Raises before anything moves for gradients that torch's optimizer refuses."
@@ -618,8 +621,7 @@ class RoundedOptimizer(torch.optim.Optimizer):
         "`train` or `eval` of the optimizer, for all parameters."
         f = getattr(self.inner, name, None)
         if f is None: return
-        now = fold_in(torch.tensor(self.seed, device='cpu'), self.iteration)
-        self.now = fold_in(now, dict(train=-1, eval=-2)[name])
+        self.now = fold_in(self._seed_of_now(), dict(train=-1, eval=-2)[name])
         self._call(f, [*self._numbered()])
 
     @torch.no_grad()
