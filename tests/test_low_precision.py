@@ -5,17 +5,19 @@ import pickle
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import partial, wraps
 import pytest
 import torch
 from estimators import equal, generator, through_onnx
 from torch import nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 import shok_nb as R
 from shok_nb.engine import pieces
 from shok_nb.engine.random import fold_in, uniform_like
 from shok_nb.low_precision import products, stored
+from shok_nb.networks.layers import weight_readers
 
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=.1)
 
@@ -1222,6 +1224,80 @@ def test_a_compiled_network_draws_in_backward_for_the_same_call(how):
         want = torch.autograd.grad(run(eager, x).square().sum(), [*eager.parameters()])
         found = torch.autograd.grad(call(x).square().sum(), [*compiled.parameters()])
         assert equal(found, want)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('recipe', ['mxfp8', 'nvfp4', 'quartet_ii'])
+def test_blocks_that_are_alike_are_compiled_once(recipe):
+    "Six, each with a seed of its own: a graph that knew it would be made six times, and for each count again."
+    from torch._dynamo.testing import CompileCounterWithBackend
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up,self.down = nn.Linear(32, 64),nn.Linear(64, 32)
+        def forward(self, x): return x + self.down(self.up(x).relu())
+    def net():
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Block() for _ in range(6)))
+        R.low_precision_(model, recipe)
+        return model
+    eager,compiled = net(),net()
+    counter = CompileCounterWithBackend('aot_eager')
+    for block in compiled: block.compile(backend=counter, fullgraph=True)
+    x = torch.randn(32, 32, generator=generator(), requires_grad=True)
+    for _ in range(2):
+        want,found = (torch.autograd.grad(m(x).square().sum(), [*m.parameters()]) for m in (eager, compiled))
+        assert equal(found, want)
+    assert counter.frame_count == 1, counter.frame_count
+
+class Reads(nn.Module):
+    "Its forward and a method multiply by weights of layers that are not called, as Mamba, BEiT and tied heads do."
+    def __init__(self):
+        super().__init__()
+        for n in ('called', 'asked', 'fused', 'mixed'): setattr(self, n, nn.Linear(16, 16))
+        self.tokens,self.places = nn.Embedding(32, 16),nn.Embedding(8, 16)
+    def forward(self, ids):
+        x = self.tokens(ids) + self.places.weight
+        x = self.called(x.to(self.asked.weight.dtype))
+        if isinstance(self.asked.weight, nn.Parameter): x = self.asked(x)
+        return self.head(self.mix(x))
+    def mix(self, x): return sum(f(x) for f in [lambda y: F.linear(y, self.fused.weight[:, :16]), self.mixed])
+    def head(self, x): return x @ self.tokens.weight.T
+
+def test_weights_that_a_forward_reads_itself():
+    """The report said that `fused` was rounded, and nothing of the table of tokens."""
+    model = Reads()
+    rows = R.low_precision_(model, 'bfloat16').rows
+    assert {r.name: (r.recipe, r.note) for r in rows} == {
+        'called': ('bfloat16', ''), 'asked': ('bfloat16', ''), 'mixed': ('bfloat16', ''),
+        'fused': ('bfloat16', 'Reads.mix reads its weight, unrounded'),
+        'tokens': ('', 'Reads.head reads its weight')}
+    assert model(torch.arange(8)).shape == (8, 32)
+    rows = R.low_precision_(Reads(), 'bfloat16', skip=['fused']).rows
+    assert [r.note for r in rows if r.name == 'fused'] == ['skipped']
+
+@pytest.mark.parametrize('how', ['wrapped', 'of an instance', 'partial', 'super', 'property'])
+def test_readers_that_are_found(how):
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer,self.last = nn.Linear(4, 4),nn.Linear(4, 4)
+        def forward(self, x): return self.last(F.linear(x, self.layer.weight))
+    class Above(Plain):
+        def forward(self, x): return super().forward(x.relu())
+    class Property(Plain):
+        turned = property(lambda self: self.layer.weight.T)
+        def forward(self, x): return self.last(x @ self.turned)
+    class Called(Plain):
+        def forward(self, x): return self.last(self.layer(x))
+    def own(self, x): return self.last(x @ self.layer.weight)
+    model = dict(super=Above, property=Property).get(how, Called)()
+    assert how in ('super', 'property') or not weight_readers(model)
+    if how == 'wrapped':
+        def forward(*args): return own(*args)
+        type(model).forward = wraps(own)(forward)
+    if how == 'of an instance': model.forward = types.MethodType(own, model)
+    if how == 'partial': model.forward = partial(own, model)
+    assert [*weight_readers(model)] == [model.layer]
 
 # --- products of stacked matrices
 class Experts(nn.Module):

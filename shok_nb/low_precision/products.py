@@ -62,7 +62,13 @@ from ..networks.attention import (
     call_layers_of_encoders,
     whole_because,
 )
-from ..networks.layers import NORMS, conv1d, experts_in, has_own_forward
+from ..networks.layers import (
+    NORMS,
+    conv1d,
+    experts_in,
+    has_own_forward,
+    weight_readers,
+)
 from ..training.rounded_weights import all_or_nothing
 
 # %% ../../nbs/low_precision/20_products.ipynb #20570018
@@ -1202,18 +1208,21 @@ def _attentions_into_layers(model, skipped):
 
 def _rounded_layers(model, recipe, skipped, seed, rank):
     "Begin in each layer with products that can; a line of the report for each that has some."
+    readers = weight_readers(model)
     attention = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     inside = {id(k) for m in attention for k in m.children()}
     rows,layers = [],[]
     for n,m in [*model.named_modules()]:
-        if not _with_products(m) or id(m) in inside: continue
-        why = 'skipped' if skipped(n) else _left_because(m)
+        read = f'{readers[m]} reads its weight' if m in readers else ''
+        if not (read or _with_products(m)) or id(m) in inside: continue
+        why = 'skipped' if skipped(n) else _left_because(m) if _with_products(m) else read
         kind:Any = _class_of(m)
         if why is None:
             m.plain_class = kind
             _becomes(m, _twin_of(m))
             m.begin(recipe, fold_in(torch.tensor(seed, device='cpu'), len(layers)), rank)
             layers.append(m)
-        note = _note(m, recipe) if why is None else why
-        rows.append(LowPrecision(n, kind.__name__, '' if why else recipe.name, note))
+        own = why or _note(m, recipe)
+        told = ', '.join(filter(None, [own, '' if why or not read else f'{read}, unrounded']))
+        rows.append(LowPrecision(n, kind.__name__, '' if why else recipe.name, told))
     return rows,layers

@@ -6,7 +6,11 @@
 __all__ = []
 
 # %% ../../nbs/networks/20_layers.ipynb #1a7e0003
+import dis
 import sys
+from functools import lru_cache, partial
+from inspect import unwrap
+from types import CodeType
 from torch import nn
 from torch.nn.utils import parametrize
 from ..training.rounded_weights import tied_weights as tied_weights
@@ -121,3 +125,74 @@ def makers_of(m, weight):
     if parametrize.is_parametrized(m, weight): return [*m.parametrizations[weight]]
     def of(hook): return getattr(hook, 'name', getattr(hook, '_tensor_name', None))
     return [h for h in m._forward_pre_hooks.values() if of(h) == weight]
+
+# %% ../../nbs/networks/20_layers.ipynb #1a7e0015
+_ABOUT = {'data_ptr', 'device', 'dim', 'dtype', 'element_size', 'grad', 'is_contiguous',
+    'is_cuda', 'is_floating_point', 'is_meta', 'itemsize', 'nbytes', 'ndim', 'numel',
+    'requires_grad', 'shape', 'size', 'stride'}
+_ASKS = {'getattr', 'hasattr', 'id', 'isinstance', 'type'}
+_READS = {'LOAD_ATTR', 'LOAD_METHOD'}
+_BETWEEN = {'CACHE', 'PUSH_NULL'}
+_MULTIPLY = {'addmm', 'baddbmm', 'bmm', 'conv1d', 'conv2d', 'conv3d', 'einsum', 'linear',
+    'matmul', 'mm'}
+
+@lru_cache(1024)
+def _read_from(code, first):
+    "What code reads of its variable `first`: names, each of what the one before it gave."
+    found,asks,names = [],None,None
+    for i in dis.get_instructions(code):
+        if names is not None and i.opname in _READS: names.append(i.argval)
+        elif i.opname not in _BETWEEN:
+            loads = i.argval if isinstance(i.argval, tuple) else (i.argval,)
+            begins = i.opname.startswith(('LOAD_FAST', 'LOAD_DEREF', 'STORE_FAST_LOAD'))
+            names = [] if begins and loads[-1] == first else None
+            if names is not None and asks not in _ASKS: found.append(names)
+            asks = i.argval if i.opname == 'LOAD_GLOBAL' else None
+    inside = (c for c in code.co_consts if isinstance(c, CodeType) and first in c.co_freevars)
+    return found + [names for c in inside for names in _read_from(c, first)]
+
+def _multiplies(code):
+    "Does this code name a product?"
+    if _MULTIPLY & {*code.co_names}: return True
+    at = (i.argrepr == '@' or 'MATRIX' in i.opname for i in dis.get_instructions(code))
+    return any(at) or any(_multiplies(c) for c in code.co_consts if isinstance(c, CodeType))
+
+def _code_of(f):
+    "Of a function, a method or a property, without what wraps it; or None."
+    f = f.fget if isinstance(f, property) else f
+    f = unwrap(f) if callable(f) else f
+    f = f.func if isinstance(f, partial) else f
+    code = getattr(f, '__code__', None)
+    return code if code is not None and code.co_argcount else None
+
+def _codes(m, name):
+    "What runs for this name, and above it where that calls `super`: none of torch."
+    classes = (k for k in type(m).__mro__ if k.__module__.split('.')[0] != 'torch')
+    for f in (holder.get(name) for holder in (vars(m), *map(vars, classes))):
+        code = _code_of(f)
+        if code is None: continue
+        yield code
+        if 'super' not in code.co_names: return
+
+def _reads_of(m):
+    "What the forward of a module reads of it, and the methods that it names: names and whose."
+    todo,seen = ['forward'],{'forward'}
+    for name in todo:
+        for code in _codes(m, name):
+            for names in _read_from(code, code.co_varnames[0]):
+                yield names,name,code
+                if names and names[0] not in seen: todo.append(names[0])
+                seen.update(names[:1])
+
+def weight_readers(model):
+    "Whose weight another reads in its forward, and where; an Embedding's for a product."
+    readers:dict[nn.Module, str] = {}
+    for m in model.modules():
+        for (*names,),where,code in _reads_of(m):
+            layer = m
+            while names and names[0] in layer._modules: layer = layer._modules[names.pop(0)]
+            if layer is m or layer is None or names[:1] != ['weight']: continue
+            looked_up = isinstance(layer, nn.Embedding) and not _multiplies(code)
+            if looked_up or _ABOUT & {*names[1:2]}: continue
+            readers.setdefault(layer, f'{type(m).__name__}.{where}')
+    return readers

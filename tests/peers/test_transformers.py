@@ -3,6 +3,7 @@ import copy
 import pickle
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 import shok_nb as R
 
 transformers = pytest.importorskip('transformers')
@@ -48,3 +49,41 @@ def test_layers_of_its_own(name):
     model.gradient_checkpointing_disable()
     R.nn.remove_rounding_(model)
     assert same(gradients(model), floats)
+
+class Products(TorchDispatchMode):
+    "The names of Parameters that a product has as they are, and not as bfloat16 holds them."
+    OPERANDS = dict(mm=(0, 1), bmm=(0, 1), addmm=(1, 2), baddbmm=(1, 2), convolution=(0, 1),
+        convolution_backward=(0, 1, 2))
+    def __init__(self, model):
+        super().__init__()
+        self.names = {p.untyped_storage().data_ptr(): n for n,p in model.named_parameters()}
+        self.whole,self.count = set(),0
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        operands = [args[i] for i in self.OPERANDS.get(func._schema.name.removeprefix('aten::'), ())]
+        self.count += bool(operands)
+        for t in operands:
+            name = self.names.get(t.untyped_storage().data_ptr())
+            if name and not torch.equal(t, t.bfloat16().float()): self.whole.add(name)
+        return func(*args, **(kwargs or {}))
+
+WATCHED = {
+    'BertForMaskedLM': SMALL, 'LlamaForCausalLM': SMALL, 'BartForCausalLM': dict(d_model=64, decoder_layers=1,
+        decoder_attention_heads=4, decoder_ffn_dim=96, vocab_size=128, max_position_embeddings=64),
+    'AriaTextForCausalLM': SMALL | dict(moe_num_experts=4, moe_topk=2, moe_num_shared_experts=1, head_dim=16,
+        pad_token_id=0),
+    'Qwen3NextForCausalLM': MOE | dict(num_hidden_layers=4, head_dim=16, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=32, shared_expert_intermediate_size=32, linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)}
+
+@pytest.mark.parametrize('name', WATCHED)
+def test_what_multiplies_unrounded_is_named(name):
+    """In forward and backward. Qwen3-Next calls its convolutions by a function of their weights: the report said that
+    they were rounded, and they were not."""
+    torch.manual_seed(0)
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**WATCHED[name])).train()
+    rows = {r.name: r for r in R.low_precision_(model, 'bfloat16').rows}
+    with Products(model) as products: gradients(model)
+    assert products.count > 10
+    told = {n for n,r in rows.items() if not r.recipe or 'unrounded' in r.note}
+    assert {n.rpartition('.')[0] for n in products.whole} == told
