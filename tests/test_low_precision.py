@@ -1275,7 +1275,7 @@ def test_weights_that_a_forward_reads_itself():
     rows = R.low_precision_(Reads(), 'bfloat16', skip=['fused']).rows
     assert [r.note for r in rows if r.name == 'fused'] == ['skipped']
 
-@pytest.mark.parametrize('how', ['wrapped', 'of an instance', 'partial', 'super', 'property'])
+@pytest.mark.parametrize('how', ['wrapped', 'of an instance', 'partial', 'super', 'property', 'long'])
 def test_readers_that_are_found(how):
     class Plain(nn.Module):
         def __init__(self):
@@ -1290,8 +1290,13 @@ def test_readers_that_are_found(how):
     class Called(Plain):
         def forward(self, x): return self.last(self.layer(x))
     def own(self, x): return self.last(x @ self.layer.weight)
-    model = dict(super=Above, property=Property).get(how, Called)()
-    assert how in ('super', 'property') or not weight_readers(model)
+    # more names than an instruction has room for
+    lines = [f'if x is None: self.name_{i}' for i in range(300)] + ['return self.last(x @ self.layer.weight)']
+    names:dict = {}
+    exec('def forward(self, x):\n    ' + '\n    '.join(lines), names)
+    Long = type('Long', (Plain,), dict(forward=names['forward']))
+    model = dict(super=Above, property=Property, long=Long).get(how, Called)()
+    assert how in ('super', 'property', 'long') or not weight_readers(model)
     if how == 'wrapped':
         def forward(*args): return own(*args)
         type(model).forward = wraps(own)(forward)

@@ -132,7 +132,7 @@ _ABOUT = {'data_ptr', 'device', 'dim', 'dtype', 'element_size', 'grad', 'is_cont
     'requires_grad', 'shape', 'size', 'stride'}
 _ASKS = {'getattr', 'hasattr', 'id', 'isinstance', 'type'}
 _READS = {'LOAD_ATTR', 'LOAD_METHOD'}
-_BETWEEN = {'CACHE', 'PUSH_NULL'}
+_BETWEEN = {'CACHE', 'EXTENDED_ARG', 'PUSH_NULL'}
 _MULTIPLY = {'addmm', 'baddbmm', 'bmm', 'conv1d', 'conv2d', 'conv3d', 'einsum', 'linear',
     'matmul', 'mm'}
 
