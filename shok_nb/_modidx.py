@@ -3049,6 +3049,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                          'shok_nb.networks.layers.kind_of': ('networks/layers.html#kind_of', 'shok_nb/networks/layers.py'),
                                          'shok_nb.networks.layers.makers_of': ( 'networks/layers.html#makers_of',
                                                                                 'shok_nb/networks/layers.py'),
+                                         'shok_nb.networks.layers.own_in_products': ( 'networks/layers.html#own_in_products',
+                                                                                      'shok_nb/networks/layers.py'),
                                          'shok_nb.networks.layers.own_part': ( 'networks/layers.html#own_part',
                                                                                'shok_nb/networks/layers.py'),
                                          'shok_nb.networks.layers.own_part_or_hook': ( 'networks/layers.html#own_part_or_hook',

@@ -67,6 +67,7 @@ from ..networks.layers import (
     conv1d,
     experts_in,
     has_own_forward,
+    own_in_products,
     weight_readers,
 )
 from ..training.rounded_weights import all_or_nothing
@@ -1192,10 +1193,15 @@ def _stacked(m):
 _NO_PRODUCTS = nn.Embedding,nn.EmbeddingBag,*NORMS,parametrize.ParametrizationList
 
 def _matrices_of(m):
-    "The names of matrices in a module that is no known layer."
+    "Names of weights in a module that is no known layer: matrices, kernels, other factors."
     if _is_known(m) or isinstance(m, _NO_PRODUCTS): return []
-    own = ((n, p) for n,p in m.named_parameters(recurse=False) if not is_lazy(p))
-    return [n for n,p in own if p.ndim == 2 and min(p.shape) > 1]
+    own = {n: p.shape for n,p in m.named_parameters(recurse=False) if not is_lazy(p)}
+    read = own_in_products(m) if own else ()
+    def is_weight(n, shape):
+        wide,dims = sum(k > 1 for k in shape),len(shape)
+        of_read = n in read and (wide > 1 or (dims, wide) == (2, 1))
+        return (dims, wide) == (2, 2) or wide > 3 or of_read
+    return [n for n,shape in own.items() if is_weight(n, shape)]
 
 def _attentions_into_layers(model, skipped):
     "The attentions that are not skipped; raises where one of them cannot be any more."

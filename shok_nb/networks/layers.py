@@ -133,8 +133,9 @@ _ABOUT = {'data_ptr', 'device', 'dim', 'dtype', 'element_size', 'grad', 'is_cont
 _ASKS = {'getattr', 'hasattr', 'id', 'isinstance', 'type'}
 _READS = {'LOAD_ATTR', 'LOAD_METHOD'}
 _BETWEEN = {'CACHE', 'EXTENDED_ARG', 'PUSH_NULL'}
-_MULTIPLY = {'addmm', 'baddbmm', 'bmm', 'conv1d', 'conv2d', 'conv3d', 'einsum', 'linear',
-    'matmul', 'mm'}
+_MULTIPLY = {'addmm', 'baddbmm', 'bmm', 'conv1d', 'conv2d', 'conv3d', 'conv_transpose1d',
+    'conv_transpose2d', 'conv_transpose3d', 'einsum', 'linear', 'matmul', 'mm', 'mv',
+    'tensordot'}
 
 @lru_cache(1024)
 def _read_from(code, first):
@@ -151,6 +152,7 @@ def _read_from(code, first):
     inside = (c for c in code.co_consts if isinstance(c, CodeType) and first in c.co_freevars)
     return found + [names for c in inside for names in _read_from(c, first)]
 
+@lru_cache(1024)
 def _multiplies(code):
     "Does this code name a product?"
     if _MULTIPLY & {*code.co_names}: return True
@@ -184,6 +186,12 @@ def _reads_of(m):
                 if names and names[0] not in seen: todo.append(names[0])
                 seen.update(names[:1])
 
+def own_in_products(m):
+    "The names of Parameters that the code of a module reads where it multiplies."
+    read = ((names, code) for names,_,code in _reads_of(m) if names)
+    factors = {n for (n,*more),code in read if not _ABOUT & {*more[:1]} and _multiplies(code)}
+    return factors & m._parameters.keys()
+
 def weight_readers(model):
     "Whose weight another reads in its forward, and where; an Embedding's for a product."
     readers:dict[nn.Module, str] = {}
@@ -192,6 +200,8 @@ def weight_readers(model):
             layer = m
             while names and names[0] in layer._modules: layer = layer._modules[names.pop(0)]
             if layer is m or layer is None or names[:1] != ['weight']: continue
+            weight = (layer._buffers | layer._parameters).get('weight')
+            if getattr(weight, 'ndim', 2) < 2: continue
             looked_up = isinstance(layer, nn.Embedding) and not _multiplies(code)
             if looked_up or _ABOUT & {*names[1:2]}: continue
             readers.setdefault(layer, f'{type(m).__name__}.{where}')
