@@ -1296,7 +1296,7 @@ def test_weights_of_no_layer_are_named():
     assert own_in_products(model) == {'modulated', 'depthwise', 'column', 'scale'}
     assert model(torch.ones(2, 3, 6, 6))[1].shape == (2, 2, 1)
 
-@pytest.mark.parametrize('how', ['wrapped', 'of an instance', 'partial', 'super', 'property', 'long'])
+@pytest.mark.parametrize('how', ['wrapped', 'of an instance', 'partial', 'super', 'property', 'long', 'traced'])
 def test_readers_that_are_found(how):
     class Plain(nn.Module):
         def __init__(self):
@@ -1323,7 +1323,14 @@ def test_readers_that_are_found(how):
         type(model).forward = wraps(own)(forward)
     if how == 'of an instance': model.forward = types.MethodType(own, model)
     if how == 'partial': model.forward = partial(own, model)
+    if how == 'traced': model = torch.fx.symbolic_trace(Plain())
     assert [*weight_readers(model)] == [model.layer]
+
+def test_a_scripted_model_has_no_layers():
+    "Its Parameters are in no dict of Python, and no class of its modules is torch's; the error names one."
+    model = torch.jit.script(Reads().called)
+    with pytest.raises(ValueError, match='low_precision_: no layer with products.* it: not known: weight'):
+        R.low_precision_(model, 'bfloat16')
 
 # --- products of stacked matrices
 class Experts(nn.Module):

@@ -7,10 +7,12 @@ __all__ = []
 
 # %% ../../nbs/networks/20_layers.ipynb #1a7e0003
 import dis
+import os
 import sys
 from functools import lru_cache, partial
 from inspect import unwrap
 from types import CodeType
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 from ..training.rounded_weights import tied_weights as tied_weights
@@ -167,12 +169,13 @@ def _code_of(f):
     code = getattr(f, '__code__', None)
     return code if code is not None and code.co_argcount else None
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
 def _codes(m, name):
     "What runs for this name, and above it where that calls `super`: none of torch."
-    classes = (k for k in type(m).__mro__ if k.__module__.split('.')[0] != 'torch')
-    for f in (holder.get(name) for holder in (vars(m), *map(vars, classes))):
-        code = _code_of(f)
-        if code is None: continue
+    for holder in (vars(m), *map(vars, type(m).__mro__)):
+        code = _code_of(holder.get(name))
+        if code is None or code.co_filename.startswith(_TORCH): continue
         yield code
         if 'super' not in code.co_names: return
 
@@ -190,7 +193,7 @@ def own_in_products(m):
     "The names of Parameters that the code of a module reads where it multiplies."
     read = ((names, code) for names,_,code in _reads_of(m) if names)
     factors = {n for (n,*more),code in read if not _ABOUT & {*more[:1]} and _multiplies(code)}
-    return factors & m._parameters.keys()
+    return factors & {n for n,_ in m.named_parameters(recurse=False)}
 
 def weight_readers(model):
     "Whose weight another reads in its forward, and where; an Embedding's for a product."
@@ -200,8 +203,9 @@ def weight_readers(model):
             layer = m
             while names and names[0] in layer._modules: layer = layer._modules[names.pop(0)]
             if layer is m or layer is None or names[:1] != ['weight']: continue
-            weight = (layer._buffers | layer._parameters).get('weight')
-            if getattr(weight, 'ndim', 2) < 2: continue
+            own = dict(layer.named_parameters(recurse=False))
+            own.update(layer.named_buffers(recurse=False))
+            if getattr(own.get('weight'), 'ndim', 2) < 2: continue
             looked_up = isinstance(layer, nn.Embedding) and not _multiplies(code)
             if looked_up or _ABOUT & {*names[1:2]}: continue
             readers.setdefault(layer, f'{type(m).__name__}.{where}')
