@@ -286,7 +286,13 @@ def listed(m, x):
 def constants(m, x): return m.c(x)+x if math.pi > 3 else x
 def nothing(m, x): pass
 
-@pytest.mark.parametrize('way', [Block.forward, helped, listed, constants, by(flag_of), after(nothing)])
+# A code of more than 255 names: some instructions have their argument in two parts
+vars(SETTINGS).update({f'n{i}': False for i in range(300)})
+lines = *(f'    if SETTINGS.n{i}: x = -x' for i in range(300)),'    return torch.add(m.c(x), x)'
+exec('\n'.join(['def of_many_names(m, x):', *lines]))
+
+@pytest.mark.parametrize('way', [Block.forward, helped, listed, constants, by(flag_of), after(nothing),
+    vars()['of_many_names']])
 def test_others_are_rewritten(way):
     "They give what they gave, and so do their copies."
     block,x = of(way)().eval(),torch.randn(2, 4, 6, 6)

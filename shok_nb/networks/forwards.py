@@ -62,7 +62,9 @@ def _answer(holder, path):
 
 # %% ../../nbs/networks/35_forwards.ipynb #f0a5c003
 @functools.lru_cache(256)
-def _instructions(code): return [*dis.get_instructions(code)]
+def _instructions(code):
+    "Of a code with more than 255 names some stand in two."
+    return [i for i in dis.get_instructions(code) if i.opname != 'EXTENDED_ARG']
 
 def _names_after(code, at):
     "The names of attributes that are read one from the other after this instruction."
